@@ -26,7 +26,7 @@ __all__ = [
     "execute_all",
 ]
 
-# Imported on demand: who registers a function, in a migration of his own, need not load the daemon.
+# Imported on demand: a migration that registers a function need not load the daemon.
 _HOMES = {
     "dispatcher.daemon": ("Dispatcher", "Executed", "Executor", "Totals", "deliver_all", "execute_all"),
     "dispatcher.executor.targets.registration": (

@@ -103,7 +103,7 @@ class Dispatcher(Lane):
         return [self._housekeeping.run(leading)]
 
     def _watch(self, inboxes: Iterable[str]) -> None:
-        """Have the janitor look at these inboxes soon: they got messages, also from another lane."""
+        """Have the janitor look at these inboxes soon: they got messages, perhaps from another lane."""
         self._janitor.watch(inboxes)
 
     def _count(self, delivery: Delivery) -> None:
@@ -195,9 +195,9 @@ def deliver_all(
 ) -> Totals:
     """Deliver everything committed so far, in this process, and return the totals. A daemon may run beside it.
 
-    Large batches of Spark that their drivers have left a minute ago are finished, and messages of parked keys move to
-    `parked`, as under the daemon. `now` decides what is due and what has expired; None
-    is the database's clock. `progress` is called with each delivery.
+    Large batches of Spark that their drivers left at least a minute ago are finished, and messages of parked keys move
+    to `parked`, as under the daemon. `now` decides what is due and what has expired; None is the database's clock.
+    `progress` is called with each delivery.
     """
     return asyncio.run(_deliver_all(dsn, schema_name(schema), now, progress))
 

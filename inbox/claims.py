@@ -40,7 +40,7 @@ class Claims:
         return (yield from self.finding()) if self._order is None else self._order
 
     def finding(self) -> Operation[Order]:
-        """The same, looked up anew whether the inbox is there and seen whole, which each claim asks of the server."""
+        """Do the same, and ask again whether the inbox exists and is seen whole, as each claim does."""
         yield from finding(self.schema, self.inbox)
         if self._order is None:
             self._order = yield from reading_order(self.schema, self.inbox)

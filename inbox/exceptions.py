@@ -1,6 +1,6 @@
 """Exceptions that a handler raises to choose the outcome of its message. Any other exception is a failed attempt.
 
-The batch is rolled back in every case, but for a command whose handler raises `Reject`.
+The batch is always rolled back, except for a command whose handler raises `Reject`.
 """
 
 from mailroom.numbers import seconds
@@ -41,16 +41,16 @@ class Reject(Skip):
     """
 
     def __init__(self, value: object = None) -> None:
-        super().__init__("rejected by its handler")  # the value is for the sender alone, and not for tables and logs
+        super().__init__("rejected by its handler")  # the value is only for the sender, not for tables and logs
         self.value = value
 
 
 class Unavailable(Exception):
     """What the handler needs is down: hold the inbox and try again, by default after a pause that grows to 10 s.
 
-    The batch is rolled back and no attempt is counted, however often that happens. The worker's loop that met it claims
-    nothing for `after_s` seconds. So whatever else waits in this inbox waits, too: have one inbox for each thing that
-    can be down.
+    The batch is rolled back and no attempt is counted, however often that happens. That loop of the worker claims
+    nothing for `after_s` seconds. So everything else in this inbox waits too: have one inbox for each thing that can be
+    down.
     """
 
     def __init__(self, reason: str, after_s: float | None = None) -> None:

@@ -45,16 +45,16 @@ class Named:
         return subscription(self.inbox, topics, schema=self.schema, origin=origin)
 
     def _unsubscribe(self, topics: Topics, *, origin: str = OWN) -> Operation[list[str]]:
-        """End subscriptions of the inbox; return those that there were. As `mailroom.unsubscribe`."""
+        """End subscriptions of the inbox; return those that it had. As `mailroom.unsubscribe`."""
         return unsubscription(self.inbox, topics, schema=self.schema, origin=origin)
 
     def _rename(self, new: str, *, actor: str, why: str | None = None) -> Operation[int]:
-        """Give the inbox another name; return how many messages go along. As `mailroom.rename_inbox`.
+        """Give the inbox another name; return how many messages it has. As `mailroom.rename_inbox`.
 
         This object keeps the old name: once it is committed, make another one.
         """
         return renaming(self.inbox, new, actor=actor, why=why, schema=self.schema)
 
     def _drop(self, *, actor: str, discard: bool = False, why: str | None = None) -> Operation[int]:
-        """Drop the inbox with all that is kept of it; return how many messages it had. As `mailroom.drop_inbox`."""
+        """Drop the inbox with all records about it; return how many messages it had. As `mailroom.drop_inbox`."""
         return dropping(self.inbox, actor=actor, discard=discard, why=why, schema=self.schema)

@@ -1,7 +1,7 @@
 """What depends on the order of an inbox, and which order an inbox has.
 
 An inbox is a queue per key (`inbox.by_key.key_order`), or one queue in total order (`inbox.total_order.total_order`).
-Which of the two is looked up once, and whoever claims, handles, fails or parks goes by what this returns.
+Which of the two it is, is looked up once. The code that claims, handles, fails or parks uses what this returns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class Order(Protocol):
         """Take the next messages that nobody works on; return them, and the course of the next claim."""
 
     def claiming_due(self, limit: int = 1, *, hold: bool = False, mine: Sequence[UUID] = ()) -> Operation[Claimed]:
-        """Take one message of what fails and is due, or end it; take up to `limit` if none is suspected."""
+        """Take one message of what is failing and due, or end it; take up to `limit` if none is suspected."""
 
     def claiming_key(self, key: str, limit: int) -> Operation[list[Message]]:
         """Take the oldest messages of one key; wait while another transaction works on it."""
@@ -61,7 +61,7 @@ class Order(Protocol):
         """Raise `ConfigurationError` unless single keys are parked, which can be chosen."""
 
     def check_in_parts(self) -> None:
-        """Raise `ConfigurationError` unless the inbox may be read in parts beside each other."""
+        """Raise `ConfigurationError` unless the inbox may be read in parts, side by side."""
 
     def listing_parked(self, chosen: Mapping[str, object]) -> Operation[list[ParkedKey]]:
         """Return what is parked of what is chosen, and count its messages."""
@@ -70,12 +70,13 @@ class Order(Protocol):
         """Return the first messages that are parked under this key."""
 
     def replaying(self, keys: list[str], actor: str, why: str | None) -> Operation[Changed]:
-        """Let what is parked, and locked, under these keys go on with all its messages."""
+        """Let what is parked and locked under these keys go on, with all its messages."""
 
     def discarding(self, keys: list[str], per_key: int | None) -> Operation[list[Row]]:
-        """Delete the first messages of what is parked, and locked, under these keys.
+        """Delete the first messages of what is parked and locked under these keys.
 
-        The rows have how many of each key went, and whether it is free; and the commands among them, to be answered.
+        The rows say how many messages of each key were deleted and whether the key is free, and have the commands among
+        them, to be answered.
         """
 
 

@@ -56,7 +56,7 @@ __all__ = [
     "watched_async",
 ]
 
-# Imported on demand: whoever imports any module of the package imports this one, and should not load a driver.
+# Imported on demand: an import of any module of the package imports this one, and should not load a driver.
 _HOMES = {
     "mailroom.session.commit": ("Outcome", "atomically", "atomically_async", "resolve", "resolve_async"),
     "mailroom.order.lamport": ("LamportClock", "Stamp"),

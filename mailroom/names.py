@@ -76,7 +76,7 @@ def topic_name(topic: str) -> str:
 def topic_pattern(pattern: str) -> str:
     """Return `pattern` if it is a topic, or a pattern such as `order.*` or `order.#`, else raise `InvalidMessage`.
 
-    Dots part words. `*` stands for one word; `#`, at the end, for any number of words, none too.
+    Dots divide words. `*` stands for one word; `#`, at the end, for any number of words, or none.
     """
     if not isinstance(pattern, str) or len(pattern) > MAX_TOPIC_LENGTH or not PATTERN.match(pattern):
         raise InvalidMessage(
@@ -95,7 +95,7 @@ def _identifier(name: str, what: str) -> str:
             f"{what.capitalize()} name {shown(name)} is not valid: use a lower-case letter, then up to 40 "
             "lower-case letters, digits or underscores."
         )
-    # The very text that was checked: a subclass, such as a text enum, may render differently.
+    # Exactly the text that was checked: a subclass, such as a text enum, may render differently.
     return str.__str__(name)
 
 

@@ -1,4 +1,4 @@
-"""The node itself: its name, and what only an operator can say of it.
+"""The node itself: its name, and what only an operator can say about it.
 
 That is that it is a copy, was moved or was put back, and how far its clock may go.
 """
@@ -39,8 +39,8 @@ UPDATE {schema}.node AS n SET name = %(name)s::text FROM before RETURNING before
 def _renaming(name: str, *, actor: str, why: str | None = None, schema: str = DEFAULT_SCHEMA) -> Operation[str]:
     """Give the node another name, in the caller's transaction, and return the one it had.
 
-    A node's name is for people, and the name under which it reads other nodes (`mailroom link add`). Links that there
-    are keep theirs. `actor` says who acts, and `why` the reason; both go into the audit. Raises `InvalidName`,
+    A node's name is for people, and the node reads other nodes under it (`mailroom link add`). Existing links keep the
+    old name. `actor` says who acts, and `why` the reason; both go into the audit. Raises `InvalidName`,
     `InvalidMessage` for an `actor` or `why` that cannot be stored, and `SchemaError`.
     """
     return _renaming_to(schema_name(schema), node_name(name), actor, why)
@@ -57,12 +57,12 @@ def _renaming_to(schema: str, name: str, actor: str, why: str | None) -> Operati
 def _copied(
     *, actor: str, why: str | None = None, dry_run: bool = False, schema: str = DEFAULT_SCHEMA
 ) -> Operation[NewId]:
-    """Make another node of a copy of a node that lives on, in the caller's transaction.
+    """Turn a copy of a node that lives on into another node, in the caller's transaction.
 
-    It gets an id of its own, reads nobody and is read by nobody: links, and what was stamped for their readers, are
-    those of the node that it was copied from. All else stays. With `dry_run` nothing changes, and the result says what
-    would be given up. `actor` says who acts, and `why` the reason; both go into the audit. Nothing is delivered before
-    the caller commits.
+    It gets an id of its own, reads nobody and is read by nobody: links, and what was stamped for their readers, belong
+    to the node that was copied. Everything else stays. With `dry_run` nothing changes, and the result says what would
+    be given up. `actor` says who acts, and `why` the reason; both go into the audit. Nothing is delivered before the
+    caller commits.
     """
     schema = schema_name(schema)
     return _checked(schema, saying_copied(schema, actor=actor, why=why, dry_run=dry_run))
@@ -71,9 +71,9 @@ def _copied(
 def _moved(
     *, actor: str, why: str | None = None, dry_run: bool = False, schema: str = DEFAULT_SCHEMA
 ) -> Operation[bool]:
-    """Let readers in again after the node was moved to another database or server, and lives there only.
+    """Let readers in again after the node was moved to another database or server, if it lives only there.
 
-    In the caller's transaction; its clock jumps ahead, and each reader compares anew. Returns False, and does nothing,
+    In the caller's transaction; its clock jumps ahead, and each reader compares again. Returns False, and does nothing,
     if the node is where it was. With `dry_run` it only returns which.
     """
     schema = schema_name(schema)
@@ -83,9 +83,9 @@ def _moved(
 def _restored(
     *, actor: str, above: int = 0, why: str | None = None, dry_run: bool = False, schema: str = DEFAULT_SCHEMA
 ) -> Operation[int]:
-    """Say that the node was put back to an earlier time, where Mailroom cannot know it; in the caller's transaction.
+    """Say that the node was put back to an earlier time, if Mailroom cannot know it; in the caller's transaction.
 
-    So it is with a snapshot of a running machine, a dump restored into the same database, and changes by hand. The
+    That is so after a snapshot of a running machine, a dump restored into the same database, or changes by hand. The
     node takes a new incarnation, beyond `above` (one that its readers have seen), and each reader finds out what it has
     that the node lost. Returns the incarnation; with `dry_run` nothing changes. Raises `MailroomError` for a node in
     another database or server: `node_moved` comes first.

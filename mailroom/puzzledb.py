@@ -1,4 +1,4 @@
-"""PuzzleDB's messages: the bytes that its coordinators exchange, and what these are as messages of Mailroom.
+"""PuzzleDB's messages: the bytes that its coordinators exchange, to and from messages of Mailroom.
 
 PuzzleDB's programs write a message object with go-cbor: a Go struct as one CBOR map of field names and values.
 """
@@ -30,13 +30,13 @@ TEXT_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{
 # PuzzleDB's specification has D for a deleted object, its code O.
 DELETED, DELETED_IN_CODE = "D", "O"
 
-# The headers of a message that was a message object. An event of the user's own is no event type of Mailroom's.
+# The headers of a message that was a message object. A user's own event is not an event type of Mailroom.
 FROM_ID, FROM_CLUSTER, FROM_HOST, USER_EVENT = "from_id", "from_cluster", "from_host", "user_event"
 
 
 @dataclass(frozen=True, slots=True)
 class MessageObject:
-    """A message of PuzzleDB: what it is about, what happened, the object, and the node that it is from.
+    """A message of PuzzleDB: what it is about, what happened, the object, and the node that sent it.
 
     `type` is O object, D database, C collection or U user. `event` is C created, U updated or D deleted, None for none;
     with type U also any other character of one byte, but not O, which means D in PuzzleDB's code. `object` is the CBOR
@@ -114,12 +114,12 @@ class MessageObject:
     def outgoing(
         self, topic: str, *, key: Key | None = None, kind: Kind = "M", expires_at: datetime | None = None
     ) -> Outgoing:
-        """Return a message of Mailroom that `of` makes this one of again, for `Outbox.send_many`.
+        """Return a message of Mailroom, for `Outbox.send_many`, which `of` turns back into this one.
 
-        Its value is the object, as bytes; who sent it is in its headers. It is stamped later than `clock`, which it
-        follows from: `after_clock`. Sending it raises `InvalidMessage` if that is above 2^62, since Mailroom's clocks
-        do not begin again at 0; and the database refuses one that is too far beyond the node's clock
-        (docs/clocks.md). The other arguments are those of `Outgoing`.
+        Its value is the object, as bytes; who sent it is in its headers. It is stamped later than `clock`, the clock of
+        its cause: `after_clock`. Sending it raises `InvalidMessage` if that is above 2^62, since Mailroom's clocks do
+        not begin again at 0; and the database refuses one that is too far beyond the node's clock (docs/clocks.md). The
+        other arguments are those of `Outgoing`.
         """
         headers = {FROM_ID: str(self.from_id), FROM_CLUSTER: self.from_cluster, FROM_HOST: self.from_host}
         event = self.event if self.event in EVENTS else None

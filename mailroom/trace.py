@@ -1,4 +1,4 @@
-"""Where a message is now, by its id, and where those are that it follows from and that follow from it."""
+"""Where a message is now, by its id, and where its causes and its effects are."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,9 +35,9 @@ class Location:
     key, which are reaped first, and in one of total order (`is_total`) all that stand before it. The topic of an
     executable is its target and operation, such as store.put. If the key is failing, or the whole inbox of total order,
     `attempts`, `retry_at` and `reason` describe that; what is parked has no `retry_at`. For a dead letter `reason` says
-    why it is one, and `inbox` which inbox skipped it. `id` is the message's, and `causation` that of the message from
-    which it follows, if it follows from one. For `transit`, `link` is the name of the node that is to read it and has
-    not acknowledged it, `clock` its clock here, and `ahead` counts what is read before it.
+    why it is one, and `inbox` which inbox skipped it. `id` is the message's, and `causation` that of its cause, if it
+    has one. For `transit`, `link` is the name of the node that is to read it and has not acknowledged it, `clock` its
+    clock here, and `ahead` counts what is read before it.
     """
 
     where: Where
@@ -125,7 +125,7 @@ TRACE = Sql(
             + (SELECT count(*) FROM {schema}.parked AS b
                WHERE b.inbox = h.inbox AND b.key = h.key AND b.clock < h.clock) END""",
 )
-# What stands before each of many messages is not counted: that would read the tables once for each.
+# For many messages, those before each are not counted: that would read the tables once for each.
 CAUSED = Sql(
     PLACES + "ORDER BY 5 LIMIT %(most)s::bigint",
     columns=COLUMNS,
@@ -152,10 +152,10 @@ def _tracing(schema: str, id: UUID) -> Operation[list[Location]]:
 
 
 def finding_causes(id: UUID, *, schema: str = DEFAULT_SCHEMA) -> Operation[list[Location]]:
-    """Return where the messages are from which the message `id` follows: its cause, that one's cause, and so on.
+    """Return where the causes of the message `id` are: its cause, the cause of that, and so on.
 
-    A message follows from the one whose handler sent it, by its header `causation`. One that is reaped is gone from the
-    node, and what it followed from is no longer known.
+    The cause of a message is the one whose handler sent it, by its header `causation`. A reaped message is gone from
+    the node, and its cause is no longer known.
     """
     return _finding_causes(schema_name(schema), id)
 
@@ -166,14 +166,14 @@ def _finding_causes(schema: str, id: UUID) -> Operation[list[Location]]:
     while ids := {place.causation for place in places if place.causation is not None} - known:
         places = _places((yield TRACE.at(schema=schema)(ids=list(ids))))
         found += places
-        known |= ids  # by hand anything can be written as a cause, also a circle
+        known |= ids  # by hand anything can be written as a cause, even a circle
     return found
 
 
 def finding_effects(id: UUID, *, limit: int = MAX_EFFECTS, schema: str = DEFAULT_SCHEMA) -> Operation[list[Location]]:
-    """Return where the messages are that follow from the message `id`, which itself may be gone, the oldest first.
+    """Return where the effects of the message `id` are, the oldest first; the message itself may be gone.
 
-    These are those its handlers sent, then those that follow from them, as far as these are on the node; at most
+    These are the messages that its handlers sent, then the effects of those, as far as they are on the node; at most
     `limit` places. `Location.ahead` is None. Executables count as messages.
     """
     return _finding_effects(schema_name(schema), id, count(limit, "limit"))

@@ -109,9 +109,9 @@ def send(
     A CSV file is UTF-8 with a heading; the value of a row is a map of column name to text. The file is streamed and
     sent in one transaction: if a row is wrong, nothing is sent. Headers, times, kind and types apply to every row.
 
-    At least one inbox must get a message, exactly one a command; an event needs none. To ask for a reply to a command,
-    give --header reply_to=TOPIC. Message type (Object, Database, Collection, User-defined) and event type (Created,
-    Updated, Deleted) are only passed on.
+    At least one inbox must get a message, and exactly one a command; an event needs none. To ask for a reply to a
+    command, give --header reply_to=TOPIC. Message type (Object, Database, Collection, User-defined) and event type
+    (Created, Updated, Deleted) are only passed on.
 
     With --once the id is computed from topic and TEXT. If a message with that id was sent within seven days, nothing is
     sent, and the id is printed all the same: any number of crons can run the same command.

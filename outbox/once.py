@@ -1,4 +1,4 @@
-"""`once=`: a message that is sent once, however often its sender is run, and by however many at once.
+"""`once=`: a message that is sent once, however often its sender runs, and however many run at the same time.
 
 The message's id is computed from its topic and the text. It goes through the ids behind the view `outbox_jdbc`, so an
 id is known for seven days from its first send.
@@ -12,7 +12,7 @@ from mailroom.message.outgoing import INSERT, Outgoing
 from mailroom.names import topic_name, utf8
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 
-# For ever this one: with another, what was sent once would be sent once more.
+# This must never change: with another one, what was sent once would be sent again.
 NAMESPACE = UUID("4962d28c-5274-4fb8-91db-ec61c171a097")
 
 
@@ -33,7 +33,7 @@ def identified(message: Outgoing, once: str) -> Outgoing:
     return replace(message, id=uuid5(NAMESPACE, f"{topic_name(message.topic)}:{once}"))  # no topic has a colon
 
 
-# One statement: id and message come together, also where the caller is cancelled in it and goes on to the COMMIT. The
+# One statement: id and message come together, even if the caller is cancelled in it and goes on to the COMMIT. The
 # function waits for an open transaction that has the id, and gives no row if it is known.
 SEND = Sql(
     "INSERT INTO {schema}.outbox ({names}) SELECT {schema}.outbox_jdbc_take({message_id}), {values}",

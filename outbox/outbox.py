@@ -16,7 +16,7 @@ from mailroom.sql.operation import Operation
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from outbox.once import identified, sending_once
 
-# Of a `Topic`: a checker finds a value of another type, and a topic for replies whose values are of another type.
+# With a `Topic`, a type checker finds a value of another type, and a topic for replies whose values have another type.
 T = TypeVar("T")
 A = TypeVar("A")
 

@@ -56,7 +56,7 @@ def writing_many(schema: str, rows: list[Row]) -> Operation[int]:
     return len(rows)
 
 
-# A key that is absent, or hidden: whether it may be, the same statement says.
+# A key may be absent, or hidden: the same statement says whether it can be hidden.
 GET = Sql(
     """
 SELECT value, number, row_security_active('{schema}.store'::regclass::oid)

@@ -1,4 +1,4 @@
-"""The audit: what drained files and the node's tables prove of what was lost, doubled, changed or put out of order."""
+"""The audit: what drained files and the node's tables prove about loss, duplicates, changes and order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ MAX_TOPICS = 1_000  # in the report
 class AuditReport:
     """What an audit found.
 
-    `proven` and `not_proven` say in words what follows, and what does not even if all `holds`. `files` describes the
+    `proven` and `not_proven` say in words what is proven, and what is not even if all `holds`. `files` describes the
     messages in the files: how many, the first and last clock and time of delivery, and how many of each inbox and topic
     (the 1,000 largest). `under_way` is how many are in each table of the node.
     """
@@ -51,9 +51,9 @@ def audit(
     """Audit a node by the directories of its drains, while it runs or not.
 
     `sent` is a table of the same database, with its schema, or a SELECT: the ids (message_id) of all that was sent in
-    the batches of the ledger, and the key if wanted. `may_drop` takes a batch of which fewer messages are left than
-    were sent for right. Raises `ConfigurationError` for a directory that is missing, `MailroomError` if a file stays
-    hidden (`await_files`), `SchemaError`, and errors of the driver and of Spark.
+    the batches of the ledger, and the key if wanted. With `may_drop`, a batch may have fewer messages left than were
+    sent. Raises `ConfigurationError` for a directory that is missing, `MailroomError` if a file stays hidden
+    (`await_files`), `SchemaError`, and errors of the driver and of Spark.
     """
     at = datetime.now(UTC)
     directories = sorted({full_name(directory) for directory in drained})
@@ -142,7 +142,11 @@ def _moment(microseconds: int | None) -> datetime | None:
     "--drained", metavar="DIR", multiple=True, required=True, help="Where drains put their files; may be repeated."
 )
 @click.option("--sent", metavar="TABLE|SELECT", help="What was sent, as the sender knows it: message_id, and key.")
-@click.option("--may-drop", is_flag=True, help="Messages expire, or are events that no inbox gets: batches may shrink.")
+@click.option(
+    "--may-drop",
+    is_flag=True,
+    help="Batches may have fewer messages than they sent: some expire, or are events that no inbox gets.",
+)
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),

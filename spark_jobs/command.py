@@ -68,7 +68,7 @@ def node_of(call: Call, variable: str | None, *, travels: bool = True) -> Node:
 
 @contextmanager
 def session(name: str) -> "Iterator[SparkSession]":
-    """Give the Spark session there is, or one that ends with the job; an error of Spark becomes one line."""
+    """Give the existing Spark session, or one that ends with the job; an error of Spark becomes one line."""
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no types
     from pyspark.errors import AnalysisException, PySparkException
     from pyspark.sql import SparkSession
@@ -89,7 +89,7 @@ def session(name: str) -> "Iterator[SparkSession]":
 
 
 def _failure(text: str, *, is_of_plan: bool) -> MailroomError:
-    """Return an error that says in a line why a job failed: our own, out of a traceback of Spark's, or Spark's.
+    """Return an error that says in one line why a job failed: our own, taken from a traceback of Spark, or Spark's.
 
     Spark's text about a plan is shown. Its text about a query that ran may repeat a row: only the errors are named.
     """

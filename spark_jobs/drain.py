@@ -44,13 +44,13 @@ class Drained:
 
 
 def drain(node: Node, inbox: str, directory: str, *, shard: int = 0, max_messages: int = SEGMENT_MESSAGES) -> Drained:
-    """Reap an inbox into Parquet files until nothing can be had, each message exactly once; needs no Spark.
+    """Reap an inbox into Parquet files until nothing is left to take, each message exactly once; needs no Spark.
 
     `directory` is a path, or a URI of file, s3, gs, abfs or hdfs. Each segment takes up to `max_messages` (about 1 GiB
     of values if that is less) into one file, as a worker would: in clock order within a key, without keys that wait,
-    are parked, or are worked on by others. Wherever it is killed or cut off, the next drain of the inbox, by any
-    shard, finishes what was committed; nothing else is ever visible. Two drains of one shard wait for each other.
-    Several shards share the inbox: a key's messages may then be in files of several shards, in order by `clock`.
+    are parked, or are worked on by others. If it is killed or cut off, the next drain of the inbox, by any shard,
+    finishes what was committed; nothing else is ever visible. Two drains of one shard wait for each other. Several
+    shards share the inbox: a key's messages may then be in files of several shards, in order by `clock`.
 
     Handles lost connections, and COMMITs whose answer was lost, as `mailroom.atomically` does. Raises
     `ConfigurationError`, `InvalidMessage`, `UnknownInbox`, `SchemaError`, `CommitUnknown` (the next drain knows),
@@ -131,9 +131,9 @@ def drain_on(
 ) -> Drained:
     """`drain` by as many tasks of Spark as `shards`, into a directory that all executors share.
 
-    A task that is tried again, or runs twice, does no harm: the shard is locked by one at a time, and each segment is a
-    transaction of its own. Returns what these shards took since the call began. Raises as `drain` does; Spark
-    retries a task with any other error, and raises it in the end.
+    A task that is tried again, or runs twice, does no harm: only one at a time locks the shard, and each segment is a
+    transaction of its own. Returns what these shards took since the call began. Raises as `drain` does; Spark retries a
+    task with any other error, and raises it in the end.
     """
     inbox, directory = inbox_name(inbox), full_name(directory)
     shards = whole(shards, "shards", 1, MAX_SHARDS, ConfigurationError)
@@ -165,9 +165,9 @@ def _drain_shards(
 
 
 def drained(spark: "SparkSession", directory: str) -> "DataFrame":
-    """Read what drains have put into a directory, a row per message; empty if nothing was drained yet.
+    """Read what drains have put into a directory, one row per message; empty if nothing was drained yet.
 
-    `value` is CBOR: `spark_jobs.from_cbor` reads it. The directory must be there.
+    `value` is CBOR: `spark_jobs.from_cbor` reads it. The directory must exist.
     """
     return spark.read.schema(SPARK_COLUMNS).parquet(spark_name(full_name(directory)))
 
@@ -194,8 +194,8 @@ def drained(spark: "SparkSession", directory: str) -> "DataFrame":
 def command(call: Call, inbox: str, directory: str, shards: int, max_messages: int, dsn_variable: str | None) -> None:
     """Reap INBOX into Parquet files in DIRECTORY until it is empty, each message exactly once.
 
-    DIRECTORY is a path, or a URI of file, s3, gs, abfs or hdfs. What was interrupted is finished by the next call.
-    With one shard this needs no Spark.
+    DIRECTORY is a path, or a URI of file, s3, gs, abfs or hdfs. The next call finishes what was interrupted. With one
+    shard this needs no Spark.
 
     \b
     Examples:

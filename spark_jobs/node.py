@@ -1,4 +1,4 @@
-"""Which node a Spark job uses: each process of the cluster connects by itself, and no option holds a password."""
+"""The node that a Spark job uses: each process of the cluster connects by itself, and no option holds a password."""
 
 import contextlib
 import os
@@ -113,7 +113,7 @@ class Node:
         return connection
 
     def pinned(self, connection: psycopg.Connection | None = None) -> "Node":
-        """Return the node for tasks: whoever connects to it elsewhere has to see what this process sees now.
+        """Return the node for tasks: a process that connects to it elsewhere has to see what this one sees now.
 
         Looked up over `connection`, or one of its own. Raises as `check` does.
         """
@@ -124,7 +124,7 @@ class Node:
         return replace(self, seen=seen)
 
     def check(self) -> "Node":
-        """Return the node `pinned`, if it is there and fits.
+        """Return the node `pinned`, if it exists and fits.
 
         Raises `ConfigurationError`, `ConnectionFailed` or `SchemaError`.
         """

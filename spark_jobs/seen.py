@@ -1,4 +1,4 @@
-"""What a driver saw of its node, so that whoever works for it elsewhere finds out if it sees another one, or less."""
+"""What a driver saw of its node, so that its tasks elsewhere notice if they see another node, or an older state."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

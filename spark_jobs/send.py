@@ -28,21 +28,23 @@ FORMATS = ("csv", "json", "parquet", "orc")
     "--name",
     required=True,
     metavar="TEXT",
-    help="The idempotency key: names these rows in the ledger. Run again with the same one, nothing is sent twice.",
+    help="The idempotency key: names these rows in the ledger. Run again with the same key, it sends nothing twice.",
 )
 @click.option("--key", metavar="EXPR", help="The key of each message, in Spark SQL: a column, say. Without: no order.")
 @click.option("--value", metavar="EXPR", default="struct(*)", show_default=True, help="The value, in Spark SQL.")
-@click.option("--where", metavar="EXPR", help="Only rows for which this holds, in Spark SQL.")
+@click.option("--where", metavar="EXPR", help="Only rows for which this is true, in Spark SQL.")
 @click.option(
     "--order-by",
     metavar="EXPR",
     multiple=True,
-    help="Send in this order, in Spark SQL; may be repeated. Else by the names of the files, and as in them.",
+    help="Send in this order, in Spark SQL; may be repeated. Else by file names, and as in the files.",
 )
 @click.option(
     "--kind", type=click.Choice(("M", "E", "C")), default="M", show_default=True, help="Message, event, command."
 )
-@click.option("--format", "kind_of_file", type=click.Choice(FORMATS), help="What the files are; else by their names.")
+@click.option(
+    "--format", "kind_of_file", type=click.Choice(FORMATS), help="The format of the files; else by their names."
+)
 @click.option("--columns", metavar="DDL", help="The files' columns, such as 'number int, day date'; else inferred.")
 @click.option(
     "--option", "reading", metavar="NAME=VALUE", multiple=True, help="An option of Spark's reader, e.g. sep=;"
@@ -52,7 +54,7 @@ FORMATS = ("csv", "json", "parquet", "orc")
     type=click.Choice(("compare", "pass")),
     default="compare",
     show_default=True,
-    help="What to do about rows under a name that the ledger has: make sure that they are the same, or nothing.",
+    help="If the ledger already has the name: check that the rows are the same, or pass over them.",
 )
 @click.option("--staging-schema", metavar="NAME", help="The schema where tasks stage; else the node's.")
 @dsn_variable
@@ -62,7 +64,7 @@ def command(
     order_by: tuple[str, ...], kind: str, kind_of_file: str | None, columns: str | None, reading: tuple[str, ...],
     on_known_batch: str, staging_schema: str | None, dsn_variable: str | None,
 ) -> None:  # fmt: skip
-    """Send each row of the files at PATH... as a message, all of them once or none.
+    """Send each row of the files at PATH... as a message: all of them once, or none.
 
     A CSV file has a first line with the names of its columns. Files of several PATHs are one table.
     """

@@ -88,7 +88,7 @@ def jdbc_config(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def spark_session(name: str, master: str | None = None, config: Mapping[str, str] | None = None) -> "SparkSession":
-    """Start the session `name`, or return the one there is; it is the active one in this thread.
+    """Start the session `name`, or return the existing one; it is the active one in this thread.
 
     Under spark-submit, that names the cluster. Elsewhere the session runs in this process, on `local[*]`, unless
     `master` names another. `config` overrides our settings, among which is PostgreSQL's JDBC driver where one is found.

@@ -15,16 +15,15 @@ from spark_jobs.write.staging import ABANDONED_AFTER_H, sweep
     type=click.FloatRange(min=0.0),
     default=ABANDONED_AFTER_H,
     show_default=True,
-    help="Hours after which a table is of a job that has died. Longer than the longest job takes.",
+    help="Hours after which the job of a table counts as dead. Choose more than the longest job takes.",
 )
 @dsn_variable
 @pass_call
 def command(call: Call, abandoned_after_h: float, dsn_variable: str | None) -> None:
     """Drop staging tables of batches that are in the ledger, and those that were abandoned.
 
-    Each job and each micro-batch does so after its commit, so this is for what jobs that were killed have left: run it
-    once a day, as the role that the jobs have. It needs no Spark. A job whose table was dropped too early fails and
-    sends nothing.
+    Each job and each micro-batch does so after its commit. This is for what killed jobs have left: run it once a day,
+    with the role of the jobs. It needs no Spark. A job whose table was dropped too early fails and sends nothing.
     """
     swept = sweep(node_of(call, dsn_variable, travels=False), abandoned_after_h)
     if call.json:

@@ -8,7 +8,7 @@ INDEX = Path(__file__).parent.parent / "docs" / "errors.md"
 INTRODUCTION = """\
 # Errors and their codes
 
-Every error that Mailroom raises has a code. The code stays the same when the text is worded anew, so search for the
+Every error that Mailroom raises has a code. The code stays the same if the text changes, so search for the
 code, and compare it in programs:
 
 ```python
@@ -26,16 +26,16 @@ with psycopg.connect(os.environ["MAILROOM_DSN"]) as conn:
         assert error.code == "MR-no-schema"
 ```
 
-A code stands for one situation, and its page says what to do. One class of errors may have several: catch the class
-for all of them, and compare `error.code` for one. The code is no part of `str(error)`. It is shown
+A code stands for one situation, and its page says what to do. One class of errors may have several codes: catch the
+class for all of them, and compare `error.code` for one. The code is not part of `str(error)`. It is shown
 
-- by the command, behind the text: `mailroom: error: ... [MR-no-schema]`;
+- by the command, after the text: `mailroom: error: ... [MR-no-schema]`;
 - by a traceback, in its last line;
-- in the logs of workers and dispatchers, in the reason of parked keys and dead letters that failed by such an error,
+- in the logs of workers and dispatchers, in the reason of parked keys and dead letters that failed with such an error,
   and in `mailroom link status`.
 
-`mailroom explain MR-no-schema` prints the page of a code, and `mailroom explain` lists all. Errors of the database in
-your transaction come to you as your driver raises them, with an [SQLSTATE](https://www.postgresql.org/docs/current/errcodes-appendix.html).
+`mailroom explain MR-no-schema` prints the page of a code, and `mailroom explain` lists all. Database errors in
+your transaction reach you as your driver raises them, with an [SQLSTATE](https://www.postgresql.org/docs/current/errcodes-appendix.html).
 
 | code | what it means |
 |---|---|

@@ -68,7 +68,7 @@ def run(call: Call, poll_interval_s: float) -> None:
 def deliver_all(call: Call) -> None:
     """Deliver everything committed so far, then exit. A running dispatcher does no harm.
 
-    Messages of parked keys move to `parked` too, and large batches that a Spark driver has left are finished.
+    It also moves messages of parked keys to `parked`, and finishes large batches that a Spark driver has left.
 
     \b
     Examples:
@@ -95,7 +95,7 @@ def deliver_all(call: Call) -> None:
 def status(call: Call) -> None:
     """Show which dispatcher leads: host, process, awake or asleep, and its totals.
 
-    Then the same of what reads other nodes, and how it stands with each of them (see mailroom link status).
+    Then the same for the lane that reads other nodes, and its state with each of them (see mailroom link status).
 
     Exits with 1 if nobody leads.
 

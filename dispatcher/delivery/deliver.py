@@ -168,7 +168,7 @@ carried AS (
     RETURNING link),
 departed AS MATERIALIZED (
     SELECT link, count(*) AS rows, set_config('synchronous_commit', 'on', true) FROM carried GROUP BY link),"""
-# What is for more inboxes than one transaction may meet is not inserted but fanned out: see
+# A message for more inboxes than one transaction may use is not inserted but fanned out: see
 # `dispatcher.delivery.fan_out`.
 WIDEN = """
 width AS MATERIALIZED (
@@ -249,7 +249,7 @@ class Delivery:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every message went to an inbox, and nothing else happened to any: so may the next ones."""
+        """Whether every message went to an inbox, and nothing else happened to any: the next ones may be the same."""
         is_wide = self.has_many and self.more  # such a batch may meet many inboxes
         return not (self.has_links or is_wide or self.scheduled or self.expired or self.unrouted or self.dead)
 

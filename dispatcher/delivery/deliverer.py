@@ -145,7 +145,7 @@ class Deliverer:
                 done = await fan_out(self._connection, self._schema, self._partitions)
                 fanned = fanned.plus(done)
                 if not delivery.taken:
-                    continue  # that was of a delivery before, which did not get that far
+                    continue  # that came from an earlier delivery, which did not get that far
             if delivery.ceiling is not None:
                 await self._transaction(raising_ceiling(self._schema, delivery.ceiling))
                 continue

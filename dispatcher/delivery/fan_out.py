@@ -118,7 +118,7 @@ class RefusedCopy:
 def fanning_out(
     schema: str, *, partitions: int | None = None, refused: Sequence[RefusedCopy] = ()
 ) -> Operation[FannedOut]:
-    """Get all that waits into the next inboxes, in a transaction; with the last of them, let deliveries go on.
+    """Put all that waits into the next inboxes, in a transaction; after the last of them deliveries go on.
 
     `partitions` is how many inboxes at most, None for what the server has room for. The `refused` copies become dead
     letters.
@@ -200,7 +200,7 @@ def finding_refused_copies(schema: str, *, partitions: int | None = None) -> Ope
 
 
 async def fan_out(connection: psycopg.AsyncConnection, schema: str, partitions: int | None = None) -> FannedOut:
-    """Get all that waits into all of its inboxes, a transaction at a time; return what was done."""
+    """Put all that waits into all of its inboxes, one transaction at a time; return what was done."""
     done = FannedOut(more=True)
     while done.more:
         try:

@@ -127,7 +127,7 @@ class Floor:
         return ScanStart(0, tuple((0, writer) for _, writer in above.gaps))
 
     def above(self) -> ScanStart:
-        """Return where a look starts, which takes nothing and so leaves the scan of each minute to the next batch."""
+        """Return where a look starts. It takes nothing, so it leaves the scan of each minute to the next batch."""
         gaps = [(gap.low, writer) for gap in self._gaps for writer in gap.writers]
         gaps += [(self._start, id) for id in self._writers.values() if id is not None]
         return ScanStart(self._start, tuple(gaps))

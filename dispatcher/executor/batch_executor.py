@@ -21,8 +21,8 @@ from mailroom.sql.runner import StatementsGone, run_async, run_in_transaction
 class BatchExecutor:
     """Executes batches over an autocommit connection of its own, one transaction each.
 
-    `rows` and `max_bytes` limit a full batch (at least one executable); `portion` says how much of it to try. Nothing
-    more is begun after `bound_s` seconds. `progress` is called with each execution. `monotonic` is the clock for the
+    `rows` and `max_bytes` limit a full batch (at least one executable); `portion` says how much of it to try. It begins
+    nothing more after `bound_s` seconds. `progress` is called with each execution. `monotonic` is the clock for the
     time limit and of the `Floor`.
     """
 
@@ -100,5 +100,5 @@ class BatchExecutor:
         try:
             return await run_in_transaction(self._connection, operation())
         except StatementsGone:
-            # A function or trigger of the batch does that, and would do it again: so this time nothing is prepared.
+            # A function or trigger of the batch dropped them, and would do so again: so this time nothing is prepared.
             return await run_in_transaction(self._connection, operation(), prepared=False)

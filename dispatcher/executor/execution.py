@@ -40,7 +40,7 @@ class Execution:
 
 
 def are_guarded(targets: Targets) -> bool:
-    """Return whether code of users' may run when one of these targets is written."""
+    """Return whether users' code may run when one of these targets is written."""
     return any(target.guarded for target in targets.values())
 
 

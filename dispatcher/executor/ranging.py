@@ -68,7 +68,7 @@ def _stepping(
 
 
 def _results(taken: Taken, before: Progress, found: Step | str) -> Results:
-    """Return what becomes of a range that is done, or that cannot go on."""
+    """Return the outcome of a range that is done, or that cannot go on."""
     results = Results()
     if isinstance(found, Step):
         deleted = found.progress.deleted

@@ -1,1 +1,1 @@
-"""What a leader does beside delivering: floors, leftovers, and rows that nobody needs any more."""
+"""What a leader does beside delivering: floors, leftovers, and rows that are no longer needed."""

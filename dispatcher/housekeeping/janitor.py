@@ -246,7 +246,7 @@ class Janitor:
 
 
 def moving_all_parked(schema: str) -> Operation[None]:
-    """Move all messages of parked keys to `parked`, but those locked by others; in autocommit, step by step."""
+    """Move all messages of parked keys to `parked`, except those locked by others; in autocommit, step by step."""
     for inbox, holds_parked in (yield from listing_failing(schema)).items():
         moved = MovedParked(0, cursor="", more=holds_parked)
         while moved.more or moved.cursor:

@@ -1,4 +1,4 @@
-"""Inboxes that keep messages for a while only (`keep_s`): the janitor drops what waits there for longer."""
+"""Inboxes that keep messages only for a while (`keep_s`): the janitor drops what waits there for longer."""
 
 from mailroom.registry.inboxes import BY_CLOCK
 from mailroom.sql.operation import Operation, Sql
@@ -7,15 +7,15 @@ KEEPING = Sql("SELECT name FROM {schema}.inbox_registry WHERE keep_s IS NOT NULL
 
 
 def listing_keeping(schema: str) -> Operation[list[str]]:
-    """Return the inboxes that keep messages for a while only."""
+    """Return the inboxes that keep messages only for a while."""
     return [name for (name,) in (yield KEEPING.at(schema=schema)())]
 
 
-# The oldest rows are read and then their age: the other way round, an inbox in which nothing is old would be read to
-# its end. Like a claim this locks the heads of keys, and takes nothing of a key that another transaction works on. The
-# registry's row is locked without waiting: a replay locks it until its caller commits. Parked messages stand behind
-# `retry_at = 'infinity'` until the janitor moves them to `parked`; they wait for an operator. What he replays has the
-# time of its delivery, and would be dropped at once: it counts from the replay.
+# The oldest rows are read first, and then their age is checked: otherwise an inbox in which nothing is old would be
+# read to its end. Like a claim this locks the heads of keys, and takes nothing of a key that another transaction works
+# on. The registry's row is locked without waiting: a replay locks it until its caller commits. Parked messages stand
+# behind `retry_at = 'infinity'` until the janitor moves them to `parked`; they wait for an operator. A replayed message
+# has the time of its delivery, and would be dropped at once: so its time counts from the replay.
 OUTSTAYED = Sql(
     """
 WITH registered AS MATERIALIZED (

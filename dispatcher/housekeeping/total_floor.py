@@ -3,7 +3,7 @@
 Nothing stands at or below the floor, and nothing will: it never passes the newest row of `stable`, below which nothing
 comes any more, nor a message. So claims start above the rows that were reaped, which stay in the index as long as a
 snapshot is held anywhere. The floor of other inboxes cannot serve, since it is one of clocks, which rise with the
-sent_clocks of one origin only. Messages of a parked inbox stay where they are, so nobody has to lower it.
+sent_clocks of one origin only. Messages of a parked inbox stay where they are, so it never has to be lowered.
 """
 
 from mailroom.registry.inboxes import BY_SENT

@@ -1,13 +1,13 @@
 """Trim: what both ends of a link keep, and for how long.
 
-The source keeps each row until its reader has acknowledged it, and for `link.keep_s` seconds from then on, for a reader
-that is put back to an earlier time. How old the row was does not matter, since the reader may have been away. The
-target keeps its receipts, with the ids of what it received, a day longer than that: if the source is put back, they
-tell what only the target has. Both keep their newest row for ever, since it is the position; the target also keeps the
-newest of those that are too old, so that there is a row to go back to.
+The source keeps each row until its reader has acknowledged it, and `link.keep_s` seconds longer, for a reader that is
+put back to an earlier time. The age of the row does not matter, since the reader may have been away. The target keeps
+its receipts, with the ids of what it received, a day longer than that: if the source is put back, they tell what only
+the target has. Both keep their newest row for ever, since it is the position. The target also keeps the newest of those
+that are too old, so that there is a row to go back to.
 
-Ids in `known` are kept: a message that was received from a lost history may come again whenever it pleases, such as one
-that was scheduled for next year. Only what has come again, and whose receipt goes, is forgotten with the receipt.
+Ids in `known` are kept: a message from a lost history may come again at any time, for example if it was scheduled for
+next year. Only if it has come again is its id forgotten, together with its receipt.
 
 Rows go by ranges of their primary key, and each scan begins where the last one stood: under a held snapshot the index
 keeps the entries of all deleted rows, and a scan from the beginning would read them again each time.
@@ -40,9 +40,9 @@ ORDER BY l.number
 """,
     columns=("bigint", "text", "bigint", "bigint", "boolean", "boolean", "bigint"),
 )
-# Of each link, what it has acknowledged and that this was by now; not more often than `parts` times within the time for
-# which it is kept. Of those that are older than that only the newest counts. Where the server's clock was set back, a
-# time that has not come yet becomes now. A row that is locked is noted in a later round.
+# For each link, what it has acknowledged by now; recorded at most `parts` times within the time for which it is kept.
+# Of older records only the newest counts. If the server's clock was set back, a time in the future becomes now. A
+# locked row is recorded in a later round.
 NOTE = Sql(
     """
 WITH moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
@@ -93,7 +93,7 @@ RETURNING max_rows
 class Kept:
     """A link at the source: its reader's name, what was acknowledged, and the newest row (0: none).
 
-    Rows below `released` are needed no longer.
+    Rows below `released` are no longer needed.
     """
 
     number: int
@@ -186,7 +186,8 @@ class Trim:
     def listing_links(self) -> Operation[list[Kept]]:
         """Return the links that others read here.
 
-        First it notes what the readers have acknowledged by now: that is kept from now on, for as long as a link says.
+        First it records what the readers have acknowledged by now: that is kept from now on, for as long as the link
+        says.
         """
         yield NOTE.at(schema=self._schema)(parts=PARTS)
         return [Kept(*row) for row in (yield LINKS.at(schema=self._schema)())]
@@ -212,7 +213,7 @@ class Trim:
     def trimming_rows(self, link: Kept) -> Operation[bool]:
         """Delete rows of transit that the reader no longer needs; return whether more may be left.
 
-        Of a link that is cut all rows go but the newest.
+        Of a cut link all rows but the newest are deleted.
         """
         below = link.newest if link.is_cut else link.released
         start = self._rows_up_to.get(link.number, 0)

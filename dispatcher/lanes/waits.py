@@ -1,7 +1,7 @@
-"""Tells in the log who is in the way: which session of Mailroom waits for a lock for long, for which, and who has it.
+"""Logs who is in the way: which session of Mailroom waits long for a lock, for which lock, and who holds it.
 
-A session that waits cannot ask, so another one does: a lane's keeper, or one beside a `deliver_all`. It tells of all of
-Mailroom in the database, so that workers and commands need none of their own.
+A waiting session cannot ask, so another one does: a lane's keeper, or one beside a `deliver_all`. It covers all of
+Mailroom in the database, so workers and commands need none of their own.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class Telling:
         self._looked = float("-inf")
 
     async def look(self, connection: psycopg.AsyncConnection) -> None:
-        """Look who waits, if nobody did within the last second."""
+        """Look which sessions wait, unless somebody did within the last second."""
         if time.monotonic() - self._looked < LOOK_INTERVAL_S:
             return
         self._looked = time.monotonic()
@@ -51,7 +51,7 @@ def _telling(host: str, port: int, database: str) -> Telling:
 
 @contextlib.asynccontextmanager
 async def told(dsn: str) -> AsyncIterator[None]:
-    """Tell of long waits while this block runs: over a session of its own, which a short block never opens."""
+    """Log long waits while this block runs: over a session of its own, which a short block never opens."""
 
     async def look() -> None:
         await asyncio.sleep(LONG_S / 2)

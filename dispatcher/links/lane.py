@@ -72,7 +72,7 @@ class _Running:
     task: "asyncio.Task[None]"
 
     def fits(self, origin: Origin | None) -> bool:
-        """Return whether the source is to be read, and is reached as it was when this began."""
+        """Return whether the source is to be read, and is still reached in the same way as when this began."""
         was = self.origin
         return origin is not None and (was.name, was.service, was.schema, was.reader) == (
             origin.name, origin.service, origin.schema, origin.reader,
@@ -180,7 +180,7 @@ class LinksLane(Leading):
                 each.reading.notes.want_mark(wanted.get(number, 0))
 
     async def _follow(self, target: VisitTarget) -> None:
-        """Read the origins that are to be read now, and tell each reading what is wanted of it."""
+        """Find the origins that are to be read now, and tell each reading what is wanted from it."""
         receiving = target.receiving
         found = await receiving.run(reading_origins(self._schema))
         origins = {origin.number: origin for origin in found if origin.state != "excluded"}
@@ -209,9 +209,9 @@ class LinksLane(Leading):
         return _Running(origin, reading, task)
 
     async def _make_durable(self) -> None:
-        """Make durable what was received, about once a second and for all origins together, so that it is told there.
+        """Make durable what was received, about once a second and for all origins, so that the sources can be told.
 
-        Over a session of its own: nothing is received later because a disk, or a standby, is slow.
+        This has a session of its own: a slow disk or standby delays no receiving.
         """
         async with contextlib.AsyncExitStack() as stack:
             session: psycopg.AsyncConnection | None = None

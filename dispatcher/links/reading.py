@@ -1,8 +1,8 @@
-"""Reads one origin for as long as the lane leads, whatever becomes of its source.
+"""Reads one origin for as long as the lane leads, whatever happens to its source.
 
-Whatever goes wrong at the source is tried again with a backoff, and concerns this origin alone. Why it is not read, and
-since when, is noted in `origin`. What a person must end is tried again too, so that nothing needs to be started when he
-has.
+After any error at the source it tries again with a backoff, and only this origin is concerned. Why it is not read, and
+since when, is recorded in `origin`. It also keeps trying if a person has to act, so that nothing needs to be started
+afterwards.
 """
 
 import logging
@@ -29,7 +29,7 @@ LONGEST_PAUSE_S = 4.0  # before connecting again, or saying hello again
 LONGEST_STOP_S = 30.0  # before trying again what stopped it behind a hello, which may cost more
 # Trouble is noted when it has lasted so long: while the source's server starts it is passing.
 PATIENCE_S = 3.0
-# What the source's server refuses until somebody acts there: by SQLSTATE, and what that is.
+# What the source's server refuses until somebody acts there, by SQLSTATE.
 RIGHTS = "give this role the rights and policies of docs/links.md"
 REFUSED = {
     "42501": RIGHTS,
@@ -94,7 +94,7 @@ class Reading:
                 diverged = await visit.run(claims=diverged)
                 if diverged and origin.state == "open":
                     await self._waits(
-                        f"{self._name} has not the last row that was received of it, and its dispatcher has not "
+                        f"{self._name} lacks the last row that was received from it, and its dispatcher has not "
                         f"answered yet; at {self._name}: mailroom dispatcher run"
                     )
                 origin = await self._origin()
@@ -122,7 +122,7 @@ class Reading:
         return self._failures
 
     async def _note(self, noting: Callable[[float], Operation[bool]]) -> None:
-        """Note trouble at the target once it has lasted; `noting` is given for how many seconds it has."""
+        """Record trouble at the target once it has lasted; `noting` is given how many seconds it has."""
         for_s = time.monotonic() - self._failed_at
         if for_s < PATIENCE_S:
             return

@@ -1,7 +1,7 @@
 """Receive: take in a batch of another node, in one statement: number, route, insert, and write the receipt.
 
 Everything here runs inside one transaction of the target, which `dispatcher.links.receiver` begins and ends. The newest
-receipt says what has arrived: it does not matter who reads the source, how many do, and what became of their answers.
+receipt says what has arrived. It does not matter who reads the source, how many do, or what happened to their answers.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE, SINCE
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql, filled
 
-# The planner takes an array for ten rows, and would compare each message with each topic.
+# The planner assumes that an array has ten rows, and would compare each message with each topic.
 SESSION = DELIVERY | {"enable_nestloop": "off"}
 
 # What the source sent that is taken. {spread} are the arrays; `nth` counts from 1.
@@ -32,14 +32,14 @@ ROWS = """(
                      pg_catalog.generate_series(1::bigint, %(rows)s::bigint) AS nth) AS r
         WHERE nth <= (SELECT taken FROM batch))"""
 
-# Why a message without an inbox has none. A pattern gets no commands and no replies.
+# Why a message has no inbox. A pattern gets no commands and no replies.
 REASON = """CASE WHEN receivers > 1
     THEN pg_catalog.format('a command needs exactly one inbox, its topic has %%s', receivers)
     WHEN since IS NULL THEN pg_catalog.concat('no inbox subscribes to this topic of ', {name})
     WHEN {gets_since} IS NULL THEN 'no inbox gets this topic: patterns get no commands and no replies'
     ELSE pg_catalog.concat('no inbox subscribed to this topic of ', {name}, ' as early as that') END"""
 
-# Per topic: the clock after which anybody gets it, and likewise any total inbox.
+# Per topic: the clock after which any inbox gets it, and the one after which any total inbox does.
 REACH = """reach AS MATERIALIZED (
     SELECT topic, min(since) AS since, min(named) AS named, min(since) FILTER (WHERE is_total) AS total_since,
            min(named) FILTER (WHERE is_total) AS total_named,

@@ -30,7 +30,7 @@ class LinkStopped(MailroomError):
 
 
 class _Barred(Exception):  # no error: it goes no further than the transaction
-    """Take the transaction back: the database refuses the `nth` row of the batch, and a total inbox wants it."""
+    """Undo the transaction: the database refuses the `nth` row of the batch, and a total inbox wants it."""
 
     def __init__(self, nth: int) -> None:
         self.nth = nth

@@ -1,4 +1,4 @@
-"""The one session at the target over which everything is received, whatever origin it comes from; and the room for it.
+"""The one session at the target over which everything from all origins is received, and the room for it.
 
 Origins take turns, a step each, in the order in which they ask. A step never waits for a source: whatever it needs from
 there has been read before.
@@ -52,7 +52,7 @@ class Receiving:
 
 
 class Room:
-    """How much may be in memory: every origin has a share of its own, so that none waits for the batch of another.
+    """How much may be in memory: every origin has its own share, so that none waits for another's batch.
 
     An origin has two batches in memory: one that is received, and the next one, which is fetched meanwhile. Only a
     message that is larger than the share may wait: one such at a time is in memory.

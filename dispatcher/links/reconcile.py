@@ -1,4 +1,4 @@
-"""Reconcile: a target that is told a newer incarnation of its source finds out what both have, and goes on from there.
+"""Reconcile: a target that hears of a newer incarnation of its source finds out what both have, and goes on from there.
 
 It reads at both ends in small portions, and holds no transaction at one end while it waits for the other. Only the last
 step writes, in one transaction at the target, if nothing was received there meanwhile.
@@ -31,7 +31,7 @@ AGAIN = 3  # times, if something moved meanwhile
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """Where a target goes on. `known` counts the messages that only it has. `why` it stopped instead, if it did.
+    """Where a target goes on. `known` counts the messages that only it has. `why`: it stopped instead, and why.
 
     `unknown` are the seqs of which it no longer has the ids: their messages may come again.
     """
@@ -90,7 +90,7 @@ class _Ends:
     link: int
 
     async def anchor(self, seen: Newest) -> int | None:
-        """Return the last seq for which both have the same row, None if nothing shows it; 0 if both have all rows."""
+        """Return the last seq for which both have the same row, None if nothing shows one; 0 if both have all rows."""
         below = seen.last + 1
         while ends := await run_async(self.target, reading_ends(self.schema, self.origin, below, ENDS)):
             found = await run_async(self.source, finding_anchor(self.source_schema, self.link, ends))
@@ -115,7 +115,7 @@ class _Ends:
             last = same
 
     async def stop(self, seen: Newest, last: int, unknown: range, incarnation: int) -> Reconciled:
-        """Note at the target why nothing more is read."""
+        """Record at the target why nothing more is read."""
         extent = await run_async(self.source, reading_extent(self.source_schema, self.link))
         has = "no rows" if extent is None else f"rows {extent[0]} to {extent[1]}"
         why = (

@@ -1,7 +1,7 @@
-"""A visit to a source: hello, and then batch by batch what is there behind our own position, until we must greet again.
+"""A visit to a source: hello, and then batch by batch what comes after our own position, until we must say hello again.
 
-No transaction at either end waits for the other end: what is received has been fetched before, and what is told at the
-source is durable here before.
+No transaction at either end waits for the other end: what is received was fetched before, and what the source is told
+is durable here before.
 """
 
 import asyncio
@@ -143,7 +143,7 @@ class Visit:
     async def run(self, *, claims: bool) -> bool:
         """Read until told to stop, or until the source is to be greeted again; return whether it has diverged.
 
-        `claims`: it had diverged at the visit before, so say at the source what was received of it, if it still has.
+        `claims`: it had diverged at the previous visit; if it still has, tell the source what was received from it.
         Raises `SourceFailed`, and if nothing can be read `LinkRefused`, `LinkStopped`, `LinkTaken` or `Stopped`;
         whatever else it raises happened at the target.
         """
@@ -183,7 +183,7 @@ class Visit:
                     if after is None:
                         await self._notes.pause(AGAIN_PAUSE_S)
                         return False
-                    # Rung for whatever came since the look, so there is no need for another one.
+                    # It rings for everything since the look, so no other look is needed.
                     sleeps = self._source.is_asleep and not bounds.more and after.seq == bounds.last
                     position = after
                 else:
@@ -236,7 +236,7 @@ class Visit:
             await self._source.ask(asking_mark(self._source.schema, self._link, self._notes.run, clock))
 
     async def _look(self, position: Position) -> tuple[Bounds, Position]:
-        """Find the next batch, and whether both sides have had one past; return also behind which row it begins."""
+        """Find the next batch, and check that both sides share one history; also return the row before it."""
         bounds = await self._bounds(position)
         while bounds.verdict != "agrees" and (newest := await self._position()) != position:
             position = newest  # another daemon has received since, and what it acknowledged may be trimmed
@@ -262,7 +262,7 @@ class Visit:
             self._ahead = None
         rows, max_bytes = self._most()
         if self._ahead is not None:
-            rows = 0  # they are here; whether the source still has the history behind them is to be asked
+            rows = 0  # they are here; the source must be asked whether it still has the history behind them
         look = bounding(self._source.schema, self._link, position, rows=rows, max_bytes=max_bytes)
         bounds = await self._source.ask(look)
         if self._ahead is not None and bounds.verdict == "agrees":
@@ -313,7 +313,7 @@ class Visit:
     async def _look_ahead(self, after: int) -> None:
         rows, max_bytes = self._most()
         looking = bounding_ahead(self._source.schema, self._link, after, rows=rows, max_bytes=max_bytes)
-        # Whatever fails here fails again at the next step over this session, and is dealt with there.
+        # An error here comes again at the next step over this session, and is handled there.
         with contextlib.suppress(SourceFailed):
             bounds = await self._source.ask(looking)
             # A message larger than the share takes its turn in the room (`Room`), and so is not fetched ahead.
@@ -364,6 +364,6 @@ def _gap(name: str, seq: int, missing: int) -> str:
 
 def _not_in_doubt(name: str, seq: int) -> str:
     return (
-        f"{name} has not the row {seq} that was received of it, and does not know that it lost any: it was put back "
+        f"{name} lacks row {seq}, which was received from it, and does not know that it lost any: it was put back "
         f"while it ran, or changed by hand; at {name}: mailroom node restored"
     )

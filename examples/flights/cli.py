@@ -32,7 +32,7 @@ KEPT_FOR_CHECKS_S = 15
     type=click.IntRange(1, ALL_FLIGHTS),
     default=ALL_FLIGHTS,
     show_default=True,
-    help="Take only the first so many flights.",
+    help="Take only this many flights, from the first on.",
 )
 @pass_call
 def demo(call: Call, count: int) -> None:

@@ -31,7 +31,7 @@ TIME_LIMIT_S = 300
     type=click.IntRange(1, ALL_FLIGHTS),
     default=ALL_FLIGHTS,
     show_default=True,
-    help="Take only the first so many flights.",
+    help="Take only this many flights, from the first on.",
 )
 @pass_call
 def command(call: Call, count: int) -> None:

@@ -31,7 +31,7 @@ def asking(source: Source, inbox: str, connections: int, listen_dsn: str | None)
     if not isinstance(source, str) or django_alias(source) is not None:
         return transactions(source, inbox, connections, listen_dsn)
     pool = ConnectionPool(**_pool(source, inbox, connections), check=ConnectionPool.check_connection, open=False)
-    pool.open(wait=True)  # asked for one while it opens its first, it would open another
+    pool.open(wait=True)  # if it were asked for one while it opens its first, it would open another
     return transactions_of_ours(home_of(source, listen_dsn), pool)
 
 
@@ -47,7 +47,7 @@ async def asking_async(source: AsyncSource, inbox: str, connections: int, listen
 
 def _pool(source: str, inbox: str, connections: int) -> dict[str, Any]:
     dsn = settings.dsn(source)
-    # It raises the reason, where a pool would only time out.
+    # It raises the reason; a pool would only time out.
     with settings.connect(dsn, "requests", autocommit=True) as probe:
         pooled = is_pooled(probe)
     return {

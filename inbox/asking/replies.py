@@ -1,7 +1,7 @@
 """Taking the replies that this process waits for out of its service's inbox: one background session for all of them.
 
-The inbox is shared by all processes of the service, and each takes by key what it waits for itself. A reply is taken in
-a transaction of its own and handed over after its COMMIT: at most once. What nobody waits for stays, until the janitor
+All processes of the service share the inbox, and each takes by key only what it waits for. A reply is taken in a
+transaction of its own and handed over after its COMMIT: at most once. What nobody waits for stays, until the janitor
 drops it (`keep_s`).
 """
 
@@ -33,14 +33,15 @@ from mailroom.sql.runner import run_async
 
 log = logging.getLogger("mailroom.requests")
 
-# Not waiting for the disk: after a crash of the server a reply that was handed over is back, and nobody waits for it.
+# It does not wait for the disk: after a crash of the server a reply that was handed over may be back, and nobody waits
+# for it.
 SESSION = settings.UNATTENDED | PINNED | {"synchronous_commit": "off"}
-ANSWER_S = 10.0  # the time for the server to let replies be taken, before the session counts as dead
+ANSWER_S = 10.0  # the server has so long to let replies be taken, before the session counts as dead
 LONGEST_PAUSE_S = 10.0
 
 OUTSIDE = "Nobody takes replies here: send requests inside of `with Requests(...)`."
 
-# A reply's key is its request's id, which no other message has. One that another transaction holds is left to it.
+# A reply's key is its request's id, which no other message has. A reply that another transaction holds is left to it.
 TAKE = Sql(
     """
 WITH wanted AS MATERIALIZED (
@@ -78,7 +79,7 @@ def checking_kept(schema: str, inbox: str) -> Operation[None]:
 
 
 class Expected:
-    """One request, and its reply once that was taken; None if nobody takes replies any more."""
+    """One request, and its reply once that was taken; None if replies are no longer taken."""
 
     def __init__(self, request_id: UUID) -> None:
         self.key = str(request_id)
@@ -112,7 +113,7 @@ class Replies:
         loop.call_soon_threadsafe(self._wanted.set)
 
     def forget(self, expected: Expected) -> None:
-        """Wait for its reply no longer. Whoever keeps an exception's traceback still refers to the request."""
+        """Stop waiting for its reply. A program that keeps an exception's traceback still refers to the request."""
         with self._changing:
             self._expected.pop(expected.key, None)
 
@@ -145,15 +146,15 @@ class Replies:
             await asyncio.gather(listening, return_exceptions=True)
 
     async def _turn(self, connection: psycopg.AsyncConnection) -> None:
-        """Take what has come, as often as a delivery notifies; without notifications, as often as the poll says."""
+        """Take what has come, whenever a delivery notifies; without notifications, as often as the poll says."""
         ring = self._listener.next_ring()
-        # It stays asleep, so that each delivery notifies: falling asleep anew would cost each request a round trip.
+        # It stays asleep, so that each delivery notifies: falling asleep again would cost each request a round trip.
         rings = await self._listener.asleep(self, self._poll_interval_s)
         if not self._keys():
             self._wanted.clear()
             if not self._keys():
                 await self._wanted.wait()
-                if rings:  # the reply will ring: to look for it now would only be in the way of the request
+                if rings:  # the reply will ring: looking for it now would only hold up the request
                     await heard(ring, self._poll_interval_s)
             return
         if keys := self._keys():
@@ -192,7 +193,7 @@ class ReplyThread:
         self._replies = replies
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None
-        # A daemon: a program that forgets to close it ends all the same.
+        # It is a daemon thread: a program that forgets to close it still ends.
         self._thread = threading.Thread(target=self._run, name=f"mailroom-requests-{name}", daemon=True)
 
     def start(self) -> None:

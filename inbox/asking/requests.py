@@ -35,7 +35,7 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 POLL_INTERVAL_S = 0.2
-GRACE_S = 0.25  # for the pool to say at its own time-out that nothing was sent
+GRACE_S = 0.25  # time for the pool to say, at its own time-out, that nothing was sent
 
 
 class ErrorReply(Coded):
@@ -53,7 +53,7 @@ class ErrorReply(Coded):
 
 
 class NoReply(Coded, TimeoutError):
-    """There was no answer in time. What became of the request is not known, and it may still be done.
+    """There was no answer in time. It is not known what happened to the request, and it may still be done.
 
     If its text says that the request was not sent, it is not done: its `code` is then MR-request-not-sent.
     """
@@ -99,10 +99,10 @@ class Pending(_Pending[A]):
     """A request that was sent; `id` is its message's."""
 
     def wait(self, timeout_s: float) -> A:
-        """Return the answer's value, once the sending transaction has committed; it may be asked for again.
+        """Return the answer's value; call it after the sending transaction has committed. It may be called again.
 
-        Raises `ErrorReply`; `NoReply` after `timeout_s` seconds, after which it may be waited for anew; `DecodeError`
-        if the answer does not fit its topic's type.
+        Raises `ErrorReply`; `NoReply` after `timeout_s` seconds, after which you may wait again; `DecodeError` if the
+        answer does not fit its topic's type.
         """
         seconds(timeout_s, "timeout_s")
         return self._answer(timeout_s, timeout_s)
@@ -125,7 +125,7 @@ class AsyncPending(_Pending[A]):
         return await self._answer(timeout_s, timeout_s)
 
     async def _answer(self, left_s: float, timeout_s: float) -> A:
-        # Not wait_for on the future itself: giving up would cancel it for those who wait for it later.
+        # Not wait_for on the future itself: giving up would cancel it for later calls.
         waiting = asyncio.wrap_future(_shielded(self._expected.reply))
         done, _ = await asyncio.wait([waiting], timeout=left_s)
         if not done:
@@ -164,7 +164,7 @@ class _Service:
         return f"{type(self).__name__}({self.inbox!r}, schema={self.schema!r})"
 
     def _starting(self, home: Home, connection: object) -> Operation[None]:
-        """Check that the inbox is fit for replies, and that sessions of ours can lead to where it is."""
+        """Check that the inbox is fit for replies, and that our sessions can reach it."""
         yield from checking_kept(self.schema, self.inbox)
         yield from home.visiting(driver_of(connection))
         home.dsn  # noqa: B018  # raises an error if nobody can tell
@@ -181,7 +181,7 @@ class _Service:
             )
 
     def _end(self) -> bool:
-        """Tell whether there is anything to close: what a forked process closes ends the other one's sessions."""
+        """Return whether there is anything to close. A forked process must not: it would end the other's sessions."""
         is_own, self._process = self._process == os.getpid(), None
         return is_own
 
@@ -204,12 +204,12 @@ class Requests(_Service):
     All processes of a service share one inbox, made with `create_inbox(..., keep_s=600)`, and all threads of a process
     one instance. Replies are taken by one background session, in its own transaction, woken by deliveries; through a
     pooler it looks every `poll_interval_s` seconds while something is waited for. An answer is handed over at most
-    once: it is lost if the process dies. A flow that must survive that is a handler of a topic for replies.
+    once: it is lost if the process dies. If a flow must survive that, use a handler of a topic for replies.
 
     `source` is what a `Worker` takes: a connection string, a psycopg `ConnectionPool`, a SQLAlchemy `Engine` or a
     `sessionmaker`, or a connection of Django or "django:ALIAS". `ask` sends on its connections, up to `connections` at
     once; with a connection string these are sessions of its own. The session that takes replies, and the one that is
-    woken, lead to `listen_dsn`, past any pooler, or by default to where the connections of `source` are.
+    woken, connect to `listen_dsn`, past any pooler, or by default to where the connections of `source` are.
 
     Entering it raises `UnknownInbox`, `SchemaError`, `ConnectionFailed` or the source's own error, and
     `ConfigurationError` for an inbox without `keep_s`. Its methods raise `ConfigurationError` outside of the `with`
@@ -398,7 +398,7 @@ class AsyncRequests(_Service):
         try:
             await asyncio.wait([sending], timeout=timeout_s + GRACE_S)
         finally:
-            sending.cancel()  # not awaited: a server that has vanished would not answer to that either
+            sending.cancel()  # not awaited: a server that has vanished would not answer that either
         if not sending.done():
             raise _unfinished(timeout_s) if reached.is_set() else _unsent(timeout_s, self._connections)
         try:

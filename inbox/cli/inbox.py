@@ -55,8 +55,8 @@ def wait_options(command: Callable[..., None]) -> Callable[..., None]:
         "--wait/--no-wait",
         "waits",
         default=True,
-        help="With --origin: end when the source knows of the subscription, so that what is sent there from then on "
-        "comes. The dispatcher of this node tells it, and has to run. [--wait]",
+        help="With --origin: wait until the source knows of the subscription; what is sent there from then on comes. "
+        "The dispatcher of this node has to run, since it tells the source. [--wait]",
     )
     timeout = click.option(
         "--timeout-s", metavar="S", type=seconds, default=60.0, show_default=True, help="How long --wait waits."
@@ -121,14 +121,14 @@ def create(
     """Create inboxes, or add subscriptions to them and change their settings.
 
     Each gets the topics it subscribes to, and the messages and commands whose topic is its own name. Messages that were
-    delivered before it subscribed are not added. Repeating the command is harmless. Of many inboxes it commits a
+    delivered before it subscribed are not added. Repeating the command is harmless. With many inboxes it commits a
     hundred at a time.
 
     By default a message that fails is tried 16 times over about 3 hours, long enough for most outages of a service that
     the handler calls. The command prints how long the attempts take with these settings.
 
-    With --order total all messages form one queue, in the order in which all nodes have them. One batch at a time is
-    worked on, and a message that fails holds up the inbox until it succeeds, is skipped or somebody acts.
+    With --order total all messages form one queue, in the same order on all nodes. One batch at a time is worked on,
+    and a message that fails holds up the inbox until it succeeds, is skipped or somebody acts.
 
     \b
     Examples:
@@ -190,10 +190,10 @@ def create(
 def subscribe(call: Call, name: str, topics: tuple[str, ...], origin: str, waits: bool, timeout_s: float) -> None:
     """Subscribe an inbox to topics and patterns. Repeating the command is harmless.
 
-    Dots part the words of a topic. In a pattern * is one word, and # as the last word any number of words: order.*
-    fits order.paid, order.# fits also order and order.paid.twice, # fits all. A pattern gets messages and events;
-    commands and replies go by exact subscriptions and by the inbox's own name only. An inbox gets a message once,
-    however many of its subscriptions fit. Quote a pattern, or the shell takes it for names of files.
+    Dots divide a topic into words. In a pattern * stands for one word, and # as the last word for any number of words:
+    order.* fits order.paid, order.# also fits order and order.paid.twice, # fits all. A pattern gets messages and
+    events; commands and replies go by exact subscriptions and by the inbox's own name only. An inbox gets a message
+    once, however many of its subscriptions fit. Quote a pattern, or the shell takes it for file names.
 
     \b
     Examples:
@@ -247,10 +247,10 @@ def unsubscribe(call: Call, name: str, topics: tuple[str, ...], origin: str) -> 
 @answering
 @pass_call
 def drop(call: Call, name: str, discard: bool, actor: str, why: str | None) -> None:
-    """Drop an inbox with its subscriptions and all that is kept of it, but for its dead letters.
+    """Drop an inbox with its subscriptions and all records about it, except its dead letters.
 
-    Refused while messages wait in it or are parked. Stop its workers first; those that still run end with an error. A
-    dispatcher may run all the while.
+    It is refused while messages wait in the inbox or are parked. Stop its workers first; those that still run end with
+    an error. A dispatcher may keep running.
 
     \b
     Examples:
@@ -272,10 +272,10 @@ def drop(call: Call, name: str, discard: bool, actor: str, why: str | None) -> N
 @answering
 @pass_call
 def rename(call: Call, name: str, new: str, actor: str, why: str | None) -> None:
-    """Give an inbox another name. Its messages, subscriptions and settings go along.
+    """Give an inbox another name. It keeps its messages, subscriptions and settings.
 
-    What is still sent to the old name comes, too: the inbox subscribes to it. Stop its workers first; those that still
-    run end with an error. A dispatcher may run all the while.
+    What is still sent to the old name comes too: the inbox subscribes to it. Stop its workers first; those that still
+    run end with an error. A dispatcher may keep running.
 
     \b
     Examples:
@@ -496,7 +496,8 @@ def worker() -> None:
 @click.option(
     "--timeout-s",
     type=click.FloatRange(min=0, min_open=True),
-    help="Seconds that a handler may take with a message, for workers that name none; it then counts as failed.",
+    help="Seconds that a handler may take with a message, for workers that set none; after that "
+    "the message has failed.",
 )
 @pass_call
 def run_worker(call: Call, targets: tuple[str, ...], timeout_s: float | None) -> None:

@@ -157,7 +157,7 @@ def replay(
 @parked.command()
 @click.argument("inbox", type=INBOX)
 @targeted
-@click.option("--per-key", type=LIMIT, help="Only the first so many messages of each key. [all of them]")
+@click.option("--per-key", type=LIMIT, help="Only this many messages of each key, oldest first. [all of them]")
 @click.option("--limit", type=LIMIT, help="How many keys at most, the longest parked first. [all of them]")
 @acting
 @pass_call

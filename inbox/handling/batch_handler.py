@@ -22,10 +22,11 @@ class BatchHandler:
 
     If it raises an exception and the list has one message, that message has failed, as with any handler. If the list
     has more, it is not known which one failed: no attempt is counted, and each is handled again in a list of its own.
-    That holds for `Retry`, `Park` and `Skip`, too. What the handler sends follows from no single message, so no
-    headers are carried (`mailroom.carrying` adds some).
+    That also holds for `Retry`, `Park` and `Skip`. What the handler sends has no single cause, so no headers are
+    carried (`mailroom.carrying` adds some).
 
-    It can decorate the function. Raises `ConfigurationError` if the handler is async or cannot be called like that.
+    `BatchHandler` can decorate the function. Raises `ConfigurationError` if the handler is async or cannot be called
+    like that.
     """
 
     def __init__(self, handler: Whole) -> None:
@@ -34,7 +35,7 @@ class BatchHandler:
         )
 
     def __call__(self, message: Message, connection: Any) -> None:
-        """Handle a list of this one message, for those who handle messages one by one, as `mailroom.testing` does."""
+        """Handle a list of this one message, for callers that handle one by one, as `mailroom.testing` does."""
         with handling():
             self._whole([message], connection)
 

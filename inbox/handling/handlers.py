@@ -1,8 +1,8 @@
 """`Handlers` and `AsyncHandlers`: a handler made of handlers, one for each topic or pattern; it answers commands.
 
-A command that asks for an answer is handled in a savepoint. If its handler raises `Reject`, what it did is undone,
-and the rest of the batch goes on. Every other error goes on as it is, with the savepoint left open: whoever runs the
-handler rolls back anyway, and tells by the state of the transaction what the error means.
+A command that asks for an answer is handled in a savepoint. If its handler raises `Reject`, what it did is undone, and
+the rest of the batch goes on. Every other error passes through, and the savepoint stays open: the caller of the handler
+rolls back anyway, and learns from the state of the transaction what the error means.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ A = TypeVar("A")  # the answers to its commands
 C = TypeVar("C")  # the handler's connection
 R = TypeVar("R")  # what a handler returns that does not answer by it
 
-# How many commands that ask are in hand: a handler may call handlers, and these ones too.
+# How many commands that ask for an answer are in hand: a handler may call handlers, these included.
 _depth: ContextVar[int] = ContextVar("mailroom_handlers_depth", default=0)
 
 
@@ -62,7 +62,7 @@ class _Route(Generic[Call]):
 
 
 class _Registry(Generic[Call]):
-    """What both classes share: who handles what, and the answer."""
+    """What both classes share: the handlers of each topic, and the answer."""
 
     def __init__(self, *, schema: str = DEFAULT_SCHEMA) -> None:
         self.schema = schema_name(schema)
@@ -114,8 +114,8 @@ class Handlers(_Registry[SyncCall]):
     """A handler for a `Worker`, `handle_all` or a loop of yours, made of handlers for single topics; see `on`.
 
     What a handler returns answers a command that asks for it, with status 200, in the transaction of the batch. If it
-    raises `Reject`, that is status 400, and only what it did is undone. Commands have at most one answer: a failed
-    one, which may be tried again, has none yet, and one that is skipped or discarded has status 500.
+    raises `Reject`, the status is 400, and only what it did is undone. A command gets at most one answer: a failed
+    command, which may be tried again, has none yet, and one that is skipped or discarded gets status 500.
 
     `schema` is that of the worker. Raises `NoHandler` for a message of any other topic, which is then not tried again.
     """
@@ -134,9 +134,9 @@ class Handlers(_Registry[SyncCall]):
     def on(self, topic: Topic[Any, Any] | str, *, reply: bool = True) -> Callable[[Any], Any]:
         """Register the decorated `handler(message, connection)` for a `Topic`, a topic or a pattern.
 
-        Of a pattern, `*` is one word between dots, and a last word `#` any number of words, or none. Of those that fit
-        a message the most specific is called, compared word by word: a word, `*`, `#`. Of replies it gets those of
-        status 200; `on_error_reply` gets the others. For a `Topic` the message's value is of its type.
+        In a pattern, `*` stands for one word between dots, and a last word `#` for any number of words, or none. Of the
+        patterns that fit a message the most specific is called, compared word by word: a word, `*`, `#`. It gets only
+        replies of status 200; `on_error_reply` gets the others. For a `Topic` the message's value is of its type.
 
         What it returns answers a command that has a header `reply_to`. With `reply=False` the handler, or somebody
         later, answers by `Outbox.reply`. Raises `ConfigurationError` if this topic or pattern has a handler already.
@@ -224,7 +224,7 @@ class AsyncHandlers(_Registry[AsyncCall]):
 
 
 def asks(message: Message) -> bool:
-    """Tell whether the message is a command that asks for an answer."""
+    """Return whether the message is a command that asks for an answer."""
     return message.kind == "C" and reply_topic(message) is not None
 
 
@@ -232,8 +232,8 @@ def asks(message: Message) -> bool:
 def _own_savepoint(message: Message) -> Iterator[str]:
     """Handle a command inside this context, in a savepoint of the name that this gives.
 
-    Handlers that a handler calls have another one: what they leave open must not take the place of its own. Raises
-    `InvalidMessage` if it is this very command that they are to answer, and its handler answers it already.
+    Handlers that a handler calls have another savepoint: what they leave open must not replace the outer one. Raises
+    `InvalidMessage` if they are to answer the same command, and its handler answers it already.
     """
     refuse_second(message)
     token = _depth.set(_depth.get() + 1)
@@ -245,7 +245,7 @@ def _own_savepoint(message: Message) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """End the savepoint inside this context. What stops that is the handler's fault: it was fine before."""
+    """End the savepoint inside this context. If that fails, it is the handler's fault: it was fine before."""
     try:
         yield
     except SavepointGone as error:

@@ -38,7 +38,7 @@ class HandlerTurn:
         self._is_over: TimedOut | None = None
 
     def begin(self) -> None:
-        """Begin with a message; raises `TimedOut` if the time of the last one was up."""
+        """Begin with a message; raises `TimedOut` if the time of the previous one was up."""
         with self._lock:
             self.check()
             self._since, self._thread = self._monotonic(), threading.get_ident()

@@ -1,1 +1,1 @@
-"""The transactions of the user's that a worker works in, and the sessions beside them."""
+"""The user's transactions that a worker works in, and the sessions beside them."""

@@ -48,8 +48,8 @@ WHERE process_number IS NULL OR pg_try_advisory_xact_lock_shared({alive_lock}, p
     columns=("integer",),
     alive_lock=locks.ALIVE,
 )
-# Found by the transaction that held the messages when the entry was written: others may have claimed them since. And
-# only if it holds the first of them now, which the message says and not the entry: an entry may name any transaction.
+# It is found by the transaction that held the messages when the entry was written: others may have claimed them since.
+# And only if that holds the first of them now, which is read from the message: an entry may name any transaction.
 HOLDS = (
     "l.transactionid::text::bigint = w.xact & 4294967295 "
     "AND l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted AND l.pid IS NOT NULL"

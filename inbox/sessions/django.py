@@ -27,7 +27,7 @@ class DjangoTransactions:
     """Transactions in `atomic`, on the connection that Django has for the thread."""
 
     def __init__(self, alias: str, home: Home) -> None:
-        """Raise `ConfigurationError` unless Django is there, set up, and knows the alias."""
+        """Raise `ConfigurationError` unless Django is installed, set up, and knows the alias."""
         self.home = home
         self._alias = alias
         self._opened: set[Any] = set()

@@ -38,7 +38,7 @@ class Hold:
     __slots__ = ("_claimed", "_in_transaction", "_mark", "_status", "driver")
 
     def __init__(self, connection: Any) -> None:
-        # Read now: once a session has lost its connection, it no longer gives the driver's.
+        # Read now: a session that has lost its connection no longer gives the driver's connection.
         self.driver = driver_of(connection)
         self._in_transaction = getattr(connection, "in_transaction", None)
         self._status = reading_status(self.driver)
@@ -46,7 +46,7 @@ class Hold:
         self._claimed = self._mark()
 
     def why_over(self) -> str:
-        """Return why the transaction cannot be committed, "" if it can. Cheap, since it is asked after each message."""
+        """Return why the transaction cannot be committed, "" if it can. Cheap: called after each message."""
         if self._in_transaction is not None and not self._in_transaction():
             return ENDED  # a SQLAlchemy session has returned its connection to the pool, where another loop may use it
         if self._status() == TransactionStatus.INERROR:

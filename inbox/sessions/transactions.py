@@ -41,7 +41,7 @@ SESSION = {"jit": "off"}
 RECONNECT_S = 10.0
 # The time for a pool of ours to give a connection; also the longest that a stopping worker waits for one.
 ANSWER_S = 5.0
-SHORT_S = 1.0  # the time for a session of its own for a failing key, which can do with another one
+SHORT_S = 1.0  # the time to get a session of its own for a failing key, which can also use another one
 # How long a session for failing keys is kept that no key needs. There is none at first.
 FAILING_IDLE_S = 60.0
 
@@ -70,7 +70,7 @@ class Transactions(Protocol):
         ...
 
     def spare(self, connections: int) -> None:
-        """Allow for so many connections more (or less) that handlers keep which nobody waits for; in pools of ours."""
+        """Allow that many connections more (or less), which abandoned handlers keep; in pools of ours."""
         ...
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class AsyncTransactions(Protocol):
         ...
 
     async def spare(self, connections: int) -> None:
-        """Allow for so many connections more (or less), as `Transactions.spare` does."""
+        """Allow that many connections more (or less), as `Transactions.spare` does."""
         ...
 
     async def close(self) -> None:
@@ -146,7 +146,7 @@ def _kind(source: object) -> str:
 
 
 def transactions(source: Source, inbox: str, parallel: int, listen_dsn: str | None = None) -> Transactions:
-    """Return the transactions of `source`; sessions of our own lead to `listen_dsn`, or to where the source does."""
+    """Return the transactions of `source`; our own sessions connect to `listen_dsn`, or to where the source does."""
     if isinstance(source, str):
         if (alias := django_alias(source)) is not None:
             return DjangoTransactions(alias, Home(listen_dsn, apart=True))
@@ -192,14 +192,14 @@ def async_transactions_of_ours(home: Home, pool: "AsyncConnectionPool[Any]") -> 
 
 
 def home_of(dsn: str, listen_dsn: str | None) -> Home:
-    """Return where sessions of our own lead beside the transactions of a connection string."""
+    """Return where our own sessions connect, beside the transactions of a connection string."""
     return Home(listen_dsn or settings.dsn(dsn), apart=listen_dsn is not None)
 
 
 def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of the pool for batches and of the one for failing keys."""
     dsn = settings.dsn(source)
-    # It raises the reason, where a pool would only time out.
+    # It raises the reason; a pool would only time out.
     with settings.connect(dsn, "worker", autocommit=True) as probe:
         pooled = is_pooled(probe)
 

@@ -1,13 +1,13 @@
 """Claims of a total inbox: one queue, by (sent_clock, origin), which one transaction at a time works on.
 
-Where other inboxes lock the head of a key, this locks the head of the inbox, its lowest message: so that takes the
-rights of its consumers, and is in nobody else's way, neither the dispatcher's nor the janitor's. A claim locks it first
-and reads in a later statement: so that sees all that the last holder has done. It takes the lowest messages up to the
-newest row of `stable` (`mailroom.order.total`); nothing that stands before those can come any more.
+Where other inboxes lock the head of a key, this locks the head of the inbox, its lowest message. That requires the
+rights of its consumers, and does not hold up the dispatcher or the janitor. A claim locks the head first and reads in a
+later statement, which sees all that the last holder has done. It takes the lowest messages up to the newest row of
+`stable` (`mailroom.order.total`); nothing that belongs before those can come any more.
 
-What a key is in other inboxes, here the whole inbox is: its failures and attempts are recorded under the key '', which
-no message has. Parked, it keeps its messages where they are, since there is nobody in whose way they could be. Where
-`key_state` has clocks up to which a key is suspected, these are sent_clocks.
+The whole inbox plays the part of a key: its failures and attempts are recorded under the key '', which no message has.
+When it is parked, its messages stay where they are, since they hold up no other key. Where `key_state` has clocks up to
+which a key is suspected, these are sent_clocks.
 """
 
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ BOUND = """bound AS MATERIALIZED (
 LOWEST = f"""FROM {{schema}}.inbox_{{inbox}}
         WHERE {BY_SENT} > (SELECT low FROM bound) AND {BY_SENT} <= (SELECT top FROM bound)
         ORDER BY {BY_SENT}, origin"""
-# Whether the head is there, is locked now, and was locked before. It is selected first and locked then, never LIMIT 1
-# FOR UPDATE, which would lock the second message where another transaction works on the first. One that was deleted
-# since the snapshot counts as locked by others: those that did it go on. Whoever does not get the lock has no later
-# statement: so the time is read too, and the plans are unpinned.
+# Whether the head exists, is locked now, and was locked before. It is selected first and then locked, never by LIMIT 1
+# FOR UPDATE, which would lock the second message if another transaction works on the first. A head that was deleted
+# since the snapshot counts as locked by others, who go on. A claim that does not get the lock runs no later statement,
+# so this one also reads the time and unpins the plans.
 LOCK = Sql(
     """
 WITH {bound},

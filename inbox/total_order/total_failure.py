@@ -1,4 +1,4 @@
-"""What follows a failed attempt in a total inbox: it fails as a whole, under the key '', and all its messages wait.
+"""After a failed attempt in a total inbox: it fails as a whole, under the key '', and all its messages wait.
 
 Where other inboxes have clocks up to which a key is suspected, this has sent_clocks.
 """

@@ -71,7 +71,7 @@ class TotalOrder:
         )
 
     def check_in_parts(self) -> None:
-        """Parts beside each other would lose the order."""
+        """Parts side by side would lose the order."""
         raise ConfigurationError(
             f"Inbox {self.inbox!r} has total order. Spark reads and drains inboxes in parts, and their order would be "
             "lost: use a Worker, or subscribe another inbox to the same topics for Spark.",

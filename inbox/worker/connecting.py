@@ -1,7 +1,7 @@
-"""Errors that are raised while a connection is got, which are never a message's fault and end no worker that runs.
+"""Errors that are raised while connecting, which are never a message's fault and never end a running worker.
 
-Whatever the source does to connect may fail in any way: a pool that the application has used up, a function of the
-user's that fetches a password. So it counts when an error is raised, and not of which class it is.
+Whatever the source does to connect may fail in any way: a pool may be used up by the application, or a user's function
+that fetches a password may fail. So what counts is when an error is raised, not its class.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def connecting() -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Return what the log says of an error that no message caused: no password, and no text of the user's code."""
+    """Return what the log says about an error that no message caused: no password, and no text of the user's code."""
     if isinstance(error, MailroomError):
         return coded(str(error), error)
     name = type(error).__name__

@@ -1,7 +1,8 @@
 """What workers with `dispatch=True` run beside their loops: lanes that deliver and execute while no daemon does.
 
-Of the workers of a process that lead to one node by one login, one has the turn and runs the lanes. The others keep no
-session for it, and take its place when it stops, or when its event loop has stood still for as long as a lease lasts.
+If several workers of a process use the same node and login, one of them has the turn and runs the lanes. The others
+keep no session for that. One of them takes over when it stops, or when its event loop has stood still for as long as a
+lease lasts.
 """
 
 import asyncio
@@ -95,11 +96,11 @@ class Turn:
                 del turns.holders[self._key]
 
     def _login(self) -> Hashable:
-        """Return the node and the login by which the lanes get there, without its password, which may be a new one."""
+        """Return the node and the login of the lanes, without the password, which may change."""
         try:
             parts = conninfo_to_dict(self._home.dsn)
         except ConfigurationError:
-            return self  # nobody can tell: it shares the turn with nobody
+            return self  # unknown: it shares the turn with no other worker
         hidden = settings.secrets()
         return self._schema, frozenset((name, value) for name, value in parts.items() if name not in hidden)
 

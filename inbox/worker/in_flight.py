@@ -5,8 +5,8 @@ locks its messages. So an entry whose messages exist and are not locked belongs 
 If, in addition, its process no longer holds its lock (`inbox.sessions.alive`), that process died during the batch.
 Process ids are not compared.
 
-The entry also names the transaction of its batch. From the moment when that has been rolled back, no claim of another
-worker takes a key of the entry, until the death is counted: so nobody tries a message more often than it may be tried.
+The entry also names the transaction of its batch. Once that is rolled back, no claim of another worker takes a key of
+the entry until the death is counted. So no message is tried more often than allowed.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ WHERE w.id = %(id)s::uuid
     columns=("bigint",),
     holds=HOLDS,
 )
-# A process that goes on says so of the batches that it has lost: others may have their messages.
+# A process that goes on says which batches it has lost: others may have their messages.
 LET_GO = Sql(
     """
 UPDATE {schema}.my_worker SET xact = NULL
@@ -168,8 +168,8 @@ class InFlight:
     def add(self, entry: Entry, messages: Sequence[Message], *, due: bool = False) -> None:
         """Send the entry of a batch; leave entries out for a while if there is no session for them where the batch is.
 
-        Behind a pooler that may be since no connection is free. No batch waits for that, or fails by it. `due`: the
-        messages are of a failing key.
+        Behind a pooler that happens if no connection is free. No batch waits for that, or fails because of it. `due`:
+        the messages are of a failing key.
         """
         if time.monotonic() < self._without_until:
             return
@@ -186,9 +186,9 @@ class InFlight:
         try:
             with (sender := self._sender).at(entry.place):
                 sender.send(adding)
-                # A death has to be on record before others can take its messages, where each is counted exactly. To
-                # wait for that costs nothing beside a batch. The first try of a single message does not wait: if it was
-                # not on record in time, both tries are counted.
+                # A death has to be on record before others can take its messages, where each is counted exactly.
+                # Compared with a batch, waiting for that costs nothing. The first try of a single message does not
+                # wait: if it was not on record in time, both tries are counted.
                 if (due or len(messages) > 1) and self._processes.mine is not None:
                     sender.settle(WITHIN_S)
         except (Unanswered, NoSession, psycopg.errors.LockNotAvailable) as error:
@@ -409,7 +409,7 @@ class InFlight:
             log.warning("%s: %s died while handling a batch of %d messages", inbox, dead, messages)
         else:
             key, clock = keys[0], clocks[0]
-            # One that kills its worker has killed the last one too, as far as anybody knows: that start counts as well.
+            # A message that kills its worker probably killed the last one too, so that start counts as well.
             if (yield from order.was_in_batch(key, clock, DIED_IN_BATCH)):
                 yield from order.recording(Failed(key, clock, first, DIED_IN_BATCH, DIED_CLASS))
             recorded = yield from order.recording(Failed(key, clock, first, DIED, DIED_CLASS))

@@ -88,7 +88,7 @@ class Within(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a loop needs of its worker, which has no more public names than its users need.
+    """What a loop needs from its worker, which has only the public names that its users need.
 
     `starting` raises an error that says what is wrong if no claim can succeed. `work` claims, handles and commits one
     batch, `within` runs an operation in a transaction of its own, and `report` calls the user's `on_error`.
@@ -139,7 +139,7 @@ class Loop:
             self._listener.wake_up(self)
 
     async def _explained(self, error: Exception) -> Exception:
-        """Return the error that says best why the loop has ended: a schema or inbox that is gone, or `error` itself."""
+        """Return the error that best explains the loop's end: a schema or inbox that is gone, or `error` itself."""
         try:
             await self._service.within(self._service.starting())
         except MailroomError as found:
@@ -188,7 +188,7 @@ class Loop:
         try:
             await self._service.work(batch, self._entry)
         except TimedOut:
-            self._entry = Entry()  # whoever still handles the last batch has that one's
+            self._entry = Entry()  # a handler that still has the last batch keeps that one's
             raise
         finally:
             if batch.claimed is not None:

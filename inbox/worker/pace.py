@@ -1,16 +1,16 @@
-"""How large a loop's batches are, by the time that they take: so that no message waits long for others of its batch."""
+"""How large a loop's batches are, by the time that they take: no message should wait long for its batch."""
 
-FIRST = 1  # messages in a loop's first batch: nobody knows yet how long they take
+FIRST = 1  # messages in a loop's first batch: it is not known yet how long they take
 
 
 class Pace:
     """How many messages the next batch of a loop should have, for handlers to take a quarter of `batch_s` seconds.
 
     It starts with one message. A full batch whose handlers took less than that is followed by one twice as large, up to
-    `most`. One whose handlers took longer is followed by one that would not have, as far as that one tells, down to one
-    message. Where claim and COMMIT take more than a quarter of `batch_s`, as on a slow disk, handlers may take as long
-    as those do, up to `batch_s`: else most of the time would go into them. With `batch_s=None` each batch may have
-    `most` messages.
+    `most`. If its handlers took longer, the next batch is so small that, at the same rate, they would not have, down to
+    one message. If claim and COMMIT take more than a quarter of `batch_s`, as on a slow disk, handlers may take as long
+    as those do, up to `batch_s`: else claims and COMMITs would take most of the time. With `batch_s=None` each batch
+    may have `most` messages.
     """
 
     def __init__(self, most: int, batch_s: float | None) -> None:

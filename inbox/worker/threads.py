@@ -24,7 +24,7 @@ Job: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 class Threads(Executor):
     """As many threads as are busy at once; one that is idle is used again.
 
-    Leaving the context waits for all but those that were given up (`give_up`), whose work may never return. Python's
+    Leaving the context waits for all except those that were given up (`give_up`), whose work may never return. Python's
     own executor would wait for these too, at the latest when the process ends.
     """
 
@@ -37,7 +37,7 @@ class Threads(Executor):
         self._is_closed = False
 
     def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """Run `work` in a thread; return what becomes of it."""
+        """Run `work` in a thread; return a future of its result."""
         future: Future[Any] = Future()
         with self._lock:
             queue = self._idle.pop() if self._idle else self._start()
@@ -70,7 +70,7 @@ class Threads(Executor):
     def _run(self, queue: "SimpleQueue[Job | None]") -> None:
         while (job := queue.get()) is not None:
             tell = _done(*job)
-            # Before anybody hears of it, so that who does finds an idle thread and starts no other one.
+            # Before the result is set, so that the waiter finds an idle thread and starts no other one.
             with self._lock:
                 if not self._is_closed:
                     self._idle.append(queue)
@@ -81,7 +81,7 @@ class Threads(Executor):
 
 
 def _done(future: Future[Any], work: Callable[[], Any]) -> Callable[[], None]:
-    """Run `work`, and return what tells whoever waits."""
+    """Run `work`, and return what tells the waiter."""
     if not future.set_running_or_notify_cancel():
         return lambda: None
     try:

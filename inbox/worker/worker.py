@@ -99,7 +99,7 @@ class _Worker(ABC):
     def failure(self) -> BaseException | None:
         """What keeps the worker from working: the error that has ended it, or why it gets no messages at present.
 
-        None if nothing does. The failure of a message is none of the worker's.
+        None if nothing does. The failure of a message does not count as the worker's.
         """
         return self._ended_by or next(iter(list(self._troubles.values())), None)
 
@@ -120,7 +120,7 @@ class _Worker(ABC):
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
-        """Run inside this context. An error that ends the worker is logged here, since perhaps nobody awaits `run`."""
+        """Run inside this context. An error that ends the worker is logged here, in case nobody awaits `run`."""
         try:
             yield
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
@@ -142,7 +142,7 @@ class _Worker(ABC):
             await self._serve(home)
 
     async def _first_connection(self) -> Home | None:
-        """Connect, trying until it can, and find the inbox; return where the batches go, or None if stopped before."""
+        """Connect, trying until it can, and find the inbox; return where the batches go, None if stopped before."""
         failures = 0
         while not self._stopping.is_set():
             try:

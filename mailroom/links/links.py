@@ -1,4 +1,4 @@
-"""Links as users handle them: who may read this node, which nodes it reads, and how that goes."""
+"""Links as users handle them: who may read this node, which nodes it reads, and the state of each link."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -54,15 +54,14 @@ class _Operations:
     ) -> Operation[bool]:
         """Allow the node `reader` to read this one; return whether that is new.
 
-        What the reader subscribes to is stamped for it from when it has asked for it. `topics` are the topics and
+        What the reader subscribes to is stamped for it from the moment it has asked for it. `topics` are the topics and
         patterns that it may ask for; by default, and with `#`, all messages and events. Commands and replies of a topic
-        go to a reader only if it is allowed the topic by its name and no inbox of this node gets them. Of several such
-        readers the one that was allowed first has them, whatever the others ask for.
+        go to a reader only if it is allowed the topic by its exact name and no inbox of this node gets them. If there
+        are several such readers, the one that was allowed first gets them, whatever the others ask for.
 
-        What the reader has acknowledged is kept for `keep_s` seconds more (172,800: two days), for the case that its
-        database is put back in time. Once `max_rows` messages wait for it, the link is cut, and what waits is given up;
-        by default, and with 0, any number may wait. For a reader that is allowed already, the settings that are given
-        replace its own.
+        What the reader has acknowledged is kept for `keep_s` seconds more (172,800: two days), in case its database is
+        put back in time. Once `max_rows` messages wait for it, the link is cut, and what waits is given up; by default,
+        and with 0, any number may wait. If the reader is allowed already, the given settings replace its own.
         """
         texts = None if topics is None else topic_texts(topics)
         return (
@@ -85,8 +84,9 @@ class _Operations:
 
         `service` is the entry of libpq's service file that leads there; without one the dispatcher takes the variable
         MAILROOM_DSN_<SOURCE> of its environment. `reader` is the name under which the source allows this node, by
-        default this node's own name, and `source_schema` the schema of the source in its database. For a source that
-        is read already, `service` replaces its own; `reader` and `source_schema` cannot change once it was reached.
+        default this node's own name, and `source_schema` the schema of the source in its database. For a source that is
+        read already, `service` replaces its own; `reader` and `source_schema` cannot change once the source was
+        reached.
         """
         return (
             yield from adding(
@@ -95,16 +95,16 @@ class _Operations:
         )
 
     def _status(self) -> Operation[LinkStates]:
-        """Return how the links are doing: those that read this node, and those that it reads."""
+        """Return the state of the links: of the nodes that read this one, and of those that it reads."""
         return (yield from reading_states(self.schema))
 
     def _wait(
         self, inbox: str, *, origin: str | None = None, topics: Topics | None = None, timeout_s: float = 60.0
     ) -> Operation[None]:
-        """Wait until the sources have the subscriptions of an inbox to their messages, at most `timeout_s` seconds.
+        """Wait until the sources know the subscriptions of an inbox to their messages, at most `timeout_s` seconds.
 
-        What a source is sent after that comes. With `origin` and `topics` only those subscriptions are meant. Call it
-        after the transaction that subscribed has committed, and outside of a REPEATABLE READ one. Raises
+        What is sent at a source after that comes. With `origin` and `topics` it waits only for those subscriptions.
+        Call it after the transaction that subscribed has committed, and outside of a REPEATABLE READ one. Raises
         `NotSubscribed`, which says why, at once if a source refuses the topic; the subscription stays.
         """
         texts = None if topics is None else topic_texts(topics)
@@ -115,7 +115,7 @@ class _Operations:
     ) -> Operation[Removed]:
         """Remove the link to the node `name`, on this side only.
 
-        Of a reader, its topics and what waits for it go too. Of a source, all that is noted of what came from it; what
+        With a reader, its topics and what waits for it go too. With a source, all records of what came from it go; what
         is in inboxes stays. If the other node is both, `side` says which of the two is meant. A reader that is allowed
         again has another link, which begins with what is stamped then.
         """
@@ -148,21 +148,21 @@ class _Operations:
     def _exclude(self, source: str, *, actor: str, why: str | None = None, dry_run: bool = False) -> Operation[bool]:
         """Read this source no longer until it is included again; return whether that changes anything.
 
-        Inboxes in total order no longer wait for it. What each node has of its messages may differ from then on.
+        Inboxes in total order no longer wait for it. From then on nodes may have different sets of its messages.
         """
         return (yield from excluding(self.schema, source, actor=actor, why=why, dry_run=dry_run))
 
     def _include(self, source: str, *, actor: str, why: str | None = None) -> Operation[bool]:
-        """Read a source again that was excluded; return whether it was.
+        """Read an excluded source again; return whether it was excluded. It goes on where it was.
 
-        It goes on where it was. What inboxes in total order have passed by goes to `dead_letter`.
+        What inboxes in total order have already passed goes to `dead_letter`.
         """
         return (yield from including(self.schema, source, actor=actor, why=why))
 
     def _cut(self, reader: str, *, actor: str, why: str | None = None, dry_run: bool = False) -> Operation[int]:
         """Stamp nothing more for a reader, and give up what waits for it; return how many messages that are.
 
-        Such a link does not go on: remove it, and allow the reader again. The dispatcher deletes the rows.
+        A cut link cannot go on: remove it, and allow the reader again. The dispatcher deletes the rows.
         """
         yield from self._begin(actor, why)
         return (yield from cutting(self.schema, node_name(reader), actor=actor, why=why, dry_run=dry_run))
@@ -170,10 +170,10 @@ class _Operations:
     def _resume(
         self, source: str, *, actor: str, at: int | None = None, why: str | None = None, dry_run: bool = False
     ) -> Operation[Resumed]:
-        """Read a source again that is stopped; with `at`, go on behind that row of its link, whatever was received.
+        """Read a stopped source again; with `at`, go on behind that row of its link, whatever was received.
 
-        What is known to have come from rows above is left out when it comes again. Raises `MailroomError` for a source
-        that is excluded.
+        Messages that are known to have come from later rows are left out when they come again. Raises `MailroomError`
+        for a source that is excluded.
         """
         yield from self._begin(actor, why)
         return (yield from resuming(self.schema, node_name(source), at, actor=actor, why=why, dry_run=dry_run))

@@ -1,4 +1,4 @@
-"""Marks on demand: a node whose total inboxes wait for another one asks it to show a clock.
+"""Marks on demand: if the total inboxes of a node wait for another node, it asks that node to show a clock.
 
 A mark is a row of `transit` without a message. Its sent_clock is the source's clock, and says that everything up to
 there was stamped before. The reader asks for one only while it holds messages that its inboxes may not give out yet, or
@@ -51,7 +51,7 @@ def wanting_marks(schema: str) -> Operation[list[tuple[int, int]]]:
     return sorted(wanted.items())
 
 
-# The dispatcher at the source finds what is wanted when it is rung, and at the latest at its next poll.
+# The dispatcher at the source sees the wish when it is rung, or at its next poll at the latest.
 ASK = Sql(
     """
 SELECT {schema}.link_want(l.number, %(run)s::uuid, %(clock)s::bigint), pg_notify({outbox_channel}, '') IS NULL
@@ -93,7 +93,8 @@ FROM {schema}.clock AS c, {schema}.node AS n WHERE {is_wanted}
     wanted=WANTED,
     is_wanted=IS_WANTED,
 )
-# Its id is new at each execution, as that of no message is: so it serves as a witness of the history like a message's.
+# Its id is new at each execution, and no message has it: so it serves as a witness of the history, as a message's id
+# does.
 MARK = Sql(
     """
 WITH wanted AS MATERIALIZED ({wanted}),

@@ -1,4 +1,4 @@
-"""What an operator says of a node that was moved, copied or put back to an earlier time.
+"""What an operator says about a node that was moved, copied or put back to an earlier time.
 
 Nothing in the database tells a move from a copy, or a machine that was put back while it ran from one that was not. So
 the node waits with its readers until somebody says which it is.
@@ -52,7 +52,7 @@ class NewId:
 
 
 def taking_new_id(schema: str) -> Operation[UUID]:
-    """Make another node of a copy, whose links are those of the node that it was copied from; return its id.
+    """Turn a copy into another node, since its links belong to the node that was copied; return its id.
 
     It reads nobody and is read by nobody any more, its incarnation is 1, and everything else stays as it is. In a READ
     COMMITTED transaction of its own: nothing is delivered before it ends.

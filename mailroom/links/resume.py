@@ -1,4 +1,4 @@
-"""What an operator does about a link that does not go on by itself: resume, report, moved and cut."""
+"""What an operator does if a link does not go on by itself: resume, report, moved and cut."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -72,7 +72,7 @@ class Resumed:
 def resuming(
     schema: str, name: str, at: int | None = None, *, actor: str, why: str | None = None, dry_run: bool = False
 ) -> Operation[Resumed]:
-    """Read a source again that was stopped; with `at`, go on behind that seq of its link, whatever was received.
+    """Read a stopped source again; with `at`, go on behind that seq of its link, whatever was received.
 
     If this node has lost history, its total inboxes go on too, as by `resuming_order`. In a READ COMMITTED transaction,
     durable once that commits. Raises `UnknownLink`, and `MailroomError` for a source that is excluded.
@@ -162,7 +162,7 @@ ORDER BY 1
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """What of a source's messages is only here (`lost`, ids), and which seqs never came (`skipped`, first and last).
+    """The messages of a source that are only here (`lost`, ids), and the seqs that never came (`skipped`, from and to).
 
     `more_lost` messages are only here too, beyond the limit of the report. `earlier` messages came by a link before
     this one: whether the source still has them is unknown, and they are left out if they come again. `state` and `why`
@@ -179,7 +179,7 @@ class LinkReport:
 
 
 def reporting(schema: str, name: str, limit: int | None = LOST_AT_MOST) -> Operation[LinkReport]:
-    """Return what a source has lost of what this node has received, and what never came. Raises `UnknownLink`.
+    """Return what the source has lost and this node has received, and what never came. Raises `UnknownLink`.
 
     As far back as receipts are kept; the ids of lost messages stay. At most `limit` of them are listed, None for all.
     """
@@ -222,7 +222,7 @@ class LinkMoved:
 
 
 def moving(schema: str, name: str, *, actor: str, why: str | None = None) -> Operation[LinkMoved]:
-    """Forget where the node of this name was; its next hello notes where it is. Raises `UnknownLink`.
+    """Forget where the node of this name was; its next hello records where it is. Raises `UnknownLink`.
 
     For a reader that another node takes the place of, and for a source whose old primary is to be the source again.
     """

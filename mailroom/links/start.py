@@ -1,9 +1,9 @@
-"""The start of a node: before the first clock is given out, what a crash or a restore may have taken away.
+"""The start of a node: it finds out what a crash or a restore may have taken away, before it gives out the first clock.
 
 What others have received may be missing here, and so may the clocks that were given out for it. The node's place tells:
 if it is not where and when it was noted, the clock jumps beyond all that a lost tail of history can have used, and each
-link is in doubt until its reader has found its own position here. That goes for a node without links too, since it may
-have had some in the time that it lost. Nobody else is asked, so a node starts while its readers are away.
+link is in doubt until its reader has found its own position here. That holds for a node without links too, since it may
+have had some in the lost time. Nobody else is asked, so a node starts while its readers are away.
 
 Rows may have been copied there without their sequences (`mailroom.order.sequences`), so these are looked at, too; and
 without the row of `node`, which says how far the clock was: then the rows say it.
@@ -127,7 +127,7 @@ def _starting(schema: str, noted: _Noted, found: Place) -> Operation[Started]:
         noted = replace(noted, clock=brought)
     if not (decided.jumps or decided.moved or brought):
         return Started((yield from recovering_clock(schema)))
-    if noted.place is None and noted.is_unused:  # nobody knows where it has been, but nothing can be lost
+    if noted.place is None and noted.is_unused:  # it is unknown where it has been, but nothing can be lost
         yield from _noting(schema, decided.note)
         return Started((yield from recovering_clock(schema)))
     clock = yield from _jumping(schema, noted, decided.note)

@@ -1,4 +1,4 @@
-"""How the links of a node are doing, on either side."""
+"""The state of a node's links, on either side."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +10,7 @@ from mailroom.sql.operation import Operation, Sql
 
 @dataclass(frozen=True, slots=True)
 class ReaderState:
-    """A node that reads this one, as it stands here.
+    """A node that reads this one, as this node sees it.
 
     `state` is open, or cut: then nothing is stamped for it any more. `in_doubt`: the reader has not found its position
     here since this node may last have lost something. `backlog` counts the messages that are stamped for it and not
@@ -40,15 +40,15 @@ class ReaderState:
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """A node that this one reads, as it stands here.
+    """A node that this one reads, as this node sees it.
 
-    `state` is open, or it is not read since `since`, for the reason `why`, which says what to do: unreachable, if there
-    is no way to it, or failing, if it is reached and something goes wrong, which are tried again and again; stopped,
-    until somebody acts; or excluded by hand. `position` is the last row of its link that was received, and `shown` the
-    clock up to which everything of it is here. `received_at` is when that was; None if nothing came yet. `topics` are
-    those that inboxes here subscribe to there; of these, the source has not been told yet of those in `pending`, and
-    does not give those in `refused`. `service` is the entry of the service file that leads there; None if the
-    environment does. `reader` is this node's name there.
+    `state` is open, or the source is not read: `since` says since when, and `why` says why and what to do. The state is
+    then unreachable, if there is no way to it, or failing, if it is reached and something goes wrong; both are tried
+    again and again. Or it is stopped, until somebody acts, or excluded by hand. `position` is the last row of its link
+    that was received, and `shown` the clock up to which everything of it is here. `received_at` is when that was; None
+    if nothing came yet. `topics` are those that inboxes here subscribe to there. The source has not yet been told of
+    those in `pending`, and refuses those in `refused`. `service` is the entry of the service file that leads there;
+    None if the environment does. `reader` is this node's name there.
     """
 
     name: str
@@ -69,7 +69,7 @@ class SourceState:
 
     @property
     def flows(self) -> bool:
-        """Whether all comes that is subscribed to, or somebody has said that nothing shall."""
+        """Whether everything that is subscribed to comes, or somebody has excluded the source."""
         return self.state == "excluded" or (self.state == "open" and not self.refused)
 
 
@@ -154,7 +154,7 @@ def reading_states(schema: str) -> Operation[LinkStates]:
 
 
 def reading_sources(schema: str) -> Operation[tuple[SourceState, ...]]:
-    """Return how the nodes that this one reads are doing, by name."""
+    """Return the state of the nodes that this one reads, by name."""
     rows = yield SOURCES.at(schema=schema)()
     return tuple(
         SourceState(

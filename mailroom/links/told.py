@@ -8,8 +8,8 @@ from mailroom.errors import ConfigurationError, NotSubscribed, UnknownLink
 from mailroom.schema.checks import checking, finding
 from mailroom.sql.operation import Operation, Sql
 
-# By the id of the subscription: of one that was ended and made again the source is told anew. A `*` without sources is
-# a subscription to this node alone. `is_own`: nobody else sees it before this transaction commits.
+# By the id of the subscription: if one was ended and made again, the source is told again. A `*` without sources is a
+# subscription to this node alone. `is_own`: nobody else sees it before this transaction commits.
 PENDING = Sql(
     """
 SELECT s.topic, s.origin, o.name, coalesce(o.trouble, o.state), o.why, coalesce(s.id = ANY (o.refused), false),

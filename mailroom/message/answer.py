@@ -1,8 +1,8 @@
 """The answer to a command: a reply on the topic that its header `reply_to` names, at most one for each command.
 
 It is sent in the transaction that ends the command, so it exists if and only if the command has ended that way. This is
-the one place of that rule: 200 and 400 come from a handler (`inbox.handling.handlers`), 500 from whoever ends a command
-that will not be done any more (`inbox.by_key.due`, `inbox.parked`, `mailroom.dead_letter`).
+the one place of that rule: 200 and 400 come from a handler (`inbox.handling.handlers`), 500 comes from the code that
+ends a command that will not be done (`inbox.by_key.due`, `inbox.parked`, `mailroom.dead_letter`).
 """
 
 import json
@@ -22,7 +22,7 @@ from mailroom.sql.operation import Operation, Row, filled
 
 DONE, REJECTED, FAILED = 200, 400, 500
 
-# The error of a command that somebody discards and that never failed, or so long ago that its history is gone.
+# The error of a discarded command that never failed, or failed so long ago that its history is gone.
 DISCARDED = "Discarded"
 
 # Whether a row is a command that is to be answered. The topic's alphabet is that of `mailroom.names.TOPIC`: what is no
@@ -60,7 +60,7 @@ class Request(Protocol):
 
 
 def reply_topic(request: Request) -> str | None:
-    """Return the topic that answers to this message go to, None if it asks for none or names what is no topic."""
+    """Return the topic for answers to this message, None if it asks for none or names something that is not a topic."""
     topic = request.headers.get("reply_to", "")
     return topic if TOPIC.match(topic) else None
 
@@ -128,5 +128,5 @@ class Undone:
 def answering_undone(schema: str, commands: Iterable[Undone]) -> Operation[None]:
     """Answer commands that the caller's transaction ends undone: status 500, and never the text of an error."""
     for command in commands:
-        # It fits, whatever the command carries: its end must not fail.
+        # It fits, whatever the command carries: ending it must not fail.
         yield from sending(schema, answer(command, {"error": command.error or DISCARDED}, FAILED))

@@ -1,7 +1,7 @@
-"""Carried headers: they go from the message in hand onto all that is sent while it is handled, and on from there.
+"""Carried headers: they pass from the message in hand to all that is sent while it is handled, and on from there.
 
-So whatever follows from a message has its saga, user and trace, although no handler passes them on, and the header
-`causation` names the message that it follows from.
+So all effects of a message have its saga, user and trace, although no handler passes them on. The header `causation`
+names the message that caused them.
 """
 
 import logging
@@ -24,7 +24,7 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Carried(TypedDict, total=False):
-    """The headers that are carried. Where not all of them fit, the first ones go before the later ones."""
+    """The headers that are carried. If not all of them fit, earlier ones come first."""
 
     saga: str
     user: str
@@ -116,7 +116,7 @@ class _Carrier:
         return _Carrier(explicit, self.in_hand, block, self)
 
     def onto(self, given: dict[str, str]) -> dict[str, str]:
-        """Return the headers of a message that is given these. No handler may fail by what it was sent: some stay."""
+        """Return the headers of a message that is given these. Some may be left out: no handler may fail by them."""
         explicit = {name: value for name, value in self.explicit.items() if name not in given}
         headers = given | explicit
         if self.in_hand is None:
@@ -165,10 +165,10 @@ class _Within:
 
 
 class handling(_Within):  # noqa: N801  # used as contextlib's are
-    """Send inside this context what follows from the message, and nothing that was carried outside of it.
+    """Send inside this context the effects of the message, and carry nothing from outside of it.
 
-    That a handler begins with its message alone is the same in a worker's thread, in its task and in a test. Without a
-    message nothing is carried. One context may serve many messages in turn: it gives the function that turns to each.
+    So a handler begins with its message alone: in a worker's thread, in its task and in a test. Without a message
+    nothing is carried. One context may serve many messages in turn: it gives the function that turns to each.
     """
 
     __slots__ = ("_cause",)
@@ -189,7 +189,7 @@ class handling(_Within):  # noqa: N801  # used as contextlib's are
 
 
 class answering(_Within):  # noqa: N801
-    """Send inside this context the answer to a request, which need not be the message in hand: it follows from that."""
+    """Send inside this context the answer to a request, which is its cause and need not be the message in hand."""
 
     __slots__ = ("_cause",)
 
@@ -201,14 +201,14 @@ class answering(_Within):  # noqa: N801
 
 
 class carrying:  # noqa: N801
-    """Give everything that is sent inside this `with` block these headers, and what follows from that, too.
+    """Give these headers to everything that is sent inside this `with` block, and to what that causes.
 
-    They are saga, user, tenant, transactions, related_services, traceparent, tracestate and baggage: texts, at most
-    4 KiB as JSON, together with those of the blocks around this one. One object may be entered again, by many at once.
-    Headers given to a send win over them, and they
-    win over those of the message in hand. In a handler the block is the handler's own: it ends with the handler at the
-    latest. Tasks, and `asyncio.to_thread`, begun inside inherit it; threads of your own and `run_in_executor` do not
-    (`contextvars.copy_context().run`). They are the sender's word and prove nobody's identity. Raises `InvalidMessage`.
+    They are saga, user, tenant, transactions, related_services, traceparent, tracestate and baggage: texts, at most 4
+    KiB as JSON, together with those of the blocks around this one. One object may be entered again, by many at once.
+    Headers given to a send win over them, and they win over those of the message in hand. In a handler the block is the
+    handler's own: it ends with the handler at the latest. Tasks, and `asyncio.to_thread`, begun inside inherit it;
+    threads of your own and `run_in_executor` do not (`contextvars.copy_context().run`). They are only the sender's word
+    and prove no identity. Raises `InvalidMessage`.
     """
 
     __slots__ = ("_headers",)

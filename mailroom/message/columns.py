@@ -1,8 +1,8 @@
 """The rows of messages and of executables: each of their columns once, from which every list of them is made.
 
-A column that goes along with messages is added here and, by a migration, to the tables; to `Outgoing` if writers set
-it, and to `Message` if consumers see it. What moves messages takes it along by itself: deliveries, parked keys, dead
-letters, scheduled messages and the staged tables of Spark; and links from the next version of the wire on.
+A new column of messages is added here and, by a migration, to the tables; to `Outgoing` if writers set it, and to
+`Message` if consumers see it. All code that moves messages then includes it: deliveries, parked keys, dead letters,
+scheduled messages and the staged tables of Spark; and links from the next version of the wire on.
 """
 
 from collections.abc import Iterable

@@ -64,7 +64,7 @@ class Outgoing:
     deliver_after: timedelta | float | None = None
 
     if TYPE_CHECKING:
-        # What the dataclass makes, for a checker that shall compare the value with the topic.
+        # The dataclass's own `__init__`, for a type checker that compares the value with the topic.
         def __init__(
             self, topic: Topic[T, Any] | str, value: T, key: Key | None = None,
             headers: Mapping[str, str] | None = None, kind: Kind = "M", message_type: MessageType = "U",

@@ -1,4 +1,4 @@
-"""A typed topic: what its values are, in which version, and what answers its commands."""
+"""A typed topic: the type and version of its values, and the type of the answers to its commands."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -27,8 +27,8 @@ SCHEMA = "schema"
 MAX_VERSION = 999_999
 VERSION = re.compile(r"[1-9][0-9]{0,5}\Z")
 
-# What a `read` of a user raises for a value that does not fit. Whatever else it raises means what it means in a
-# handler: a `read` may ask another service, which may be down.
+# What a `read` of a user raises for a value that does not fit. Any other exception means what it means in a handler: a
+# `read` may ask another service, which may be down.
 MISFITS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, ExceptionGroup)
 
 
@@ -37,14 +37,14 @@ class Topic(Generic[T, A]):
     `Handlers`.
 
     `value_type` is a dataclass, a pydantic model, a struct of msgspec or a plain type, such as `dict[str, int]`. It
-    holds such types, lists, tuples, sets, dicts, enums and whatever the codec sends. Of any other type `read` makes a
-    value from a plain one, and `write` a plain one from a value; what one of them does not do, the type decides.
-    `replies` is the type of the answers to commands of this topic, by default plain values.
+    holds such types, lists, tuples, sets, dicts, enums and whatever the codec sends. For any other type `read` makes a
+    value from a plain one, and `write` a plain one from a value; without one of them, the type decides. `replies` is
+    the type of the answers to commands of this topic, by default plain values.
 
     `version` counts the forms that the values had. Above 1 it is sent as the header `schema`, and `upcast` says how
     values of older versions become newer ones.
 
-    Raises `InvalidMessage` for a name that is none, `ConfigurationError` for a type that needs `read` and `write`.
+    Raises `InvalidMessage` for an invalid name, `ConfigurationError` for a type that needs `read` and `write`.
     """
 
     __slots__ = ("_replies", "_upcasters", "_values", "name", "version")

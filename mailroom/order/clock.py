@@ -41,7 +41,7 @@ def receive(clock: int, sent_clock: int, step: int = 1) -> int:
 
 
 def fitting(clock: int) -> int:
-    """Return `clock` if a node's clock may get so far, else raise `ClockOverflow`."""
+    """Return `clock` if a node's clock may get that far, else raise `ClockOverflow`."""
     # Other implementations wrap to 0, which would order every later message before all earlier ones.
     if clock > MAX_CLOCK:
         raise ClockOverflow(
@@ -56,8 +56,8 @@ def fitting(clock: int) -> int:
 CEILING_STEP = 1_000_000
 
 # One deliverer at a time. So clocks rise in commit order, and a statement that begins after this one sees everything
-# that the previous deliverer committed. It is a lock on a table, which takes a right at the node: an advisory lock
-# could be held by every role that may connect.
+# that the previous deliverer committed. It is a lock on a table, which requires a right: every role that may connect
+# could hold an advisory lock.
 LOCK = Sql("SELECT {schema}.take_dispatch_turn() IS NULL", columns=("boolean",))
 
 CEILING = Sql(
@@ -114,9 +114,9 @@ SELECT setval('{schema}.clock'::regclass, greatest(c.last_value, %(clock)s::bigi
 
 
 def advancing_clock(schema: str, clock: int, *, dry_run: bool = False) -> Operation[int]:
-    """Let the clock go on behind `clock`, and what is received up to there; return what it had reached before.
+    """Raise the clock beyond `clock`, and so what may be received; return what the clock had reached before.
 
-    A clock that is further than that stays. Durable once the READ COMMITTED transaction commits. With `dry_run` it only
+    A clock that is already further stays. Durable once the READ COMMITTED transaction commits. With `dry_run` it only
     returns what the clock has reached. Raises `ConfigurationError` for a clock above `MAX_ADVANCED`.
     """
     clock = whole(clock, "clock", 0, MAX_ADVANCED, ConfigurationError)

@@ -1,9 +1,9 @@
 """The sequences of a node, which give its rows their numbers, and its messages their order.
 
-Nothing that copies rows from one database to another has to bring their sequences along: neither logical replication
-nor a dump of some tables does. They then begin anew, below the rows, and what is sent overtakes what waits, until a
-number is there twice. So each sequence that is behind its rows is raised past them: by whoever leads, before it works,
-and by `mailroom migrate`. Triggers do it for each row that is copied, before the first send.
+Rows can be copied from one database to another without their sequences: logical replication and a dump of some tables
+do that. The sequences then begin again below the rows, and what is sent overtakes what waits, until a number exists
+twice. So each sequence that is behind its rows is raised beyond them: by a leader, before it works, and by `mailroom
+migrate`. Triggers do it for each row that is copied, before the first send.
 
 The clock is no sequence in this sense: it is recovered, or jumps, under the dispatch lock (`mailroom.links.start`).
 """
@@ -32,8 +32,8 @@ class Numbers:
 def raising_sequences(schema: str) -> Operation[list[Numbers]]:
     """Raise each sequence that is behind its rows by a million beyond them; return these, with their values now.
 
-    That is done even if the transaction is undone. Nobody waits for it, and a node whose sequences are right is only
-    looked at.
+    That stays done even if the transaction is undone. Nobody waits for it, and if the sequences are right, nothing
+    changes.
     """
     return [Numbers(*row) for row in (yield RAISE.at(schema=schema)())]
 

@@ -1,13 +1,13 @@
-"""Total order: how far a total inbox may be given out, and who joins and leaves its order.
+"""Total order: how far a total inbox may be given out, and what happens when origins join and leave.
 
 A total inbox gives out its messages by (sent_clock, origin), so every node that gets the same messages has them in the
-same order. A message may be given out once nothing can come any more that stands before it: up to the bound, the lowest
-clock that its origins have shown. What an origin has shown: everything that it stamped up to this clock was received.
-The node's own messages need no term in it. Receiving keeps the node's clock above all that was shown, and its own
-stamps are above its clock. Without origins the bound is the clock.
+same order. A message may be given out once nothing that belongs before it can come any more: up to the bound, the
+lowest clock that its origins have shown. An origin has shown a clock if everything that it stamped up to it was
+received. The node's own messages do not matter for the bound: receiving keeps the node's clock above all that was
+shown, and its own stamps are above its clock. Without origins the bound is the clock.
 
-Whoever delivers or receives appends the bound to `stable`, in the same transaction. It only rises. So what joins later
-shows at least as much before it sends anything, and what comes too late never gets into the inbox.
+A delivery or reception appends the bound to `stable`, in its own transaction. The bound only rises. So an origin that
+joins later shows at least as much before it sends anything, and what comes too late never gets into the inbox.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ PARTITION_CHANNEL = locks.channel("partition")
 # For the statements that deliver and receive: whether `raising_stable` is needed. Through an index of total inboxes.
 HAS_TOTAL = """EXISTS (SELECT FROM {schema}.inbox_registry WHERE "order" = 'total')"""
 
-# Why a message is a dead letter that would have come after a later one.
+# The reason of a dead letter that would have come after a later message.
 LATE = "too late for the order of this inbox: later messages were given out already"
 
 # The total inboxes, and how far each may be given out.
@@ -57,8 +57,8 @@ HAS_JOINED = filled(
 
 # Inboxes without origins are raised only if they got something: else each delivery would write a row for each of them.
 # A node that has lost history stamps again what other nodes may have, and there it has another place. So none rises
-# until somebody says that the order goes on. Nor while messages wait to be fanned out, which have their clocks already;
-# after them all rise (`dispatcher.delivery.fan_out`).
+# until somebody says that the order goes on. None rises either while messages wait to be fanned out, since those have
+# their clocks already; afterwards all rise (`dispatcher.delivery.fan_out`).
 RAISE = Sql(
     """
 WITH {total},
@@ -87,7 +87,7 @@ SELECT (SELECT count(*) FROM raised), (
 
 
 def raising_stable(schema: str, touched: list[str] | None = None) -> Operation[int]:
-    """Let total inboxes be given out up to their bounds; wake their workers, and return how many inboxes rose.
+    """Allow total inboxes to be given out up to their bounds; wake their workers, and return how many inboxes rose.
 
     Run it in the transaction that delivered or received, under the dispatch lock and after the clock was set, in a
     statement of its own, which sees the new receipt. `touched` are the inboxes that got something; None for all.
@@ -165,7 +165,7 @@ def guarding_order(schema: str) -> Operation[None]:
 
 
 def starting_origin(schema: str, name: str) -> Operation[None]:
-    """Have total inboxes that subscribe to an origin which was just added want its messages from now on."""
+    """Let total inboxes that subscribe to a newly added origin want its messages from now on."""
     yield START.at(schema=schema)(name=name)
 
 
@@ -176,7 +176,7 @@ RESUME = Sql(
 
 
 def resuming_order(schema: str) -> Operation[bool]:
-    """Let the total inboxes of a node go on that has taken a new incarnation; return whether they were stopped.
+    """Let the total inboxes of a node with a new incarnation go on; return whether they were stopped.
 
     What the node lost and stamps again has its old place at other nodes, and a new one here.
     """

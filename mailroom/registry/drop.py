@@ -1,4 +1,4 @@
-"""Drop an inbox with all that belongs to it."""
+"""Drop an inbox with everything that belongs to it."""
 
 from mailroom.errors import SchemaError
 from mailroom.message.answer import ASKS, Undone, answering_undone
@@ -12,12 +12,12 @@ from mailroom.sql.operation import Operation, Sql
 def dropping(
     name: str, *, actor: str, discard: bool = False, why: str | None = None, schema: str = DEFAULT_SCHEMA
 ) -> Operation[int]:
-    """Drop an inbox, its subscriptions and all else that is kept of it; return how many messages were deleted.
+    """Drop an inbox, its subscriptions and all other records about it; return how many messages were deleted.
 
     Refuses while messages are in it or parked, unless `discard` says to delete them for good; commands among them that
-    ask for a reply get one of status 500. What still waits in the outbox goes by the subscriptions that are left, and
-    into `dead_letter` if nobody gets it. Its dead letters stay. `actor` says who acts and `why` gives the reason; both
-    are written to the table `audit`.
+    ask for a reply get one of status 500. What still waits in the outbox is routed by the remaining subscriptions, and
+    goes to `dead_letter` if no inbox gets it. Its dead letters stay. `actor` says who acts and `why` gives the reason;
+    both are written to the table `audit`.
 
     In the caller's transaction, which has the node's dispatch lock until it ends: nothing is delivered meanwhile, so
     commit soon. Stop the inbox's workers first: it waits 3 s for their batches. Workers that still run end with

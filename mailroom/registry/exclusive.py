@@ -1,4 +1,4 @@
-"""Have an inbox to oneself until the transaction ends, beside a running dispatcher: to drop it, or to rename it."""
+"""Have an inbox to oneself until the transaction ends, while a dispatcher runs: to drop it, or to rename it."""
 
 from mailroom import locks
 from mailroom.errors import ConfigurationError, MailroomError
@@ -8,7 +8,7 @@ from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.sight import seeing
 from mailroom.sql.sqlstate import AGAIN, sqlstate
 
-# What has rows of an inbox, beside its partition. Not what only tells of it later: dead letters, and the audit.
+# Tables with rows of an inbox, beside its partition. Not those that only record its past: dead letters, and the audit.
 HAVE_ROWS = ("subscription", "key_state", "parked", "attempt", "worker", "stable", "spark_stream")
 
 ISOLATION = Sql("SELECT current_setting('transaction_isolation')", columns=("text",))
@@ -37,7 +37,7 @@ SELECT (SELECT count(*) FROM {schema}.inbox_{inbox}),
 """,
     columns=("bigint", "bigint"),
 )
-# Whoever sleeps over it wakes up, and finds that it is gone.
+# Its sleeping workers wake up, and find that it is gone.
 NOTIFY = Sql(
     "SELECT pg_notify({partition_channel}, '') IS NULL",
     columns=("boolean",),

@@ -15,16 +15,16 @@ def renaming(
 ) -> Operation[int]:
     """Give an inbox another name, and return how many messages it holds.
 
-    Its messages, subscriptions and settings go along, and so do its failures, parked keys and dead letters. Nothing is
-    lost on the way: the inbox subscribes to the topic of its old name. So what was sent to that name and is
-    still sent there comes, and replies to commands that name it in `reply_to` do, too. `unsubscribe` ends that once
-    nobody sends there any more, and before another inbox gets the name. `actor` says who acts and `why` gives the
-    reason; both are written to the table `audit`, whose earlier entries keep the old name.
+    It keeps its messages, subscriptions and settings, and its failures, parked keys and dead letters. Nothing is lost
+    on the way: the inbox subscribes to its old name as a topic. So it still gets what was or is sent to that name, and
+    replies to commands that name it in `reply_to`. `unsubscribe` ends that once nobody sends there any more, and before
+    another inbox gets the name. `actor` says who acts and `why` gives the reason; both are written to the table
+    `audit`, whose earlier entries keep the old name.
 
     In the caller's transaction, which has the node's dispatch lock until it ends: nothing is delivered meanwhile, so
-    commit soon. It writes each message anew: ten seconds or more for a million. Stop the inbox's workers first: it
-    waits 3 s for their batches. Workers that still run end with `UnknownInbox` once it is committed; start them with
-    the new name. Roles keep their privileges on the inbox.
+    commit soon. It rewrites each message: ten seconds or more for a million. Stop the inbox's workers first: it waits 3
+    s for their batches. Workers that still run end with `UnknownInbox` once it is committed; start them with the new
+    name. Roles keep their privileges on the inbox.
 
     Raises `UnknownInbox`; `SchemaError` if there is something of the new name, or if Spark has drained or streamed the
     inbox, whose files and checkpoints name it; `MailroomError` if the inbox is in use; `ConfigurationError` unless the
@@ -38,7 +38,7 @@ def renaming(
 rename_inbox, rename_inbox_async = on_connections("rename_inbox", renaming)
 
 
-# Also what step by step was removed may have left rows, which would become those of the renamed one.
+# An inbox that was removed step by step may have left rows too, which would become those of the renamed one.
 LEFT = Sql(
     " UNION ALL ".join(
         f"SELECT '{table}' WHERE EXISTS (SELECT FROM {{schema}}.{table} WHERE {name} = '{{inbox}}')"
@@ -51,7 +51,7 @@ OF_SPARK = Sql(
     "OR EXISTS (SELECT FROM {schema}.spark_stream WHERE inbox = '{inbox}')",
     columns=("boolean",),
 )
-# A partition's rows name their inbox, so they are written anew while it is none. Its index by order is there in total
+# A partition's rows name their inbox, so they are rewritten while it is detached. Its index by order is there in total
 # inboxes only.
 PARTITION = Sql(
     """

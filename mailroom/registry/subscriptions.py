@@ -38,19 +38,19 @@ def subscription(
 ) -> Operation[list[str]]:
     """Subscribe an inbox to a topic or to several; return those that it had not subscribed to.
 
-    A topic is text or a `Topic`, and text may be a pattern. Dots part words: `order.*` fits the topics of `order` and
-    one more word, `order.#` those that are or begin with `order`, `#` all. There may be several `*`, but not beside a
+    A topic is text or a `Topic`, and text may be a pattern. Dots divide words: `order.*` fits topics of `order` and one
+    more word, `order.#` those that are or begin with `order`, and `#` all. There may be several `*`, but not beside a
     `#`, which is the last word. A pattern gets messages and events, never commands or replies. However many fit, the
     inbox gets a message once.
 
     `origin` says whose messages: those of this node (empty, the default), those of the node of that name, which this
     one reads over a link, or those of this node and of all that it reads (`*`).
 
-    In the caller's transaction, also for users' own migrations. Once it is committed, what is sent comes; what waits in
-    the outbox comes too, unless a delivery had begun with it, and what was delivered does not. From another node comes
-    what that one delivers once this node's dispatcher has told it. For a total inbox and another node it takes the
-    node's dispatch lock, so nothing is delivered until the caller's transaction ends. Repeating it is
-    harmless. Raises `UnknownInbox`, `InvalidName`, and `InvalidMessage` for a topic.
+    In the caller's transaction, also for users' own migrations. What is sent after its commit comes. What waits in the
+    outbox comes too, unless its delivery had begun; what was delivered does not. From another node comes what that node
+    delivers once this node's dispatcher has told it. For a total inbox and another node it takes the node's dispatch
+    lock, so nothing is delivered until the caller's transaction ends. Repeating it is harmless. Raises `UnknownInbox`,
+    `InvalidName`, and `InvalidMessage` for a topic.
     """
     return _subscribing(*_checked(inbox, topics, schema, origin))
 
@@ -67,9 +67,9 @@ def _subscribing(schema: str, inbox: str, topics: list[str], origin: str) -> Ope
 def unsubscription(
     inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA, origin: str = OWN
 ) -> Operation[list[str]]:
-    """End an inbox's subscriptions to these topics and patterns, as they were given; return those that there were.
+    """End an inbox's subscriptions to these topics and patterns, as they were given; return those that it had.
 
-    Only those to messages of `origin`, as it was given: ending one to `*` leaves one to a node of its own.
+    This ends only those to messages of `origin`, as it was given: ending one to `*` leaves a separate one to a node.
 
     In the caller's transaction. What was delivered stays in the inbox. Repeating it is harmless. Raises as `subscribe`.
     """

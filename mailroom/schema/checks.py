@@ -1,4 +1,4 @@
-"""Check that a node's schema is there, at a revision that this release can work on, and seen whole; and an inbox."""
+"""Check that a node's schema exists, that this release can work with it, and that all of it is seen; and an inbox."""
 
 from mailroom.errors import SchemaError, UnknownInbox
 from mailroom.names import DEFAULT_SCHEMA, schema_name

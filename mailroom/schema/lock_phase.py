@@ -1,13 +1,13 @@
 """The locks of a migration: all of them in one short phase, before it changes anything, beside programs that run.
 
-A migration that takes a lock with each of its statements waits for one table while it has others, and so deadlocks with
-transactions that use them in another order. So what its statements will lock is locked first, in the order of the
-programs, and in short tries: one that fails lets all its locks go, so that whoever came after it goes on.
+A migration that took a lock with each of its statements would wait for one table while it holds others, and so deadlock
+with transactions that use them in another order. So it first locks all that its statements will lock, in the order of
+the programs, and in short tries. A try that fails releases all its locks, so that sessions behind it go on.
 
-PostgreSQL looks for a deadlock when somebody has waited for `deadlock_timeout`, and may end him. A try that has more
-than the turns is shorter than that, so nobody who comes upon its locks is ended, in whatever order he uses the tables.
+PostgreSQL looks for a deadlock when a session has waited for `deadlock_timeout`, and may end it. A try that has more
+than the turns is shorter than that, so no session that meets its locks is ended, in whatever order it uses the tables.
 
-Everything is one statement of the server's, so that it is also in a script that `psql` runs.
+Everything is one statement of the server, so that a script for `psql` can have it too.
 """
 
 import re
@@ -21,7 +21,7 @@ IN_USE = "MR003"
 
 # In the order in which programs lock them: deliveries and executions take their turn first, and a handler's batch has
 # locks on its inbox when it sends. Each claim reads the registry before anything else, and its batch keeps the lock
-# until it ends. So it is the gate to all that a batch has locked: with it one waits for the batches of all inboxes.
+# until it ends. So it is the gate to all that a batch has locked: a lock on it waits for the batches of all inboxes.
 GATE = "inbox_registry"
 ALWAYS_FIRST = ("dispatch_turn", GATE, "execute_turn")
 TURNS = {"dispatch_turn", "execute_turn"}
@@ -48,7 +48,7 @@ IGNORED = frozenset({"alembic_version"})
 def locked_by(statements: Iterable[str]) -> list[str]:
     """Return what the statements of a migration lock, in the order to lock it: names of tables, views and indexes.
 
-    Some may be names of what the migration itself creates. Where there is any, the turns come first.
+    Some may be names of what the migration itself creates. If there are any, the turns come first.
     """
     found: set[str] = set()
     for statement in statements:
@@ -66,11 +66,11 @@ def locked_by(statements: Iterable[str]) -> list[str]:
     return [name for name in (*ALWAYS_FIRST, *between, *WRITERS_LAST) if name in found]
 
 
-# Nobody waits behind a try for longer than an executor does, which gives up after 2 s. An autovacuum gives way to
-# whoever has waited for deadlock_timeout, and to nobody before: so its table is waited for alone, and let go again. It
-# is a session without a user, by which every role can tell.
-# Writers use their tables in any order: so what was in use is locked before the others next time.
-# 0 stands for the advisory lock. A short transaction that was just seen has not been in the way for the whole try.
+# Nobody waits behind a try for longer than an executor does, which gives up after 2 s. An autovacuum gives way to a
+# session that has waited for deadlock_timeout, and not earlier: so its table is waited for alone, and released again.
+# Every role can recognize an autovacuum: it is a session without a user. Writers use their tables in any order, so what
+# was in use is locked before the others next time. 0 stands for the advisory lock. A short transaction that was just
+# seen has not been in the way for the whole try.
 PHASE = """
 DO $$
 DECLARE

@@ -43,11 +43,11 @@ def migrate(
 ) -> None:
     """Migrate the node named `schema` to `revision` in the caller's transaction; `base` removes it.
 
-    At `head`, sequences that are behind their rows are raised past them: the rows were copied here without them. With a
-    connection string instead of a connection, this opens a session of its own and commits. Programs may run all the
-    while: the tables that change are locked first, in short tries between which the programs go on, until
-    `lock_timeout_s` seconds have passed. Then it raises `SchemaError`, which says who uses which table; until then the
-    server tells it by notices, which are logged as warnings where the session is Mailroom's own.
+    At `head`, sequences that are behind their rows are raised beyond them: the rows were copied here without them. With
+    a connection string instead of a connection, this opens a session of its own and commits. Programs may keep running:
+    the tables that change are locked first, in short tries between which programs go on, until `lock_timeout_s` seconds
+    have passed. Then it raises `SchemaError`, which says who uses which table. Until then the server says so by
+    notices, which are logged as warnings if the session is Mailroom's own.
 
     A downgrade raises `SchemaError` while a table that it drops holds messages, unless `discard` is true. A migration
     that fails leaves the transaction as it was. Raises `NotInTransaction` on an autocommit connection outside a
@@ -81,7 +81,7 @@ async def migrate_async(
 
 
 def telling(tell: Callable[[str], object]) -> Callable[[psycopg.errors.Diagnostic], None]:
-    """Return a handler of psycopg's notices that passes on for whom a migration waits."""
+    """Return a handler of psycopg's notices that reports which sessions a migration waits for."""
 
     def handle(notice: psycopg.errors.Diagnostic) -> None:
         if notice.severity_nonlocalized == "INFO":
@@ -241,7 +241,7 @@ def run_migrations(context: "EnvironmentContext", connection: "Connection | None
 
 
 def _changed(context: "EnvironmentContext", schema: str) -> list[str]:
-    """Return what the alembic command at hand will lock, which begins where the database is."""
+    """Return what the current alembic command will lock; it begins at the database's revision."""
     try:
         target = context.get_revision_argument()
     except KeyError:  # a command that goes nowhere, such as `alembic current`

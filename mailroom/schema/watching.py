@@ -1,7 +1,7 @@
-"""Watched tables: triggers that send what happens to the rows, in the transaction of whoever changes them.
+"""Watched tables: triggers that send what happens to the rows, in the transaction that changes them.
 
-The triggers are the only record of a watch: they go where the table goes, through renames, dumps and restores. What
-they do stands in `alembic/base/13_watch.sql`.
+The triggers are the only record of a watch: they stay with the table through renames, dumps and restores. What they do
+is in `alembic/base/13_watch.sql`.
 """
 
 import json
@@ -21,7 +21,7 @@ MAX_PREFIX_BYTES = MAX_KEY_BYTES - 32
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A watched table, as `schema.table`. `fault` says why not all of its changes are told now: tables change."""
+    """A watched table, as `schema.table`. `fault` says why some of its changes are no longer sent: tables change."""
 
     table: str
     topic: str
@@ -163,7 +163,7 @@ def _watching(
     without: str | Iterable[str] = (),
     schema: str = DEFAULT_SCHEMA,
 ) -> Operation[None]:
-    """Send a message for each row of a table that is inserted, updated or deleted from now on, by whomever.
+    """Send a message for each row of a table that anybody inserts, updates or deletes from now on.
 
     `table` is schema.table, as in the catalog: case-sensitive and without quotes. The messages are events of the
     topics `<topic>.created`, `.updated` and `.deleted` (message type O; event type C, U, D) in the writer's
@@ -172,11 +172,11 @@ def _watching(
     for a new row, `new` for a deleted one, and `changed` is for updates. The columns `without` are in no message, and a
     row that changed in nothing else sends none. TRUNCATE sends one `<topic>.truncated`.
 
-    A table that is watched already is watched like this from now on. Waits at most 3 s for the table's writers (and
-    readers, if it is watched already), then raises the driver's error (55P03). Writers need no rights on Mailroom's
-    schema; the caller must own the table or have TRIGGER on it, and EXECUTE on the function `watch` of the schema. In
-    the caller's transaction, also for users' own migrations. Raises `ConfigurationError` if the table cannot be
-    watched, and `InvalidMessage` for the topic or the prefix.
+    If the table is watched already, these settings replace the earlier ones. Waits at most 3 s for the table's writers
+    (and readers, if it is watched already), then raises the driver's error (55P03). Writers need no rights on
+    Mailroom's schema; the caller must own the table or have TRIGGER on it, and EXECUTE on the function `watch` of the
+    schema. In the caller's transaction, also for users' own migrations. Raises `ConfigurationError` if the table cannot
+    be watched, and `InvalidMessage` for the topic or the prefix.
     """
     schema = schema_name(schema)
     topic_name(f"{topic_name(topic)}.{LONGEST_WORD}")
@@ -224,7 +224,7 @@ HAVING pg_catalog.count(*) > 0
 
 
 def _unwatching(table: str, *, schema: str = DEFAULT_SCHEMA) -> Operation[bool]:
-    """Send nothing more of a table; return whether it was watched. In the caller's transaction.
+    """Stop sending messages about a table; return whether it was watched. In the caller's transaction.
 
     Waits at most 3 s for those who use the table, then raises the driver's error (55P03).
     """
@@ -285,7 +285,7 @@ def _fault(
     if not is_enabled:
         return "Some of its triggers are disabled: watch it again, or enable them."
     if triggers != set(TRIGGERS[found.by_row]):
-        return "It has not the triggers that it needs: watch it again."
+        return "It lacks the triggers that it needs: watch it again."
     return None
 
 

@@ -1,9 +1,9 @@
-"""As which role a session looks at others and ends them.
+"""The role as which a session looks at others and ends them.
 
-The server shows when a session began, and lets it be ended, to whoever has the rights of the role that it *logged in*
-as. `ALTER ROLE app SET role = owner` makes `owner` the current role of all sessions of `app`, and `owner` need not have
-the rights of `app`: then such a session may not even look at itself. So what reads or ends sessions does it as the role
-of the login first. That asks for no right, and takes no statement more.
+A role may see when a session began, and end it, if it has the rights of the role that the session *logged in* as.
+`ALTER ROLE app SET role = owner` makes `owner` the current role of all sessions of `app`, and `owner` need not have the
+rights of `app`: then such a session may not even look at itself. So statements that read or end sessions first switch
+to the role of the login. That needs no right and no extra statement.
 """
 
 # Makes the role of the login the current one until the transaction ends; a lone statement is one. Have what is to be

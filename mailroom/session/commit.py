@@ -2,8 +2,8 @@
 
 The first statement of the transaction writes a token, which commits with it or not at all. If COMMIT was sent and no
 answer came, another session inserts the same token. That INSERT waits while the original transaction is still open.
-Then it either finds the original's row (committed) or takes its place, after which the original can no longer commit.
-A mere SELECT is not enough: a row that it does not find may be about to commit. COMMIT is never sent twice: on another
+Then it either finds the original's row (committed) or takes its place, after which the original can no longer commit. A
+SELECT alone is not enough: a row that it does not find may be about to commit. COMMIT is never sent twice: on another
 session it would report success although everything is lost.
 """
 

@@ -1,8 +1,8 @@
-"""The database to which the sessions of a program have to lead, and what opens sessions of ours that do.
+"""The database to which a program's sessions have to lead, and how our own sessions get there.
 
-A worker's batches run on connections of its source. The sessions beside them are our own, and one that led to another
-database would write there, in silence, and blame the messages of others. So each of them reads where it is, and is
-compared with the batches before it is used.
+A worker's batches run on connections of its source. The sessions beside them are our own. One that led to another
+database would silently write there, and blame the wrong messages. So before each of them is used, it reads where it is,
+and that is compared with the batches.
 """
 
 import contextlib
@@ -22,7 +22,8 @@ from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.pooler import lone_statement
 from mailroom.sql.runner import run_async
 
-# The start of the server tells it from a copy and from a standby, which have all the rest. It needs no right.
+# The start time distinguishes the server from a copy and from a standby, which agree in all the rest. It needs no
+# right.
 PLACE = Sql(
     """
 SELECT oid::bigint, pg_catalog.pg_postmaster_start_time(), datname::text
@@ -57,7 +58,7 @@ def reading_place() -> Operation[HomeDatabase]:
 
 
 class Home:
-    """Where sessions of ours have to lead: to `dsn`, or to where the connections are that were `visited`.
+    """Where our own sessions have to lead: to `dsn`, or to where the `visited` connections are.
 
     `place` is that of the newest connection visited; None if there was none, and then any will do.
     """
@@ -85,7 +86,7 @@ class Home:
 
     @property
     def dsn(self) -> str:
-        """The connection string of our own sessions. Raises `ConfigurationError` if it cannot be told."""
+        """The connection string of our own sessions. Raises `ConfigurationError` if it is unknown."""
         if self._given is not None:
             return self._given
         if isinstance(self._found, ConfigurationError):
@@ -94,7 +95,7 @@ class Home:
 
     @property
     def whereabouts(self) -> str:
-        """Where the batches are, and by which way our own sessions get there if it is another one; for display."""
+        """Where the batches are, and how our own sessions get there if by another way; for display."""
         beside = settings.place(self._given) if self._is_apart and self._given is not None else self.name
         return self.name if beside == self.name else f"{self.name} (own sessions by way of {beside})"
 
@@ -147,9 +148,9 @@ class Home:
         self._wanted_at = None
 
     def missed(self) -> None:
-        """Note that a batch has got none. If no other one has for so long either, give up the sessions beside them.
+        """Note that a batch got none. If no other one got one for some time either, give up the sessions beside them.
 
-        For a while: it may be that the server gives too few.
+        That is for a while: perhaps the server gives too few.
         """
         if self._wanted_at is not None and self._monotonic() - self._wanted_at >= MISSED_S:
             self._room_until = self._monotonic() + ROOM_S
@@ -199,7 +200,7 @@ class Home:
         if wanted is None or found == wanted:
             return
         for driver, place in list(self._places.items()):
-            if place == wanted:  # asked again at their next batch: a pooler may have led them on to where ours are
+            if place == wanted:  # asked again at their next batch: a pooler may since have led them to where ours are
                 del self._places[driver]
         ours = settings.place(self.dsn)
         where = f"database {found.name}" if found.name != wanted.name else "a server of another start"

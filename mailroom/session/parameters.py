@@ -1,7 +1,7 @@
 """The parameters of a connection that somebody else has opened, as a connection string that opens another one like it.
 
 The URL of an engine says little: `creator`, `connect_args`, events and pools that configure decide too. So they are
-read from the driver's own connection. What a driver has made of a certificate cannot be read back.
+read from the driver's own connection. How a driver checks a certificate cannot be read back.
 """
 
 import socket
@@ -53,7 +53,7 @@ def unknown(why: str) -> ConfigurationError:
 
 
 def _of_libpq(found: Mapping[str, object]) -> dict[str, Any]:
-    """Return what libpq knows and would not do anyway: `settings.session_dsn` completes the rest as for any string."""
+    """Return what libpq knows and would not do by default: `settings.session_dsn` completes the rest, as always."""
     defaults = {each.keyword.decode(): (each.compiled or b"").decode() for each in psycopg.pq.Conninfo.get_defaults()}
     return {
         name: value

@@ -1,4 +1,4 @@
-"""What is logged of a failure that is repeated: each cause at once, and then once a minute how often."""
+"""What is logged about a repeated failure: each cause at once, and then once a minute how often it struck."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class Repeats:
         self._seen: dict[str, tuple[int, float]] = {}  # how often since it was logged, and when that was
 
     def struck(self, cause: str) -> str | None:
-        """Return what to add to the line: how often it has struck since the last one; None if none is due."""
+        """Return what to add to the line: how often it has struck since the last line; None if no line is due."""
         now = self._monotonic()
         if cause not in self._seen:
             self._seen[cause] = 0, now
@@ -35,5 +35,5 @@ class Repeats:
 
 
 def cause(error: BaseException) -> str:
-    """Return what a log may say of an error: ours and `refusal` have no values in them; of all others the class."""
+    """Return what a log may say about an error: ours and `refusal` contain no values; for all others only the class."""
     return coded(str(error), error) if isinstance(error, MailroomError) else refusal(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""libpq's service file: what an entry of it says of a connection, so that our own defaults do not take its place."""
+"""libpq's service file: what an entry says about a connection, so that our own defaults do not override it."""
 
 import os
 from collections.abc import Mapping

@@ -120,8 +120,8 @@ def secrets() -> set[str]:
 def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION, *, pooled: bool = False) -> str:
     """Return `text` completed for a session that Mailroom opens: application name, timeouts and the given settings.
 
-    Options that it has stay, and other defaults do not take the place of what it gives, be it by an entry of a service
-    file. Through a pooler the settings are left out: see `mailroom.sql.pooler`.
+    Its own options stay, and our other defaults do not override what it sets, even through an entry of a service file.
+    Through a pooler the settings are left out: see `mailroom.sql.pooler`.
     """
     given = conninfo.conninfo_to_dict(text)
     known = service_entry(str(given.get("service") or "")) | given
@@ -209,10 +209,10 @@ async def _pooled_async(text: str, role: str, settings: Mapping[str, str]) -> ps
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return what the server refused because of row security, for want of resources, or by an error of its own.
+    """Return what the server refused because of row security, for lack of resources, or because of an error of its own.
 
-    With its hint, or what to do; None for others. The server's text is repeated: of these kinds none has anything of a
-    message in it.
+    With its hint, or what to do; None for others. The server's text is repeated: texts of these kinds contain nothing
+    of a message.
     """
     if is_of_row_security(error):
         return f"The server refused: {primary_message(error)}. {ADVICE}"

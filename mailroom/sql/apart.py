@@ -1,8 +1,9 @@
-"""Writes by Django's ORM that would commit apart from the message in hand: found out, and refused before they are made.
+"""Writes by Django's ORM that would commit apart from the message in hand: detected, and refused before they are made.
 
 A worker's batch is a transaction of its source. Django has connections of its own, and what a handler writes by the ORM
 commits there, by itself, once per attempt. Django lets a function see each statement first (`execute_wrapper`), so a
-write into the database of the batch fails the message. Django is imported nowhere: where nobody has, nobody uses it.
+write into the database of the batch fails the message. Django is imported nowhere here: if nobody has imported it,
+nobody uses it.
 """
 
 import re
@@ -22,7 +23,7 @@ PLACE = (
     "SELECT oid::bigint, (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint "
     "FROM pg_database WHERE datname = current_database()"
 )
-# What only reads, or moves within a transaction. Data is also changed by functions, which nobody sees from outside.
+# Statements that only read, or move within a transaction. Functions change data too, which cannot be seen from outside.
 READS = re.compile(
     r"(?:\s|/\*.*?\*/|--[^\n]*\n|\()*"
     r"(?:SELECT|VALUES|TABLE|SHOW|SET|RESET|EXPLAIN|FETCH|DECLARE|CLOSE|SAVEPOINT|RELEASE|ROLLBACK|BEGIN|START|COMMIT)\b",

@@ -67,7 +67,7 @@ class _Mail(Generic[C]):
         """Let `by` pass, in seconds or as a `timedelta`, for all further calls of `handle_all`.
 
         Scheduled messages and keys that wait for their next attempt become due, and messages expire. The clocks of
-        PostgreSQL and Python go on as ever: what your own code reads of them does not change.
+        PostgreSQL and Python are not changed: your own code reads the same time from them.
         """
         passed = by if isinstance(by, timedelta) else timedelta(seconds=by)
         if passed < timedelta():
@@ -87,7 +87,7 @@ class _Mail(Generic[C]):
         return {name: Claims(self.schema, name) for name in handlers}
 
     def _arriving(self, inboxes: Mapping[str, Claims]) -> Operation[None]:
-        """Check that the inboxes are there, and let their keys be tried at the time that was travelled to."""
+        """Check that the inboxes exist, and let their keys be tried at the time that was travelled to."""
         yield IN_TRANSACTION
         yield NO_JIT.at()()
         for name in inboxes:
@@ -152,7 +152,7 @@ class Mail(_Mail[AnyConnection]):
     def sent(self, name: Topic[Any, Any] | str) -> list[SentMessage]:
         """Return the messages sent to a topic, or to an inbox of that name, delivered or not, in the order sent.
 
-        Those of an inbox are those of all topics that it gets. Deliveries of others than `handle_all` are not seen.
+        For an inbox these are the messages of all topics that it gets. Only deliveries by `handle_all` are seen.
         """
         return run(self.connection, self._finding_sent(name))
 

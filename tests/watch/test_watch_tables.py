@@ -222,8 +222,8 @@ def test_longest_topic_and_prefix_are_sent(connect: Connect) -> None:
         ("ALTER TABLE things RENAME password TO secret", "has no column 'password' to leave out"),
         ("ALTER TABLE things DISABLE TRIGGER USER", "Some of its triggers are disabled"),
         ("ALTER TABLE things ENABLE REPLICA TRIGGER \"0_mailroom_watch_delete\"", "Some of its triggers are disabled"),
-        ('DROP TRIGGER "0_mailroom_watch_truncate" ON things', "It has not the triggers that it needs"),
-        ("ALTER TABLE things ADD up int REFERENCES things ON DELETE CASCADE", "It has not the triggers that it needs"),
+        ('DROP TRIGGER "0_mailroom_watch_truncate" ON things', "It lacks the triggers that it needs"),
+        ("ALTER TABLE things ADD up int REFERENCES things ON DELETE CASCADE", "It lacks the triggers that it needs"),
         ("CREATE TABLE more () INHERITS (things)", "inherits from another table"),
         (("CREATE TABLE all_things (id int, name text, password text) PARTITION BY LIST (id); "
          "ALTER TABLE all_things ATTACH PARTITION things DEFAULT"), "is a partition"),

@@ -22,7 +22,7 @@ SERVICE, SCHEMA = map(checked, (service_name, schema_name))
 
 @click.group(cls=Group)
 def link() -> None:
-    """Read messages of nodes in other databases, and let them read those of this one.
+    """Read messages of nodes in other databases, and let those nodes read this one's.
 
     The reader pulls: its dispatcher connects to the source's database and brings what its inboxes subscribe to. The
     source writes nothing into other databases. Both sides need a command, and the reader a login there (docs/links.md).
@@ -46,14 +46,14 @@ def link() -> None:
     metavar="PATTERN",
     type=PATTERN,
     multiple=True,
-    help="What READER may ask for; repeatable. It gets commands and replies of a topic only if it is allowed that by "
-    "its name. [#: all messages and events]",
+    help="What READER may ask for; repeatable. It gets commands and replies of a topic only if that is allowed "
+    "by its exact name. [#: all messages and events]",
 )
 @click.option(
     "--keep-s",
     metavar="S",
     type=seconds,
-    help="How many seconds to keep what READER has received, for the case that its database is put back in time. "
+    help="How many seconds to keep what READER has received, in case its database is put back in time. "
     "[172800: two days]",
 )
 @click.option(
@@ -75,11 +75,11 @@ def allow(
 ) -> None:
     """Allow the node READER to read messages of this one.
 
-    It says itself which topics it wants, of those that it may ask for; it is told of those that it may not. If it is
-    allowed already, the options that are given replace its settings.
+    READER itself says which of the allowed topics it wants; if it asks for others, it is told. If it is allowed
+    already, the given options replace its settings.
 
     Commands and replies of a topic leave this node only if no inbox here gets them, and only for a reader that is
-    allowed the topic by its name: of several, the one that was allowed first.
+    allowed the topic by its exact name. If there are several, the one that was allowed first gets them.
 
     \b
     Examples:
@@ -148,12 +148,12 @@ def add(
 def status(call: Call) -> None:
     """Show the links of this node: which nodes read it, and which ones it reads.
 
-    Of a reader: how many messages wait for it, since when, and up to which row of its link it has acknowledged them. A
-    link in doubt is one whose reader has not found its place yet since this node may have lost something.
+    For a reader: how many messages wait for it, since when, and up to which row of its link it has acknowledged them. A
+    link is in doubt if this node may have lost something and the reader has not found its place since.
 
-    Of a source: the last row of its link that came, the clock up to which everything of it is here, and when that was.
-    If it is not read, since when, why, and what to do: it is unreachable, or failing (it is tried again and again), or
-    stopped until somebody acts. Then the command exits with 1; a source that was excluded by hand is no trouble.
+    For a source: the last row of its link that came, the clock up to which everything of it is here, and when that was.
+    If it is not read: since when, why, and what to do. It is unreachable or failing (both are tried again and again),
+    or stopped until somebody acts. Then the command exits with 1; a source that was excluded by hand does not count.
 
     \b
     Examples:
@@ -260,8 +260,8 @@ def remove(call: Call, node: str, side: Side | None, dry_run: bool, actor: str, 
 def exclude(call: Call, source: str, dry_run: bool, actor: str, why: str | None) -> None:
     """Read SOURCE no longer, until it is included again.
 
-    Inboxes in total order wait for every source they subscribe to, and not for one that is excluded. Exclude it on
-    every node that reads it. What each of them has of its last messages may differ.
+    Inboxes in total order wait for every source they subscribe to, except excluded ones. Exclude it on every node that
+    reads it. These nodes may have received different numbers of its last messages.
 
     \b
     Examples:
@@ -283,7 +283,7 @@ def exclude(call: Call, source: str, dry_run: bool, actor: str, why: str | None)
 @answering
 @pass_call
 def include(call: Call, source: str, actor: str, why: str | None) -> None:
-    """Read SOURCE again, which was excluded. It goes on where it was.
+    """Read the excluded SOURCE again. It goes on where it was.
 
     \b
     Example:

@@ -18,8 +18,8 @@ from mailroom.links.resume import LOST_AT_MOST
 def cut(call: Call, reader: str, dry_run: bool, actor: str, why: str | None) -> None:
     """Stamp nothing more for READER, and give up what waits for it; it says how many messages.
 
-    For a reader that is gone, and whose messages fill the disk. Such a link does not go on: to let the reader begin
-    anew, remove it (mailroom link remove) and allow it again.
+    Use it for a reader that is gone and whose messages fill the disk. A cut link cannot go on: to let the reader begin
+    again, remove it (mailroom link remove) and allow it again.
 
     \b
     Examples:
@@ -46,13 +46,14 @@ def cut(call: Call, reader: str, dry_run: bool, actor: str, why: str | None) -> 
 @acting
 @pass_call
 def resume(call: Call, source: str | None, at: int | None, dry_run: bool, actor: str, why: str | None) -> None:
-    """Read SOURCE again, which is stopped (mailroom link status says why).
+    """Read the stopped SOURCE again (mailroom link status says why it stopped).
 
-    With --at it goes on behind a row of the link that you choose, where the nodes do not find one themselves. The
-    command says which rows are then never read, and which may come twice.
+    With --at it goes on behind a row of the link that you choose, if the nodes do not find one themselves. The command
+    says which rows are then never read, and which may come twice.
 
-    If this node itself has lost history, its inboxes of total order stand until this command, with any SOURCE or with
-    none: what it lost has its old place at other nodes, and what it stamps again a later one here.
+    If this node itself has lost history, its inboxes of total order stand still until you run this command, with any
+    SOURCE or with none. What it lost keeps its old place at other nodes, and what it stamps again gets a later place
+    here.
 
     \b
     Examples:
@@ -106,9 +107,9 @@ def _ends(rows: range) -> tuple[int, int] | None:
 @click.option("--limit", type=LIMIT, default=LOST_AT_MOST, show_default=True, help="How many ids at most.")
 @pass_call
 def report(call: Call, source: str, limit: int) -> None:
-    """List what only this node has of SOURCE, which was put back in time, and which of its rows never came.
+    """List the messages that SOURCE lost when it was put back in time, and its rows that never came.
 
-    The ids are those of messages that SOURCE has lost and that are here. If there are more than --limit, it says how
+    The ids are those of messages that came here and that SOURCE has lost. If there are more than --limit, it says how
     many more.
 
     \b
@@ -142,7 +143,7 @@ def moved(call: Call, node: str, actor: str, why: str | None) -> None:
     """Say that NODE, a reader or a source, was moved to another database or server.
 
     A copy of a database looks the same as one that was moved, so a reader from another place is refused until you say
-    that it is the same one. Where it is then, is noted at its next hello.
+    that it is the same one. Its new place is recorded at its next hello.
 
     \b
     Examples:

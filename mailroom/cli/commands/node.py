@@ -23,7 +23,7 @@ def node() -> None:
 def rename(call: Call, name: str, dry_run: bool, actor: str, why: str | None) -> None:
     """Give this node another name.
 
-    At first it has that of its database. Under its name it reads other nodes; links that there are keep theirs.
+    At first it has the name of its database. It reads other nodes under its name; existing links keep the old one.
     Repeating the command is harmless.
 
     \b
@@ -47,10 +47,10 @@ def rename(call: Call, name: str, dry_run: bool, actor: str, why: str | None) ->
 @acting
 @pass_call
 def new_id(call: Call, dry_run: bool, actor: str, why: str | None) -> None:
-    """Make another node of this one, which is a copy of a node that lives on.
+    """Turn this node, a copy of one that lives on, into another node.
 
-    It gets an id of its own. It reads nobody and is read by nobody any more: the links are those of the node that it
-    was copied from. Everything else stays, also what waits in inboxes and the outbox.
+    It gets an id of its own. It no longer reads anybody and nobody reads it: the links belong to the node that it was
+    copied from. Everything else stays, including what waits in inboxes and the outbox.
 
     \b
     Examples:
@@ -83,7 +83,8 @@ def new_id(call: Call, dry_run: bool, actor: str, why: str | None) -> None:
 def moved(call: Call, dry_run: bool, actor: str, why: str | None) -> None:
     """Let readers in again after this node was moved to another database or server.
 
-    For a node that lives here only. A copy of a node that lives on needs an id of its own: mailroom node new-id.
+    Use it only if the node lives nowhere else. A copy of a node that lives on needs an id of its own: mailroom node
+    new-id.
 
     \b
     Examples:
@@ -111,9 +112,9 @@ def moved(call: Call, dry_run: bool, actor: str, why: str | None) -> None:
 @acting
 @pass_call
 def restored(call: Call, above: int, dry_run: bool, actor: str, why: str | None) -> None:
-    """Say that this node was put back to an earlier time, where it cannot know that by itself.
+    """Say that this node was put back to an earlier time, if it cannot know that by itself.
 
-    So it is with a snapshot of a running machine, a dump that was restored into the same database, and changes by
+    That is so after a snapshot of a running machine, a dump that was restored into the same database, or changes by
     hand. The node takes a new incarnation; its readers find out which messages only they have, and go on.
 
     \b
@@ -134,11 +135,11 @@ def restored(call: Call, above: int, dry_run: bool, actor: str, why: str | None)
 @acting
 @pass_call
 def advance(call: Call, clock: int, dry_run: bool, actor: str, why: str | None) -> None:
-    """Let the clock of this node go on behind CLOCK, as that of a node that it is to follow has.
+    """Raise the clock of this node beyond CLOCK, so that it can follow a node whose clock is there.
 
     A send, or a reader, may raise the clock of a node by 2^32 at once, and a message of another node up to 2^61 and
-    some more. What lies beyond is refused until an operator has said that it is right. No clock ever goes back: one
-    that is beyond CLOCK stays.
+    some more. A higher clock is refused until an operator says that it is right. No clock ever goes back: one that is
+    beyond CLOCK stays.
 
     \b
     Examples:

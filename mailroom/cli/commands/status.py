@@ -24,11 +24,11 @@ def status(call: Call) -> None:
     second the consumers'. The lag itself is the age of the oldest message of both since it was sent.
 
     Further columns are shown if they count anything. Waiting keys have failed and wait for their next attempt; parked
-    keys are held, with their messages, until an operator acts (mailroom parked list). Dropped are messages that waited
-    for longer than their inbox keeps them (mailroom inbox create --keep-s). Held are messages of an inbox of total
-    order that may not be reaped yet, since the node they are held back for may still send earlier ones.
+    keys are held, with their messages, until an operator acts (mailroom parked list). Dropped messages waited for
+    longer than their inbox keeps them (mailroom inbox create --keep-s). Held messages are in an inbox of total order
+    and may not be reaped yet: the node they are held back for may still send earlier ones.
 
-    If a session of Mailroom waits for a lock, one line says for which, and who has it. If a sequence is behind its
+    If a session of Mailroom waits for a lock, one line says which lock, and who holds it. If a sequence is behind its
     rows, since the node was moved without it, one line says which.
 
     Last, for each node that reads messages of this one: those on the way to it (committed, not yet stamped) and in its

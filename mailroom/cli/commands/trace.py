@@ -15,14 +15,14 @@ from mailroom.trace import Location
 @click.argument("message_id", metavar="ID", type=click.UUID)
 @pass_call
 def trace(call: Call, message_id: UUID) -> None:
-    """Tell where a message is, what it follows from, and what follows from it, by the id its send gave.
+    """Tell where a message is, what caused it and what it caused, by the id that its send returned.
 
     It is in the outbox until the dispatcher takes it, then scheduled for later, or in every inbox that gets it, or
     among the dead letters. On its way to another node it is in transit until that node has received it. One whose key
-    is parked is held there. A message that was reaped is gone, and so is an
-    executable that was executed: then this exits with 1. A message follows from the one in whose handler it was sent;
-    what follows from a message is shown also when that is gone, up to 1,000 of it. Every table of the node is read, so
-    on a large backlog this takes its time.
+    is parked is held there. A message that was reaped is gone, and so is an executable that was executed: then this
+    exits with 1. A message is caused by the one in whose handler it was sent. What a message caused is shown even if
+    the message itself is gone, up to 1,000 effects. Every table of the node is read, so this takes a while on a large
+    backlog.
 
     \b
     Examples:

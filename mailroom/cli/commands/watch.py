@@ -14,7 +14,7 @@ from mailroom.schema import watching
 @click.command()
 @click.argument("table_name", metavar="[SCHEMA.TABLE]", type=TEXT, required=False)
 @click.option("--topic", type=TOPIC, help="Send to TOPIC.created, .updated, .deleted and .truncated.")
-@click.option("--key-prefix", metavar="TEXT", type=TEXT, default="", help="What stands before the primary key in keys.")
+@click.option("--key-prefix", metavar="TEXT", type=TEXT, default="", help="Text before the primary key in keys.")
 @click.option("--without", metavar="COLUMN", type=TEXT, multiple=True, help="Leave this column out; may be repeated.")
 @click.option("--list", "is_list", is_flag=True, help="List the watched tables.")
 @pass_call
@@ -23,8 +23,8 @@ def watch(
 ) -> None:
     """Send a message for each row of a table that is inserted, updated or deleted.
 
-    By triggers, in the transaction of whoever changes the row. A table that is watched already is watched like this
-    from now on. Names of tables and columns are case-sensitive.
+    Triggers send it, in the transaction that changes the row. If the table is watched already, these settings replace
+    the earlier ones. Names of tables and columns are case-sensitive.
 
     \b
     Examples:
@@ -67,7 +67,7 @@ def _list(call: Call) -> None:
 @click.argument("table_name", metavar="SCHEMA.TABLE", type=TEXT)
 @pass_call
 def unwatch(call: Call, table_name: str) -> None:
-    """Send nothing more of a table. What was sent stays.
+    """Stop sending messages about a table. What was sent stays.
 
     \b
     Examples:

@@ -1,1 +1,1 @@
-"""Who reads whom: what both nodes of a link tell and check before a message crosses."""
+"""Who reads whom: what both nodes of a link say and check before a message crosses."""

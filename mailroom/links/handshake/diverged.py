@@ -1,10 +1,11 @@
 """Histories that have parted: the source lost rows that the target has received.
 
-The target finds that its position is not among the source's rows, and claims it there (`claiming`). The source's own
-dispatcher answers with a new incarnation if the link is in doubt (`renewing`); so a reader's login needs no right on
+The target finds that its position is not among the source's rows, and claims it there (`claiming`). If the link is in
+doubt, the source's own dispatcher answers with a new incarnation (`renewing`). So a reader's login needs no right on
 the node's clock. A target that is told a newer incarnation finds out what both have: the last receipt that the source
 has the same row for (`reading_ends`, `finding_anchor`), and from there on the messages one by one (`reading_received`,
-`reading_sent`). What it alone has becomes known, and its receipts end where both histories do (`rewinding`).
+`reading_sent`). What only the target has becomes known, and its receipts end where the common history ends
+(`rewinding`).
 
 Each operation runs in one database; plain data goes between them. `dispatcher.links.reconcile` runs them.
 """
@@ -22,7 +23,7 @@ from mailroom.schema.audit import auditing
 from mailroom.sql.operation import Operation, Row, Sql
 from mailroom.sql.sight import NODE_ROW, the_one
 
-# Who acts in the audit, where no person does.
+# Who acts, in the audit, if no person does.
 DISPATCHER = "dispatcher"
 # The witness of a position that an operator gave: nobody's message.
 BY_HAND = UUID(int=0)
@@ -33,11 +34,11 @@ REACH = Sql("SELECT {schema}.clock_reach()", columns=("bigint",))
 
 
 def checking_claim(schema: str, source: str, clock: int) -> Operation[None]:
-    """Raise `LinkRefused` if the source's clock would not go beyond `clock`, which was received of it."""
+    """Raise `LinkRefused` if the source's clock would not go beyond `clock`, which was received from it."""
     [(reach,)] = yield REACH.at(schema=schema)()
     if clock > reach:
         raise LinkRefused(
-            f"{source} has lost rows that were received of it, with clocks up to {clock}, and no reader raises its "
+            f"{source} has lost rows that were received from it, with clocks up to {clock}, and no reader raises its "
             f"clock so far. If it is to go on behind that",
             source,
             f"mailroom node advance {clock}",
@@ -53,7 +54,7 @@ CLAIM = Sql(
 
 
 def claiming(schema: str, link: int, run: UUID, seq: int, clock: int) -> Operation[bool]:
-    """Write at the source what the target has received of it: the last seq, and the largest clock. Is that new?
+    """Write at the source what the target has received from it: the last seq, and the largest clock. Is that new?
 
     Nothing is written if it stands there already. The answer is a newer incarnation, at a later hello. Raises
     `LinkTaken` if another daemon has the link.
@@ -135,7 +136,7 @@ def renewing(schema: str) -> Operation[Renewed | None]:
 def renewing_locked(
     schema: str, *, restored: bool = False, above: int = 0, actor: str = DISPATCHER, why: str | None = None
 ) -> Operation[Renewed | None]:
-    """Do the same under the dispatch lock; with `restored` whoever claims, and above the incarnation `above`."""
+    """Do the same under the dispatch lock; with `restored` also without a claim, and above the incarnation `above`."""
     rows: list[Row] = yield CLAIMS.at(schema=schema)()
     incarnation, clock = the_one((yield INCARNATION.at(schema=schema)()), NODE_ROW, schema)
     found = [(Claim(seq, of), is_in_doubt(matched, life)) for _, _, seq, of, matched, life, *_ in rows]
@@ -184,7 +185,7 @@ JOIN {schema}.transit AS t
 
 
 def finding_anchor(schema: str, link: int, ends: Sequence[End]) -> Operation[int | None]:
-    """Return, at the source, the last of these receipts for which it has the very row; None if it has none."""
+    """Return, at the source, the last of these receipts whose row it has; None if it has none."""
     seqs, ids, stamped = map(list, zip(*ends, strict=True))
     [(anchor,)] = yield ANCHOR.at(schema=schema)(link=link, seqs=seqs, ids=ids, stamped=stamped)
     return None if anchor is None else int(anchor)
@@ -312,7 +313,7 @@ WHERE origin = %(origin)s::bigint AND last = %(last)s::bigint
 """
 )
 CUT_ALL = Sql("DELETE FROM {schema}.receipt WHERE origin = %(origin)s::bigint")
-# What was shown stays: everything up to there has come, of a history that is no more too.
+# What was shown stays: everything up to there has come, even from a lost history.
 PIN = Sql(
     """
 UPDATE {schema}.origin
@@ -326,7 +327,7 @@ WHERE number = %(origin)s::bigint
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """What a target holds of an origin, under the dispatch lock: name, incarnation, link and its newest receipt."""
+    """What a target has of an origin, under the dispatch lock: name, incarnation, link and its newest receipt."""
 
     name: str
     incarnation: int | None

@@ -1,4 +1,4 @@
-"""Hello: what a reader does at its source when it connects, and what it writes there into its own link.
+"""Hello: what a reader does at its source when it connects, and what it writes into its own link there.
 
 All of it runs in the source's database, over the reader's session. Nothing here locks more than the row of the link,
 so the source's dispatcher never waits for a reader.
@@ -14,7 +14,7 @@ from mailroom.links.handshake.place import reading_place
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
-# A daemon that loses its link so often, within so many seconds, has a rival.
+# A daemon that loses its link this often, within this many seconds, has a rival.
 RIVAL_TIMES = 3
 RIVAL_WITHIN_S = 300.0
 
@@ -50,7 +50,7 @@ class Greeting:
 
 
 HAS_LINKS = Sql("SELECT pg_catalog.to_regclass('{schema}.link') IS NOT NULL", columns=("boolean",))
-# Of two hellos at once the second one waits here, and sees what the first one has noted.
+# If two hellos come at once, the second one waits here, and sees what the first one recorded.
 LINK = Sql(
     """
 SELECT number, reader_id, reader_system_id, reader_database_oid, reader_origin, run, acked, matched, claim_seq,
@@ -87,9 +87,9 @@ WHERE number = %(link)s::bigint
 HIDES = Sql(
     "SELECT current_user::text WHERE pg_catalog.row_security_active('{schema}.{table}'::regclass)", columns=("text",)
 )
-# What is not seen may be no reader's fault, and is not what it looks like.
+# Unseen rows may not be the reader's fault, and are not what they look like.
 POLICIES = "its policies of row security (docs/links.md), or ALTER TABLE ... DISABLE ROW LEVEL SECURITY"
-# What this role sees behind a row, and what there is, in one snapshot. A role of before has no right to ask.
+# What this role sees behind a row, and what exists, in one snapshot. An older role has no right to ask.
 MAY_ASK = Sql(
     """
 SELECT coalesce(pg_catalog.has_function_privilege(
@@ -130,7 +130,7 @@ def checking_sight(schema: str, source: str, link: int, seq: int, *, is_odd: boo
                 code="MR-link-rows-lost-or-hidden",
             )
         return
-    # Of a place where nothing was read yet, there is no row to be seen.
+    # Where nothing was read yet, there is no row to see.
     for behind in {max(0, seq - 1), seq}:
         [(is_hidden,)] = yield HIDDEN.at(schema=schema)(link=link, behind=behind)
         if is_hidden:
@@ -208,7 +208,7 @@ def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID)
             f"mailroom link remove {twin}, or mailroom link remove {reader.name}",
             code="MR-link-read-twice",
         )
-    # What was lost with the server is only known then: whether the link is in doubt, and the clock.
+    # Only then is it known what was lost with the server: whether the link is in doubt, and the clock.
     if noted_place != place:
         raise LinkRefused(
             f"no dispatcher of {source} has started since its server did",
@@ -258,7 +258,7 @@ SELECT count(*) FROM held
 
 
 def asking_topics(schema: str, link: int, run: UUID, topics: Collection[str]) -> Operation[frozenset[str]]:
-    """Have exactly these topics stamped for the link from now on, at the source; return those that are then.
+    """Have exactly these topics stamped for the link from now on, at the source; return those that will be.
 
     Writes nothing if nothing changes. Raises `LinkTaken` if another daemon has the link, and then changes nothing.
     """
@@ -299,7 +299,7 @@ def check_held(is_held: bool) -> None:
 
 
 class Rivals:
-    """Finds out that two daemons take a link from each other in turns, as two copies of one reader would."""
+    """Notices that two daemons take a link from each other in turns, as two copies of one reader would."""
 
     def __init__(self) -> None:
         self._lost: list[float] = []

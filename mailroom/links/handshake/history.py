@@ -1,4 +1,4 @@
-"""What a source becomes that may have lost history: whether a link is in doubt, and when a new incarnation begins.
+"""What happens to a source that may have lost history: whether a link is in doubt, and when a new incarnation begins.
 
 Pure decisions. If the source lost rows that a target has, the target writes a `Claim` and stops reading. The source
 takes a new incarnation (`renewed`), which tells each reader to find out what both have
@@ -19,7 +19,7 @@ class Claim:
 
 
 def is_in_doubt(matched: UUID | None, life: UUID) -> bool:
-    """Return whether a link's reader has still to find its position in this life of the source."""
+    """Return whether a link's reader still has to find its position in this life of the source."""
     return matched != life
 
 

@@ -1,8 +1,8 @@
-"""Who is who: what follows from where a node is found, and which hellos are refused. Pure decisions, no database.
+"""Who is who: what the place of a node means, and which hellos are refused. Pure decisions, no database.
 
-A node is known by its id. Where it is, is its `Place`: a node that is found at another place was moved, or is a copy. A
-dispatcher compares its node's place with the one that was noted (`start`). At each hello the source compares both
-sides with what either has noted of the other (`refusal`).
+A node is known by its id. Its `Place` says where it is: a node that is found at another place was moved, or is a copy.
+A dispatcher compares its node's place with the recorded one (`start`). At each hello the source compares both sides
+with what each has recorded about the other (`refusal`).
 """
 
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ from uuid import UUID
 from mailroom.links.handshake.wire import VERSION
 from mailroom.order.clock import fitting
 
-# More clocks than a lost tail of history can have given out: at a million messages per second, those of an hour. And
-# there is room for two billion jumps.
+# More clocks than a lost tail of history can have given out: at a million messages per second, those of an hour. There
+# is room for two billion jumps.
 JUMP = 2**32
 
 # The versions of the columns that cross a link: the lowest and the highest that this program speaks.
@@ -59,8 +59,8 @@ def start(noted: Place | None, found: Place, *, is_linked: bool = True) -> Start
     The same place: nothing is lost, unless a machine was put back while it ran, which its readers find out. Otherwise
     history may be lost, and the clock jumps. Of a node that was moved, system identifier and oid stay as noted: that is
     how the next hello and the next start know it. It jumps at each start: a dump put into another database of the same
-    server has its timeline and the time of its start. A node without links is at home wherever it is: nobody reads it
-    who could take it for another one.
+    server has its timeline and the time of its start. A node without links is at home wherever it is: it has no readers
+    that could mistake it for another one.
     """
     if noted is None or not is_linked:
         return Start(jumps=found != noted, moved=False, note=found)
@@ -93,7 +93,7 @@ class Party:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What the target has noted of its source; all None before the first hello.
+    """What the target has recorded about its source; all None before the first hello.
 
     `link` is the number that the source gives the link. `origin` is the number that the target gives the source, and
     never gives again: what the target has received is noted under it.
@@ -109,7 +109,7 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What the source has noted: its own place and incarnation, and its reader's id and place; None before the first.
+    """What the source has recorded: its own place and incarnation, its reader's id and place; None before the first.
 
     `link` is the number of the link, and `reader_origin` the number that the reader gave this source then.
     """
@@ -146,8 +146,8 @@ def common_wire(source: tuple[int, int], reader: tuple[int, int]) -> int | None:
 def refusal(source: Party, reader: Party, noted: Noted, pinned: Pinned) -> Refusal | None:
     """Return why `source` and `reader` must not go on, None if they may.
 
-    `noted` is what the source has noted, `pinned` what the reader has. What one side could not even write down comes
-    first, then who they are, then where and when.
+    `noted` is what the source has recorded, `pinned` what the reader has. The order of the checks: what one side could
+    not even write down, then who they are, then where and when.
     """
     return (
         _unreadable(source, reader)
@@ -250,7 +250,7 @@ def _older(source: Party, reader: Party, noted: Noted, pinned: Pinned) -> Refusa
 
 
 def _other_link(source: Party, reader: Party, noted: Noted, pinned: Pinned) -> Refusal | None:
-    # Both would read rows again that are noted elsewhere, or nowhere any more, as received.
+    # Both would read rows again whose receipt is recorded elsewhere, or no longer anywhere.
     anew = f"mailroom link remove {reader.name}, then mailroom link allow {reader.name}"
     if pinned.link is not None and noted.link < pinned.link:
         return Refusal(

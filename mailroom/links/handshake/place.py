@@ -1,4 +1,4 @@
-"""Where this database runs: what tells a node apart from a copy of it, and one start of the server from another."""
+"""Where this database runs: this distinguishes a node from a copy of it, and one start of the server from another."""
 
 from mailroom.links.handshake.identity import Place
 from mailroom.sql.operation import Operation, Sql
@@ -16,7 +16,7 @@ WHERE d.datname = pg_catalog.current_database()
 """,
     columns=("bigint", "bigint", "bigint", "timestamptz"),
 )
-# What every role may know, on a server that hides the rest.
+# What every role may read, on a server that hides the rest.
 OUTSIDE = Sql(
     """
 SELECT 0::bigint, d.oid::bigint, 0::bigint, pg_catalog.pg_postmaster_start_time()
@@ -40,10 +40,11 @@ def reading_place() -> Operation[Place]:
 
 
 def finding_place() -> Operation[Place]:
-    """Return it in a transaction, for a node without links, as far as this server tells.
+    """Return it in a transaction, for a node without links, as far as this server shows it.
 
-    A managed server may keep its control file to itself. Of those, the time of the server's start is known, and without
-    it no history can be lost; identifier and timeline are 0. Links need the rest too, so they use `reading_place`.
+    A managed server may hide its control file. Then only the time of the server's start is known, and identifier and
+    timeline are 0. That is enough, since no history is lost without a start. Links need the rest too, so they use
+    `reading_place`.
     """
     yield SAVEPOINT.at()()
     try:

@@ -1,4 +1,4 @@
-"""What a reader has noted of its sources (the table `origin`), and which topics it wants of each."""
+"""What a reader has recorded about its sources (the table `origin`), and which topics it wants from each."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -90,7 +90,7 @@ WHERE number = %(number)s::bigint AND (told, refused) IS DISTINCT FROM (%(told)s
 
 
 def telling(schema: str, number: int, told: Collection[UUID], refused: Collection[UUID] = ()) -> Operation[None]:
-    """Note which subscriptions the source has now, and which it was told of and does not take."""
+    """Record which subscriptions the source has now, and which ones it was told of and refuses."""
     yield TELL.at(schema=schema)(number=number, told=sorted(told), refused=sorted(refused))
 
 
@@ -101,15 +101,15 @@ SELF = Sql(
 
 
 def introducing(schema: str, origin: Origin) -> Operation[Party]:
-    """Return what this node says of itself when it says hello to the source."""
+    """Return what this node says about itself when it says hello to the source."""
     id, name, encoding = the_one((yield SELF.at(schema=schema)()), NODE_ROW, schema)
     place = yield from reading_place()
     return Party(origin.reader or name, id, place, encoding=encoding)
 
 
 HELD = Sql("SELECT link FROM {schema}.origin WHERE number = %(number)s::bigint FOR UPDATE", columns=("bigint",))
-# What was received stays known: the source may have been put back to before it allowed this node, and then sends it
-# all again by a link of another number. So does the clock up to which everything has come (`shown`).
+# What was received stays known: the source may have been put back to before it allowed this node, and then sends it all
+# again by a link of another number. The clock up to which everything has come (`shown`) stays too.
 FORGET = Sql(
     """
 WITH held AS MATERIALIZED (
@@ -160,13 +160,14 @@ def forgetting(schema: str, origin: Origin, link: int, receipts: int | None = RE
 
 
 def pinning(schema: str, origin: Origin, greeting: Greeting) -> Operation[Origin]:
-    """Note who the source is, in a transaction that is durable when it commits; return the origin as it is now.
+    """Record who the source is, in a transaction that is durable when it commits; return the origin as it is now.
 
     Nothing is written if nothing is new. With a new link the source counts from 1 again (the old one was removed there
     and another one allowed, or is unknown after a restore), so the position starts over: the receipts of the old link
     go, and the messages in them are known.
     """
-    # It says of which history the receipts are, so while there are any, who brings them to a newer one notes it.
+    # It says which history the receipts belong to. So as long as there are receipts, whatever moves them to a newer
+    # history records it.
     is_first = origin.incarnation is None or origin.link != greeting.link
     new = replace(
         origin,
@@ -197,7 +198,7 @@ def pinning(schema: str, origin: Origin, greeting: Greeting) -> Operation[Origin
     return found[0] if found else new
 
 
-# Whatever else goes wrong meanwhile, it is not read since the first of it.
+# Whatever else goes wrong meanwhile, `since` is the time of the first trouble.
 SINCE = "since = coalesce(since, clock_timestamp() - %(for_s)s::float8 * interval '1 second')"
 STOP = Sql(
     """
@@ -223,18 +224,18 @@ Trouble: TypeAlias = Literal["unreachable", "failing"]
 
 
 def stopping(schema: str, number: int, why: str, for_s: float = 0.0) -> Operation[bool]:
-    """Note that nothing may be received of the source before somebody acts, and why; return whether that is new.
+    """Record that nothing may be received from the source before somebody acts, and why; return whether that is new.
 
-    `for_s`: for how many seconds it has not been read. One that is excluded stays so.
+    `for_s`: for how many seconds it has not been read. An excluded source stays excluded.
     """
     return bool((yield STOP.at(schema=schema)(number=number, why=why, for_s=for_s)))
 
 
 def failing(schema: str, number: int, trouble: Trouble, why: str, for_s: float = 0.0) -> Operation[bool]:
-    """Note that the source is not read now, and why, though it is tried again; return whether that is new.
+    """Record that the source is not read now, and why, though it is tried again; return whether that is new.
 
-    One that is stopped may not be received before both sides have found one past, whatever happens meanwhile. One that
-    is excluded stays so.
+    From a stopped source nothing may be received before both sides have found a common history, whatever happens
+    meanwhile. An excluded source stays excluded.
     """
     return bool((yield FAIL.at(schema=schema)(number=number, trouble=trouble, why=why, for_s=for_s)))
 
@@ -254,10 +255,10 @@ RETURNING true
 
 
 def admitting(schema: str, number: int) -> Operation[None]:
-    """Let a stopped source be received again. Until something was read, why it was not stays noted: see `opening`."""
+    """Let a stopped source be received again. The reason stays recorded until something was read: see `opening`."""
     yield ADMIT.at(schema=schema)(number=number)
 
 
 def opening(schema: str, number: int) -> Operation[bool]:
-    """Note that the source is read; return whether that is new. One that is excluded stays so."""
+    """Record that the source is read; return whether that is new. An excluded source stays excluded."""
     return bool((yield OPEN.at(schema=schema)(number=number)))

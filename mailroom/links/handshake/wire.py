@@ -1,4 +1,4 @@
-"""The wire: what crosses a link, as columns of arrays. Frozen per version: neither side needs the other's release.
+"""The wire: what crosses a link, as columns of arrays. Each version is frozen: neither side needs the other's release.
 
 A column that comes later has a later version, and both sides use the highest that both have. All types are
 plain ones of every supported PostgreSQL, so a value has the same binary form on both sides, whatever their settings.
@@ -9,7 +9,7 @@ from mailroom.message.columns import MOVING, Column
 # By name: the type on the wire, and how the source makes it and the target reads it. {c} is the column. A "char" and
 # jsonb cross as text: the binary form of both is their text, so it costs nothing, and needs no type of its own.
 VERSION = 1
-# What the source says of the row that it carried, beside the message.
+# What the source says about the row that it carried, beside the message.
 CARRIAGE = (
     Column("seq", "bigint", by="database"),
     Column("sent_clock", "bigint", by="database"),
@@ -33,7 +33,7 @@ READ = ", ".join(f"{read.format(c=name)} AS {name}" for name, (_, _, read) in CO
 MARK = "H"
 # No larger sent_clock is taken than 2^61 + 2^60 and the clocks of the time since 2026, as in `mailroom.links.start`; or
 # so much beyond what an operator has let the clock go to. Sends and readers raise a clock to 2^61 at most, so no node
-# comes near it unless somebody changes its rows. And who takes such a clock is taken by its own readers all the same:
-# until they read, this has grown by more than any node counts. {now} is the time, and `advanced` of node.
+# comes near it unless somebody changes its rows. A node that takes such a clock can still be read by its own readers:
+# by then the limit has grown by more than any node counts. {now} is the time, and `advanced` of node.
 FURTHEST = f"""greatest({2**61}, advanced) + {2**60} + (greatest(0, least(
            extract(epoch FROM {{now}} - '2026-01-01 00:00+00'::timestamptz), 15768000000)) * {2**24}.0)::bigint"""
