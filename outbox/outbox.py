@@ -6,19 +6,21 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar, Unpack
 from uuid import UUID
 
+from mailroom import events
 from mailroom.errors import InvalidMessage
 from mailroom.message.answer import Request, answer, refuse_second
 from mailroom.message.headers import given
 from mailroom.message.outgoing import EventType, Fields, MessageType, Outgoing, fresh_ids, row_of, sending, sending_many
 from mailroom.message.topic import Topic, topic_text
 from mailroom.names import DEFAULT_SCHEMA, Key, schema_name
-from mailroom.sql.operation import Operation
+from mailroom.sql.operation import Operation, Row
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from outbox.once import identified, sending_once
 
 # With a `Topic`, a type checker finds a value of another type, and a topic for replies whose values have another type.
 T = TypeVar("T")
 A = TypeVar("A")
+R = TypeVar("R")
 
 
 class _Node:
@@ -32,7 +34,8 @@ class _Node:
 
     def _send(self, message: Outgoing, once: str | None = None) -> tuple[Operation[None], UUID]:
         row = row_of(message if once is None else identified(message, once))
-        return (sending if once is None else sending_once)(self.schema, row), row[0]
+        operation = (sending if once is None else sending_once)(self.schema, row)
+        return self._told(operation, [row]), row[0]
 
     def _send_many(self, messages: Iterable[Outgoing]) -> Operation[int]:
         # All messages are encoded before the first is sent, so a bad one leaves the transaction unchanged.
@@ -42,12 +45,21 @@ class _Node:
                 rows.append(row_of(message, fresh))
             except InvalidMessage as error:
                 raise type(error)(f"Message {nth}: {error} None of this call was sent.", code=error.code) from None
-        return sending_many(self.schema, rows)
+        return self._told(sending_many(self.schema, rows), rows)
 
     def _reply(self, request: Request, value: object, status: int, fields: Fields) -> tuple[Operation[None], UUID]:
         refuse_second(request)
         row = answer(request, value, status, fields)
-        return sending(self.schema, row), row[0]
+        return self._told(sending(self.schema, row), [row]), row[0]
+
+    def _told(self, operation: Operation[R], rows: list[Row]) -> Operation[R]:
+        """Send, and tell who listens."""
+        return self._telling(operation, rows) if events.heard(events.MessagesSent) else operation
+
+    def _telling(self, operation: Operation[R], rows: list[Row]) -> Operation[R]:
+        done = yield from operation
+        events.emit(events.MessagesSent(self.schema, [row[1] for row in rows], len(rows)))
+        return done
 
 
 def _command(topic: Topic[T, A] | str, value: T, reply_to: Topic[A, Any] | str | None, fields: Fields) -> Outgoing:

@@ -14,6 +14,7 @@ from dispatcher.delivery.fan_out import FannedOut, fan_out
 from dispatcher.delivery.floor import Floor, ScanStart
 from dispatcher.delivery.portion import Portion
 from dispatcher.delivery.refusal import Undeliverable, dead_lettering, finding_refused, reason_of
+from mailroom import events
 from mailroom.links.marks import marking
 from mailroom.links.start import starting
 from mailroom.order import sequences
@@ -26,6 +27,7 @@ log = logging.getLogger("mailroom.dispatcher")
 
 ROWS = 10_000
 MAX_BYTES = 32 * 1024 * 1024
+COUNTED = tuple(name for name in events.MessagesDelivered._fields if name in Delivery.__dataclass_fields__)
 
 
 class Deliverer:
@@ -91,8 +93,12 @@ class Deliverer:
             elif started.jumped:
                 log.info("the server has started anew: the clock goes on at %d", started.clock)
             self._recovered = True
+        began = self._monotonic()
         with self._portion.tried():
             delivery = await self._deliver(self._portion.of(self._rows), self._portion.of(self._max_bytes), now)
+        if delivery.taken and events.heard(events.MessagesDelivered):
+            counts = {name: getattr(delivery, name) for name in COUNTED}
+            events.emit(events.MessagesDelivered(self._schema, **counts, seconds=self._monotonic() - began))
         if self._progress is not None:
             self._progress(delivery)
         return delivery

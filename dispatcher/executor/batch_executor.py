@@ -11,6 +11,7 @@ from dispatcher.delivery.portion import Portion
 from dispatcher.executor.applying.user_code import clearing_session
 from dispatcher.executor.execute import BOUND_S, executing
 from dispatcher.executor.execution import Execution
+from mailroom import events
 from mailroom.order import sequences
 from mailroom.order.sequences import raising_sequences
 from mailroom.sql.operation import Operation
@@ -65,7 +66,7 @@ class BatchExecutor:
             # Rows may have been copied here without their sequence: what is sent from now on comes behind them.
             sequences.tell(await run_in_transaction(self._connection, raising_sequences(self._schema)))
             self._started = True
-        start = self._floor.start()
+        start, began = self._floor.start(), self._monotonic()
         rows, max_bytes = self._portion.of(self._rows_next), self._portion.of(self._max_bytes)
         try:
             with self._portion.tried():
@@ -73,6 +74,10 @@ class BatchExecutor:
         except psycopg.Error:
             self._floor = Floor("outbox_executable", self._monotonic)
             raise
+        if execution.taken and events.heard(events.ExecutablesExecuted):
+            taken, dead, replied = execution.taken, execution.dead, execution.replied
+            took_s = self._monotonic() - began
+            events.emit(events.ExecutablesExecuted(self._schema, taken, dead, replied, took_s))
         self._rows_next = execution.rows(self._rows)
         if execution.ran_user_code and self._own_session:
             try:

@@ -21,6 +21,7 @@ from dispatcher.delivery.deliver import SESSION
 from dispatcher.lanes.lease import RENEW_S, Lease, reading_backend
 from dispatcher.lanes.notifications import CHECK_INTERVAL_S, DROP_AT, WARN_AT, reading_queue_usage
 from dispatcher.lanes.waits import telling
+from mailroom import events
 from mailroom import schema as node
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.names import schema_name
@@ -140,6 +141,7 @@ class Leading(ABC):
                 failures = 1 if time.monotonic() - began > LONGEST_PAUSE_S else failures + 1
                 if failures == 1:
                     self._repeats.over()
+                self._tell(error, reconnects=True)
                 self._log(error)
                 await self._pause(backoff.pause_s(failures, LONGEST_PAUSE_S))
 
@@ -161,6 +163,10 @@ class Leading(ABC):
                 raise error
         if not keeper.closed:
             await answered_within(keeper, run_async(keeper, self._lease.giving_up()), DISCONNECT_AFTER_S)
+
+    def _tell(self, error: Exception, *, reconnects: bool) -> None:
+        if events.heard(events.TriedAgain):
+            events.emit(events.TriedAgain(self._schema, self._role, None, error, reconnects))
 
     def _log(self, error: Exception) -> None:
         why = cause(error)
@@ -184,6 +190,7 @@ class Leading(ABC):
         if not is_held_up(error):
             return False
         if not self._stopping.is_set():
+            self._tell(error, reconnects=False)
             log.warning(
                 "%s: %s was held up by a lock or cancelled (%s), trying again",
                 self._role, what, type(error).__name__,
@@ -216,6 +223,8 @@ class Leading(ABC):
             role = "leading" if leads else "standing by for"
             log.info("%s %s schema %s, epoch %s", self._role, role, self._schema, self._lease.epoch)
             self._leading.set() if leads else self._leading.clear()
+            if events.heard(events.LeadershipChanged):
+                events.emit(events.LeadershipChanged(self._schema, self._role, leads, self._lease.epoch))
         self._has_begun = self._has_begun or not leads
 
     async def _check_queue(self, keeper: psycopg.AsyncConnection, duty: Duty) -> None:

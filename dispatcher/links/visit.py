@@ -23,6 +23,7 @@ from dispatcher.links.at_source.source import Source, SourceFailed
 from dispatcher.links.receive import SESSION, Reception
 from dispatcher.links.receiving import Receiving, Room
 from dispatcher.links.reconcile import reconcile
+from mailroom import events
 from mailroom.errors import Coded
 from mailroom.links.handshake.diverged import checking_claim, claiming
 from mailroom.links.handshake.hello import Greeting, LinkTaken, asking_topics, checking_sight, greeting, matching
@@ -289,6 +290,9 @@ class Visit:
                 return await self._position()
             self._notes.received = Received(self, reception.position.seq)
             self._target.on_received(reception)
+            if reception.rows and events.heard(events.MessagesReceived):
+                counts = (getattr(reception, name) for name in events.MessagesReceived._fields[3:])
+                events.emit(events.MessagesReceived(self._target.schema, self._origin.name, reception.rows, *counts))
             return reception.position
 
     async def _fetch(self, after: int, last: int) -> FetchedBatch:

@@ -8,6 +8,7 @@ messages of the batch are tried one at a time.
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from inbox.exceptions import Unavailable
 from inbox.handling.overtime import HandlerTurn
 from inbox.order import Order
 from inbox.sessions.hold import ENDED, Hold
+from mailroom import events
 from mailroom.errors import Coded
 from mailroom.message import carry
 from mailroom.message.message import Message
@@ -29,7 +31,17 @@ from mailroom.session.home import HomeDatabase
 from mailroom.sql.apart import WritesApart, in_hand
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import is_closed, is_well
-from mailroom.sql.sqlstate import ABORTED, BLAMES, NO_CURSOR, NOT_YOURS, Meaning, meaning, sqlstate, was_invalidated
+from mailroom.sql.sqlstate import (
+    ABORTED,
+    BLAMES,
+    NO_CURSOR,
+    NOT_YOURS,
+    Meaning,
+    is_lost,
+    meaning,
+    sqlstate,
+    was_invalidated,
+)
 
 FORGIVEN = 2  # transient errors in a row that are not counted as attempts at the message being handled
 REMEMBERED = 10_000  # messages
@@ -69,7 +81,8 @@ class Batch:
     batch may fail because of them. `begun`: how many messages were given to them, and `handlers_s` how long they took,
     None while they do. `ends`: all handlers have returned. `forgiven`: whether the failure is not counted, None until
     decided. `recorded`: the recorded outcome. `place`: the database in which the messages are. `turn`: how long a
-    handler has been at its message, where that is bounded.
+    handler has been at its message, where that is bounded. `outcome`: how its transaction has ended, as in
+    `mailroom.events.BatchEnded`.
     """
 
     due: bool = False
@@ -88,6 +101,8 @@ class Batch:
     recorded: Recorded | None = None
     place: HomeDatabase | None = None
     turn: HandlerTurn | None = None
+    outcome: str = "rolled_back"
+    _told: tuple[list[Message], float] | None = None  # what a handler that was told to begin was given, and when
 
     def take(self, claimed: Claimed, order: Order, connection: object, place: HomeDatabase | None = None) -> None:
         """Take the result of a claim on this connection, which is at this place."""
@@ -146,6 +161,7 @@ class Batch:
             raise
         finally:
             self.handlers_s = time.monotonic() - began
+            self._tell_ended(sys.exception())
             if len(self.messages) == 1:
                 self.message = self.messages[0]
             if self.turn is not None:
@@ -158,13 +174,18 @@ class Batch:
 
     def _turns(self, turn_to: Callable[[Message], None]) -> Iterator[Message]:
         """Give each message; when the next one is asked for, the handler of the last one has returned."""
+        is_heard = events.heard(events.HandlerBegan) or events.heard(events.HandlerEnded)
         for message in self.messages:
             self.message = message
             self.begun += 1
             turn_to(message)
             if self.turn is not None:
                 self.turn.begin()
+            if is_heard:
+                self._tell_began([message])
             yield message
+            if is_heard:
+                self._tell_ended(None)
             self._check_held()
 
     def _all(self) -> Iterator[list[Message]]:
@@ -173,8 +194,23 @@ class Batch:
             self.message = self.messages[0]
         if self.turn is not None:
             self.turn.begin()
+        self._tell_began(self.messages)
         yield self.messages.copy()
+        self._tell_ended(None)
         self._check_held()
+
+    def _tell_began(self, messages: list[Message]) -> None:
+        if self.order is not None:
+            self._told = messages, time.monotonic()
+            if events.heard(events.HandlerBegan):
+                events.emit(events.HandlerBegan(self.order.schema, self.order.inbox, messages))
+
+    def _tell_ended(self, error: BaseException | None) -> None:
+        if self._told is not None and self.order is not None:
+            (messages, began), self._told = self._told, None
+            if events.heard(events.HandlerEnded):
+                took_s = time.monotonic() - began
+                events.emit(events.HandlerEnded(self.order.schema, self.order.inbox, messages, error, took_s))
 
     def _check_held(self) -> None:
         if self.hold is not None and (why := self.hold.why_over()):
@@ -206,13 +242,15 @@ class Batch:
         try:
             yield
         except Exception as error:
+            if not sqlstate(error) or is_lost(error):  # the server's answer to the COMMIT did not come
+                self.outcome = "unknown"
             if sqlstate(error) == NO_CURSOR:  # `Hold` missed it, for example behind a pooler
                 raise HandlerFailed(ENDED, code="MR-transaction-ended") from error
             raise
 
     def committed(self) -> None:
         """Record that the batch is committed: no later error is a message's fault."""
-        self.message, self.open = None, False
+        self.message, self.open, self.outcome = None, False, "committed"
 
 
 def cancellations() -> int:

@@ -23,6 +23,7 @@ from inbox.sessions.wakeup import InboxListener
 from inbox.worker.connecting import NotConnected, reason
 from inbox.worker.in_flight import Entry, InFlight
 from inbox.worker.pace import Pace
+from mailroom import events
 from mailroom.errors import MailroomError, coded
 from mailroom.message.message import Message
 from mailroom.session import backoff
@@ -94,6 +95,7 @@ class Service:
     batch, `within` runs an operation in a transaction of its own, and `report` calls the user's `on_error`.
     """
 
+    schema: str
     inbox: str
     batch: int
     batch_s: float | None
@@ -197,6 +199,11 @@ class Loop:
                 took_s = time.monotonic() - began
                 handlers_s = took_s if batch.handlers_s is None else batch.handlers_s  # None: it hangs
                 self._pace.took(batch.begun, handlers_s, took_s - handlers_s)
+            if batch.messages and events.heard(events.BatchEnded):
+                took_s, service = time.monotonic() - began, self._service
+                events.emit(
+                    events.BatchEnded(service.schema, service.inbox, batch.messages, due, batch.outcome, took_s)
+                )
         self._size.handled(batch)
 
     def _learn(self, claimed: Claimed, batch: Batch) -> None:
@@ -235,6 +242,9 @@ class Loop:
 
     async def _pause(self, error: Exception, what: str) -> None:
         self._failures += 1
+        if events.heard(events.TriedAgain):
+            service, reconnects = self._service, self._batch.claimed is None
+            events.emit(events.TriedAgain(service.schema, "worker", service.inbox, error, reconnects))
         pause_s = backoff.pause_s(self._failures, LONGEST_PAUSE_S)
         if isinstance(error, Unavailable):
             self._is_held = True
@@ -250,6 +260,9 @@ class Loop:
     async def _report(self, recorded: Recorded, error: Exception) -> None:
         service, batch = self._service, self._batch
         self._due.recorded(recorded.due_in_s)
+        if events.heard(events.AttemptFailed):
+            attempt, outcome = recorded.attempt, recorded.outcome
+            events.emit(events.AttemptFailed(service.schema, service.inbox, batch.message, attempt, outcome, error))
         # The text of any other error may contain values of the message.
         what = coded(str(error) if isinstance(error, HandlerFailed | TimedOut) else type(error).__name__, error)
         if batch.message is None:

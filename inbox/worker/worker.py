@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
@@ -41,6 +42,7 @@ from inbox.worker.loop import Due, Loop, Service
 from inbox.worker.signals import stopping
 from inbox.worker.tasks import first_error
 from inbox.worker.threads import Threads, in_thread
+from mailroom import events
 from mailroom import schema as node
 from mailroom.message.message import Message
 from mailroom.names import DEFAULT_SCHEMA
@@ -193,7 +195,7 @@ class _Worker(ABC):
 
     def _service(self) -> Service:
         return Service(
-            self.inbox, self._batch, self._batch_s, self._poll_interval_s, self._fatal, self._stopping,
+            self.schema, self.inbox, self._batch, self._batch_s, self._poll_interval_s, self._fatal, self._stopping,
             self._patience, self._troubles, self._repeats, self._starting, self._work, self._within, self._report,
         )  # fmt: skip
 
@@ -270,7 +272,7 @@ class _Worker(ABC):
         self._home.given()
 
     def _claiming(self, batch: Batch, connection: object) -> Operation[None]:
-        size, mine = batch.size, self._in_flight.mine
+        size, mine, began = batch.size, self._in_flight.mine, time.monotonic()
         if batch.due:
             claimed = yield from self._claims.claiming_due(size, hold=True, mine=mine)
         else:
@@ -278,6 +280,9 @@ class _Worker(ABC):
             claimed = yield from self._claims.claiming(share)
         order, place = (yield from self._claims.looking_up()), (yield from self._home.visiting(driver_of(connection)))
         batch.take(claimed, order, connection, place)
+        if claimed.messages and events.heard(events.BatchClaimed):
+            took_s = batch.claimed_at - began
+            events.emit(events.BatchClaimed(self.schema, self.inbox, claimed.messages, batch.due, took_s))
 
     def _blaming(self, batch: Batch, error: Exception) -> Operation[Recorded]:
         return blaming(batch, error, self._fatal)

@@ -14,6 +14,8 @@ from typing import get_args, get_origin
 
 import pytest
 
+from mailroom.events import KINDS
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("mailroom", "outbox", "inbox", "dispatcher", "spark_jobs")
 PAGE = (ROOT / "docs" / "api.md").read_text()
@@ -54,7 +56,7 @@ CALLS = [
     for call, signature in public_calls(name, getattr(import_module(module), name))
 ]
 # Where a schema may be given by position, and why.
-MADE_BY_US = {"Status": "what `status` returns"}
+MADE_BY_US = {"Status": "what `status` returns"} | {kind.__name__: "what listeners are given" for kind in KINDS}
 
 
 @pytest.mark.parametrize(("module", "call", "signature"), CALLS, ids=[f"{module}-{call}" for module, call, _ in CALLS])
