@@ -56,10 +56,18 @@ pgbouncer: ## Install PgBouncer for its tests, where root and apt-get can; witho
 	  || { apt-get -qq update && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get -qq install -y pgbouncer; } >/dev/null \
 	  || echo "PgBouncer could not be installed: its tests are skipped"
 
+# Not as a service, as above; and without its web pages.
+.PHONY: promtool
+promtool: ## Install promtool for the tests of the alert rules, where root and apt-get can; without it they are skipped
+	@command -v promtool >/dev/null \
+	  || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null \
+	  || { apt-get -qq update && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends prometheus; } >/dev/null \
+	  || echo "promtool could not be installed: the tests of the alert rules are skipped"
+
 # TESTED=yes leaves out what `make test` has just run, as CI did.
 TESTED ?=
 .PHONY: test-all
-test-all: $(STAMP) pgbouncer ## All tests, on every PostgreSQL found (15 to 18)
+test-all: $(STAMP) pgbouncer promtool ## All tests, on every PostgreSQL found (15 to 18)
 	$(BIN)/python -m pytest $(SPREAD) --pg all $(if $(TESTED),--beyond-test) --ignore tests/spark --ignore tests/wheel
 
 .PHONY: jdbc

@@ -25,6 +25,7 @@ from dispatcher.lanes.leading import LANE, Leading, open_session
 from dispatcher.lanes.waits import told
 from dispatcher.links.lane import LinksLane
 from mailroom import schema as node
+from mailroom.metrics.leader import LeaderSamples
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.session import settings
 from mailroom.session.home import Home
@@ -90,6 +91,7 @@ class Dispatcher(Lane):
         self._portion = Portion()
         self._janitor = Janitor(self._schema)
         self._housekeeping = Housekeeping(self._home, self._janitor)
+        self._samples: LeaderSamples | None = None
         self.totals = Totals()
 
     def _work_on(self, connection: psycopg.AsyncConnection) -> Work:
@@ -100,7 +102,12 @@ class Dispatcher(Lane):
         return Work(deliverer.deliver, deliverer.drain, deliverer.drain_rest)
 
     def _beside(self, leading: asyncio.Event) -> Sequence[Coroutine[Any, Any, None]]:
-        return [self._housekeeping.run(leading)]
+        return [each.run(leading) for each in (self._housekeeping, self._samples) if each is not None]
+
+    def _sampled(self) -> LeaderSamples:
+        """Have metrics sampled beside the work, from the next connection on; return what has the samples."""
+        self._samples = LeaderSamples(self._home, schema=self._schema)
+        return self._samples
 
     def _watch(self, inboxes: Iterable[str]) -> None:
         """Have the janitor look at these inboxes soon: they got messages, perhaps from another lane."""

@@ -1,0 +1,271 @@
+"""What only reading rows can tell of a node: how long its oldest messages wait, and for whom.
+
+That is too much for each scrape. So the process whose dispatcher leads samples it on a clock of its own, over a session
+of its own, and gives out the last sample. Each cause of a wait has a metric: the outbox waits for the dispatcher, an
+inbox for its workers, and what failed waits for its time or for an operator and counts as keys.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import get_args
+
+import psycopg
+
+from mailroom.dead_letter import Stage
+from mailroom.metrics.catalog import EXACT, estimated
+from mailroom.metrics.family import Family, Samples
+from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.registry.inboxes import BY_CLOCK
+from mailroom.schema.partitions import PARTITIONS
+from mailroom.session import backoff, settings
+from mailroom.session.home import Home
+from mailroom.session.repeats import Repeats, cause
+from mailroom.sql.operation import Operation, Sql, filled
+from mailroom.sql.runner import run_async
+
+log = logging.getLogger("mailroom.metrics")
+
+INTERVAL_S = 5.0
+SHARE = 100  # a sample costs the server at most a hundredth of one session's time
+LONGEST_PAUSE_S = 60.0
+SESSION = settings.UNATTENDED | {"statement_timeout": "10s", "lock_timeout": "500ms"}
+AT_ONCE = 50  # inboxes of one statement, which holds a snapshot and their locks
+RECENT_S = 60.0
+WINDOW = 1_000  # numbers of dead letters below the highest that may still commit
+
+OUTBOX_OLDEST = Family(
+    "outbox_oldest_seconds",
+    "gauge",
+    "How long ago the first message in the outbox was sent: it waits for a dispatcher.",
+)
+INBOX_OLDEST = Family(
+    "inbox_oldest_seconds",
+    "gauge",
+    "How long an inbox waits for a worker: since the delivery of its oldest message whose key does not fail, or since "
+    "a failing key may be tried again. What waits for that time, or is parked, does not count.",
+    ("inbox",),
+)
+INBOX_KEYS = Family(
+    "inbox_keys", "gauge", "Failing keys: waiting for their next attempt, or parked until somebody acts.",
+    ("inbox", "state"),
+)  # fmt: skip
+SCHEDULED = Family(
+    "scheduled_messages", "gauge", f"Messages that are not yet due: above {EXACT:,} an estimate from statistics."
+)
+EXECUTABLES_OLDEST = Family(
+    "executables_oldest_seconds", "gauge", "The same as outbox_oldest_seconds for executables and their executor."
+)
+LINK_LAG = Family(
+    "link_lag_seconds",
+    "gauge",
+    "How far this node is behind one that it reads: since when that is not read, or how old its newest rows were when "
+    "they came. A node that is excluded by hand is left out.",
+    ("origin",),
+)
+DEAD_LETTERS_ADDED = Family(
+    "dead_letters_added_total",
+    "counter",
+    "Dead letters that were added since this process leads, by where the message failed.",
+    ("stage",),
+)
+SAMPLE_AGE = Family("sample_age_seconds", "gauge", "How old all that the leader samples is.")
+
+# By the primary keys: what is first in the outbox is next, whatever its sent_at.
+NODE = Sql(
+    """
+SELECT extract(epoch FROM at.now - (SELECT sent_at FROM {schema}.outbox ORDER BY position LIMIT 1))::float8,
+       extract(epoch FROM at.now - (SELECT sent_at FROM {schema}.outbox_executable ORDER BY position LIMIT 1))::float8,
+       (SELECT count(*) FROM (SELECT FROM {schema}.scheduled LIMIT {most}) AS few),
+       pg_catalog.pg_stat_get_live_tuples('{schema}.scheduled'::regclass)
+FROM (SELECT coalesce(%(now)s::timestamptz, clock_timestamp())) AS at (now)
+""",
+    columns=("float8", "float8", "bigint", "bigint"),
+    most=EXACT + 1,
+)
+# A key whose time has come is no longer late on purpose. Whoever waits for it is first by `key_state_due`.
+KEYS = Sql(
+    """
+SELECT inbox, count(*) FILTER (WHERE retry_at > now AND retry_at < 'infinity'),
+       count(*) FILTER (WHERE retry_at = 'infinity'),
+       max(extract(epoch FROM now - retry_at)::float8) FILTER (WHERE retry_at <= now)
+FROM (SELECT inbox, retry_at, coalesce(%(now)s::timestamptz, clock_timestamp()) AS now
+      FROM {schema}.key_state WHERE retry_at > '-infinity') AS k
+GROUP BY inbox
+""",
+    columns=("text", "bigint", "bigint", "float8"),
+)
+NAMES = Sql(
+    "SELECT name, {partitions} FROM {schema}.inbox_registry ORDER BY name",
+    columns=("text", "bigint"),
+    partitions=PARTITIONS,
+)
+# Above the healthy floor there are hardly any messages of failing keys, or none; below it there are no others. The
+# inboxes stand in the text, in the same portions each time, so the server soon plans none of them any more: for 1,000
+# inboxes planning took most of the time. (SELECT ...) IS NULL stays an index probe, as in a claim.
+OLDEST_OF = filled(
+    """(
+    SELECT '{inbox}'::text, i.delivered_at FROM {schema}.inbox_{inbox} AS i
+    WHERE {by_clock} > (SELECT greatest(floor, healthy_floor) FROM {schema}.inbox_registry WHERE name = '{inbox}')
+      AND (SELECT s.clock FROM {schema}.key_state AS s WHERE s.inbox = '{inbox}' AND s.key = i.key) IS NULL
+    ORDER BY {by_clock} LIMIT 1)""",
+    by_clock=BY_CLOCK,
+)
+OLDEST = Sql(
+    """
+SELECT inbox, extract(epoch FROM coalesce(%(now)s::timestamptz, clock_timestamp()) - delivered_at)::float8
+FROM ({each}) AS oldest (inbox, delivered_at)
+""",
+    columns=("text", "float8"),
+)
+# Whoever reads a link notes there since when it does not; nobody may be there to note it. A batch that came a while
+# ago says nothing of now: had something waited, it would have come since.
+LINKS = Sql(
+    """
+SELECT o.name, greatest(
+           extract(epoch FROM at.now - o.since)::float8,
+           extract(epoch FROM at.now - coalesce(l.until, o.created_at))::float8,
+           extract(epoch FROM r.received_at - r.stamped_at)::float8, 0::float8)
+FROM (SELECT coalesce(%(now)s::timestamptz, clock_timestamp())) AS at (now) CROSS JOIN {schema}.origin AS o
+LEFT JOIN {schema}.lease AS l ON l.role = 'links'
+LEFT JOIN LATERAL (
+    SELECT received_at, stamped_at FROM {schema}.receipt WHERE origin = o.number ORDER BY last DESC LIMIT 1) AS r
+    ON r.received_at > at.now - {recent_s}::float8 * interval '1 s'
+WHERE o.state <> 'excluded'
+""",
+    columns=("text", "float8"),
+    recent_s=RECENT_S,
+)
+HIGHEST = Sql("SELECT coalesce(max(id), 0::bigint) FROM {schema}.dead_letter", columns=("bigint",))
+# Numbers are drawn before their transactions commit, so one may appear below others that were counted. `seen` are
+# those that were, in as few ranges as there are gaps.
+ADDED = Sql(
+    """
+WITH new AS MATERIALIZED (
+    SELECT id, stage FROM {schema}.dead_letter
+    WHERE id > %(floor)s::bigint
+      AND NOT pg_catalog.multirange_contains_elem(%(seen)s::text::int8multirange, id))
+SELECT stage, count(*), max(id), pg_catalog.range_agg(pg_catalog.int8range(id, id, '[]'))::text
+FROM new GROUP BY stage
+""",
+    columns=("text", "bigint", "bigint", "text"),
+)
+TRIMMED = Sql(
+    """
+SELECT pg_catalog.multirange_intersect(
+           pg_catalog.range_agg(r), pg_catalog.int8multirange(pg_catalog.int8range(%(floor)s::bigint, NULL)))::text
+FROM pg_catalog.unnest(%(seen)s::text[]) AS t (seen), pg_catalog.unnest(t.seen::int8multirange) AS u (r)
+""",
+    columns=("text",),
+)
+
+
+class Added:
+    """Counts the dead letters of one node that are added from its first look on, each once, in whatever order."""
+
+    def __init__(self, schema: str) -> None:
+        self._schema = schema
+        self._floor: int | None = None
+        self._seen = "{}"
+        self.counts: dict[str, int] = dict.fromkeys(get_args(Stage), 0)
+
+    def counting(self) -> Operation[None]:
+        """Count what was added since the last look. Those that were there at the first look do not count."""
+        floor = self._floor
+        if floor is None:
+            [(highest,)] = yield HIGHEST.at(schema=self._schema)()
+            floor = highest - WINDOW
+        new = yield ADDED.at(schema=self._schema)(floor=floor, seen=self._seen)
+        if self._floor is not None:
+            for stage, number, _, _ in new:
+                self.counts[stage] += number
+        if new:
+            floor = max(floor, max(highest for _, _, highest, _ in new) - WINDOW)
+            [(self._seen,)] = yield TRIMMED.at()(floor=floor, seen=[self._seen, *(ids for *_, ids in new)])
+        self._floor = floor
+
+
+def sampling(schema: str, added: Added, *, now: datetime | None = None) -> Operation[dict[Family, Samples]]:
+    """Return a sample of the node `schema`. `now` is when it is taken; None is the database's clock.
+
+    In autocommit it holds no snapshot for longer than one statement takes, which reads few rows.
+    """
+    [(outbox_s, executables_s, scheduled, live)] = yield NODE.at(schema=schema)(now=now)
+    names = yield NAMES.at(schema=schema)(partitions=None)
+    inboxes = [name for name, _ in names]
+    keys = {(name, state): 0 for name in inboxes for state in ("waiting", "parked")}
+    oldest = dict.fromkeys(inboxes, 0.0)
+    for inbox, waiting, parked, due_s in (yield KEYS.at(schema=schema)(now=now)):
+        if inbox in oldest:
+            keys[inbox, "waiting"], keys[inbox, "parked"], oldest[inbox] = waiting, parked, due_s or 0.0
+    at_once = min(AT_ONCE, names[0][1]) if names else AT_ONCE
+    for first in range(0, len(inboxes), at_once):
+        each = "\nUNION ALL\n".join(filled(OLDEST_OF, inbox=name) for name in inboxes[first : first + at_once])
+        for inbox, delivered_s in (yield OLDEST.at(each=each, schema=schema)(now=now)):
+            oldest[inbox] = max(oldest[inbox], delivered_s)
+    links = yield LINKS.at(schema=schema)(now=now)
+    yield from added.counting()
+    return {
+        # A sender may have given a sent_at in the future.
+        OUTBOX_OLDEST: [((), max(outbox_s or 0.0, 0.0))],
+        EXECUTABLES_OLDEST: [((), max(executables_s or 0.0, 0.0))],
+        SCHEDULED: [((), estimated(scheduled, live))],
+        INBOX_OLDEST: [((name,), seconds) for name, seconds in oldest.items()],
+        INBOX_KEYS: list(keys.items()),
+        LINK_LAG: [((name,), lag_s) for name, lag_s in links],
+        DEAD_LETTERS_ADDED: [((stage,), number) for stage, number in added.counts.items()],
+    }
+
+
+class LeaderSamples:
+    """Samples a node while its process leads, and gives out the last sample. Threads may share it.
+
+    `monotonic` is its clock, in seconds.
+    """
+
+    def __init__(
+        self, home: Home, *, schema: str = DEFAULT_SCHEMA, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._home = home
+        self._schema = schema_name(schema)
+        self._monotonic = monotonic
+        self._repeats = Repeats()
+        self._leading: asyncio.Event | None = None
+        self._last: tuple[float, dict[Family, Samples]] | None = None
+
+    def families(self) -> dict[Family, Samples]:
+        """Return the last sample and its age; nothing while another process leads, or before the first one."""
+        last = self._last
+        if last is None or self._leading is None or not self._leading.is_set():
+            return {}
+        return last[1] | {SAMPLE_AGE: [((), max(self._monotonic() - last[0], 0.0))]}
+
+    async def run(self, leading: asyncio.Event) -> None:
+        """Sample while `leading` is set, and reconnect whenever that fails, until cancelled. It raises no error."""
+        self._leading = leading
+        failures = 0
+        while True:
+            await leading.wait()
+            try:
+                async with await self._home.connect_async("dispatcher metrics", SESSION) as session:
+                    added = Added(self._schema)
+                    while leading.is_set():
+                        pause_s = await self.sample(session, added)
+                        failures = 0
+                        self._repeats.over()
+                        await asyncio.sleep(pause_s)
+                    self._last = None
+            except Exception as error:  # whatever it is, the lane goes on, and the sample's age tells of it
+                failures += 1
+                why = cause(error)
+                if (again := self._repeats.struck(why)) is not None:
+                    log.warning("dispatcher metrics: failed (%s), trying again%s", why, again)
+                await asyncio.sleep(backoff.pause_s(failures, LONGEST_PAUSE_S))
+
+    async def sample(self, session: psycopg.AsyncConnection, added: Added) -> float:
+        """Take a sample over an autocommit session, and return for how many seconds to pause after it."""
+        began = self._monotonic()
+        self._last = began, await run_async(session, sampling(self._schema, added))
+        return max(INTERVAL_S, SHARE * (self._monotonic() - began))

@@ -1,0 +1,173 @@
+"""The alert rules and the dashboard: promtool passes them, and all that they name exists."""
+
+import inspect
+import json
+import pkgutil
+import re
+import shutil
+import subprocess
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import mailroom.metrics
+from mailroom.metrics.family import PREFIX, Family
+from tests.cli_reference import PAGE as CLI_PAGE
+
+pytestmark = pytest.mark.one_version
+
+DIRECTORY = Path(__file__).parents[2] / "docs" / "operations"
+RULES = DIRECTORY / "mailroom.rules.yml"
+DASHBOARD = DIRECTORY / "mailroom-dashboard.json"
+METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+OF_PROMETHEUS = {"instance", "job"}
+ALERTS = (
+    *("NoLeader", "DispatcherLag", "ExecutorLag", "ConsumerLag", "NoConsumer", "Stalled", "ParkedKeys", "DeadLetters"),
+    *("OldSnapshot", "DeadRows", "NotifyQueue", "LinkLag", "ClockMargin", "SampleOld", "ErrorBudget"),
+)
+
+SELECTOR = re.compile(rf"\b{PREFIX}(?P<name>\w+)(?:{{(?P<matchers>[^}}]*)}})?")
+MATCHER = re.compile(r'(?P<label>\w+)\s*(?:=~|!~|!=|=)\s*"[^"]*"')
+GROUPED = re.compile(r"\b(?:by|on|without|ignoring|group_left|group_right)\s*\((?P<labels>[\w\s,]*)\)")
+
+
+def families() -> dict[str, Family]:
+    """All metrics there are, by name."""
+    modules = [
+        import_module(f"mailroom.metrics.{each.name}") for each in pkgutil.iter_modules(mailroom.metrics.__path__)
+    ]
+    found = [
+        value for module in modules for _, value in inspect.getmembers(module, lambda each: isinstance(each, Family))
+    ]
+    return {family.name: family for family in found}
+
+
+FAMILIES = families()
+
+
+def labels_of(name: str) -> set[str]:
+    """The labels of a series by its name, without the prefix. It fails for a series that no metric has."""
+    for suffix in ("_bucket", "_sum", "_count"):
+        if (family := FAMILIES.get(name.removesuffix(suffix))) and family.kind == "histogram" and name.endswith(suffix):
+            return {"node", *family.labels} | OF_PROMETHEUS | ({"le"} if suffix == "_bucket" else set())
+    assert name in FAMILIES, f"no metric is called {name}"
+    assert FAMILIES[name].kind != "histogram", f"{name} is a histogram, which has no series of that name"
+    return {"node", *FAMILIES[name].labels} | OF_PROMETHEUS
+
+
+def check(expression: str) -> set[str]:
+    """Hold an expression against the metrics, and return the labels by which it groups."""
+    known: set[str] = set()
+    selectors = list(SELECTOR.finditer(expression))
+    assert selectors, f"no metric of ours in {expression}"
+    for selector in selectors:
+        labels = labels_of(selector["name"])
+        known |= labels
+        matchers = list(MATCHER.finditer(selector["matchers"] or ""))
+        assert len(matchers) == (selector["matchers"] or "").count("="), f"a matcher is not understood: {selector[0]}"
+        assert {matcher["label"] for matcher in matchers} <= labels, selector[0]
+    grouped = {label for group in GROUPED.finditer(expression) for label in re.findall(r"\w+", group["labels"])}
+    assert grouped <= known, f"{grouped - known} in {expression}"
+    counters = re.findall(rf"(?:rate|increase)\({PREFIX}(\w+)", expression)
+    for name in counters:
+        assert name.endswith(("_bucket", "_sum", "_count")) or FAMILIES[name].kind == "counter", f"{name} does not rise"
+    return grouped
+
+
+def rules() -> list[dict[str, Any]]:
+    [group] = yaml.safe_load(RULES.read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
+
+
+def test_each_alert_is_there() -> None:
+    assert [rule["alert"].removeprefix("Mailroom") for rule in rules()] == list(ALERTS)
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_alert_names_metrics_that_exist_and_a_command_to_run(rule: dict[str, Any]) -> None:
+    known = check(rule["expr"])
+    summary, action = rule["annotations"]["summary"], rule["annotations"]["action"]
+    assert set(re.findall(r"\$labels\.(\w+)", summary + action)) <= known
+    assert rule["labels"]["severity"] in ("page", "ticket")
+    headings = re.findall(r"^## (mailroom .*)$", CLI_PAGE.read_text(), re.M)
+    commands = re.findall(r"\bmailroom(?: [a-z-]+)+", action)
+    assert commands or re.search(r"\b(SELECT|VACUUM)\b", action), "an alert says what to run"
+    for command in commands:
+        assert any(command.startswith(heading) for heading in headings), command
+
+
+def test_bound_of_the_error_budget_is_a_bound_of_the_histogram() -> None:
+    process = import_module("mailroom.metrics.process")
+    [budget] = [rule for rule in rules() if rule["alert"] == "MailroomErrorBudget"]
+    assert {float(bound) for bound in re.findall(r'le="([^"]*)"', budget["expr"])} <= set(process.BOUNDS[process.AGE])
+
+
+@pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
+def test_panel_asks_for_metrics_that_exist(panel: dict[str, Any]) -> None:
+    assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    assert panel["description"]
+    for target in panel["targets"]:
+        assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= check(target["expr"])
+
+
+def test_variables_of_the_dashboard_exist() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    variables = {each["name"]: each for each in dashboard["templating"]["list"]}
+    used = set(re.findall(r"\$(\w+)", " ".join(target["expr"] for panel in panels() for target in panel["targets"])))
+    assert used - {"__rate_interval"} | {"datasource"} == set(variables)
+    for name in ("node", "inbox"):
+        match = re.fullmatch(r"label_values\((.*), (\w+)\)", variables[name]["definition"])
+        assert match is not None
+        check(match[1])
+        assert match[2] == name
+
+
+def test_panels_lie_beside_each_other() -> None:
+    fields = [
+        (x, y)
+        for panel in json.loads(DASHBOARD.read_text())["panels"]
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(fields) == len(set(fields))
+    assert max(x for x, _ in fields) < 24
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "mailroom_no_such_metric",
+        'mailroom_clock{inbox="a"}',
+        "sum by (inbox) (mailroom_clock)",
+        "rate(mailroom_clock[5m])",
+        "mailroom_clock_bucket",
+        "up",
+    ],
+)
+def test_expression_that_names_what_does_not_exist_is_found_out(expression: str) -> None:
+    with pytest.raises(AssertionError):
+        check(expression)
+
+
+@pytest.mark.parametrize("arguments", [["check", "rules", RULES.name], ["test", "rules", "mailroom.test.yml"]])
+def test_promtool_passes(arguments: list[str]) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: apt-get install prometheus, or make promtool")
+    done = subprocess.run([promtool, *arguments], cwd=DIRECTORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_page_and_metrics_are_the_same() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (counter|gauge|histogram) \| ([^|]*) \| ", METRICS_PAGE.read_text(), re.M)
+    told = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    assert told == {family.name: (family.kind, family.labels) for family in FAMILIES.values()}
