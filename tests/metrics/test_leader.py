@@ -204,7 +204,7 @@ def test_what_was_counted_long_ago_is_not_looked_at_again(node: Node, monkeypatc
         for _ in range(2):
             node.connection.execute(DEAD_LETTER, ["deliver"])
         run(node.connection, added.counting())
-    assert (added.counts["deliver"], added._floor, added._seen) == (8, 5, "{[6,9)}")
+    assert (added.counts["deliver"], added._floor, added._seen) == (8, 5, "{[5,9)}")
 
 
 class Clocked:
@@ -272,4 +272,4 @@ async def test_leading_dispatcher_samples_beside_its_work(node: Node) -> None:
     finally:
         dispatcher.stop()
         await running
-    assert samples.families() == {} or not node.sessions("mailroom dispatcher metrics")
+    assert not node.sessions("mailroom dispatcher metrics")
