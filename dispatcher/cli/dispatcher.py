@@ -1,5 +1,6 @@
 """`mailroom dispatcher`."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,6 +16,8 @@ from mailroom.cli.commands.status import tell_leader
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, log_to_stderr, progress_bar, say
 from mailroom.cli.parameters import seconds_above_0
+from mailroom.cli.serving import metrics_option, serving
+from mailroom.session.home import Home
 
 poll_interval = click.option(
     "--poll-interval-s",
@@ -46,8 +49,9 @@ def dispatcher() -> None:
 
 @dispatcher.command()
 @poll_interval
+@metrics_option
 @pass_call
-def run(call: Call, poll_interval_s: float) -> None:
+def run(call: Call, poll_interval_s: float, address: str | None) -> None:
     """Run the dispatcher until SIGTERM or Ctrl-C.
 
     It delivers messages as they are committed, runs the executor too (mailroom executor), and receives what other nodes
@@ -60,7 +64,9 @@ def run(call: Call, poll_interval_s: float) -> None:
     """
     dsn = call.dsn()
     log_to_stderr()
-    daemon.run(dsn, schema=call.schema, poll_interval_s=poll_interval_s)
+    lanes = daemon.all_lanes(dsn, schema=call.schema, poll_interval_s=poll_interval_s)
+    with serving(address, lanes, {call.schema: lambda: Home(dsn)}):
+        asyncio.run(daemon.run_until_signalled(lanes))
 
 
 @dispatcher.command()

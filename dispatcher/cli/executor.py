@@ -16,7 +16,9 @@ from mailroom.cli.commands.status import tell_leader
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, log_to_stderr, note, say, table
 from mailroom.cli.parameters import seconds_above_0
+from mailroom.cli.serving import metrics_option, serving
 from mailroom.errors import MailroomError
+from mailroom.session.home import Home
 
 
 @click.group(cls=Group)
@@ -32,8 +34,9 @@ def executor() -> None:
 
 @executor.command()
 @poll_interval
+@metrics_option
 @pass_call
-def run(call: Call, poll_interval_s: float) -> None:
+def run(call: Call, poll_interval_s: float, address: str | None) -> None:
     """Run the executor alone until SIGTERM or Ctrl-C.
 
     `mailroom dispatcher run` includes one, so use this for a process, a machine or a role of its own. If several run,
@@ -47,7 +50,8 @@ def run(call: Call, poll_interval_s: float) -> None:
     dsn = call.dsn()
     log_to_stderr()
     lane = daemon.Executor(dsn, schema=call.schema, poll_interval_s=poll_interval_s)
-    asyncio.run(daemon.run_until_signalled([lane]))
+    with serving(address, [lane], {call.schema: lambda: Home(dsn)}):
+        asyncio.run(daemon.run_until_signalled([lane]))
 
 
 @executor.command()

@@ -15,7 +15,7 @@ from inbox.by_key.claim import Share
 from inbox.claims import Claims
 from inbox.inbox import Inbox
 from inbox.worker.process import serve
-from inbox.worker.worker import AsyncWorker, Worker, limit
+from inbox.worker.worker import AsyncWorker, Worker, home_of, limit
 from mailroom.cli.acting import answering, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.failures import drop_output
@@ -23,6 +23,7 @@ from mailroom.cli.group import Group
 from mailroom.cli.messages import print_messages
 from mailroom.cli.output import document, duration, log_to_stderr, note, say, table, working
 from mailroom.cli.parameters import INBOX, KEY, LIMIT, ORIGIN, PATTERN, seconds, seconds_above_0
+from mailroom.cli.serving import metrics_option, serving
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.links.links import Links
 from mailroom.message.message import Message
@@ -499,8 +500,9 @@ def worker() -> None:
     help="Seconds that a handler may take with a message, for workers that set none; after that "
     "the message has failed.",
 )
+@metrics_option
 @pass_call
-def run_worker(call: Call, targets: tuple[str, ...], timeout_s: float | None) -> None:
+def run_worker(call: Call, targets: tuple[str, ...], timeout_s: float | None, address: str | None) -> None:
     """Run workers until SIGTERM or Ctrl-C; then they finish their batches. A second Ctrl-C ends them at once.
 
     MODULE is imported from the current directory or from the installed packages. WORKER is an `inbox.Worker` or
@@ -537,7 +539,9 @@ def run_worker(call: Call, targets: tuple[str, ...], timeout_s: float | None) ->
         workers.append(found)
     log_to_stderr()
     note("Running until SIGTERM or Ctrl-C; then the workers finish their batches.")
-    serve(workers)
+    homes = {worker.schema: home_of(worker) for worker in workers}
+    with serving(address, workers, homes):
+        serve(workers)
 
 
 def _loaded(target: str) -> Worker | AsyncWorker:

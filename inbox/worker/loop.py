@@ -127,6 +127,13 @@ class Loop:
         self._is_held = False  # what the handler needs is down, since it last handled a batch
         self._is_drained = False
         self._was_due = False
+        self._claimed_at = time.monotonic()
+        self._is_working = False
+
+    def idle_s(self) -> float:
+        """Return since when it has claimed nothing, in seconds; 0 while a batch is in hand. Safe from any thread."""
+        is_in_hand = self._is_working and bool(self._batch.messages)
+        return 0.0 if is_in_hand else time.monotonic() - self._claimed_at
 
     async def run(self) -> None:
         """Run until the worker stops; raises errors that no retry can fix."""
@@ -187,13 +194,16 @@ class Loop:
         self._batch = batch = Batch(due, min(self._size.next(), self._pace.next()))
         self._was_due = due
         began = time.monotonic()
+        self._is_working = True
         try:
             await self._service.work(batch, self._entry)
         except TimedOut:
             self._entry = Entry()  # a handler that still has the last batch keeps that one's
             raise
         finally:
+            self._is_working = False
             if batch.claimed is not None:
+                self._claimed_at = time.monotonic()
                 self._learn(batch.claimed, batch)
             if batch.begun and not due:
                 took_s = time.monotonic() - began

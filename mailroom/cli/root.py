@@ -27,6 +27,7 @@ ABOUT = {
     "embedded": "Keep a PostgreSQL of your own running, to try things out without a server.",
     "executor": "Run executables, and register what they may reach.",
     "explain": "Print what an error's CODE means, why it is an error, and what to do.",
+    "health": "Ask a process of this machine whether it is ready: a dispatcher, an executor or workers with --metrics.",
     "inbox": "Create inboxes and subscribe them, show their messages, and reap from a shell.",
     "link": "Read messages of nodes in other databases, and let those nodes read this one's.",
     "migrate": "Create the schema of a node, or bring it up to date.",

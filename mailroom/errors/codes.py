@@ -54,6 +54,7 @@ CODES: Mapping[str, str] = {
     "MR-handler-timed-out": "A handler took longer with a message than `timeout_s` allows.",
     "MR-header-not-carried": "`carrying` was given a header that is not one of the carried ones.",
     "MR-headers-too-large": "The headers of a message have more bytes than allowed.",
+    "MR-health-no-answer": "Nobody answers where the process would say whether it is ready.",
     "MR-inbox-holds-messages": "The inbox still holds messages, and dropping it would delete them.",
     "MR-inbox-in-use": "Somebody uses the inbox: a worker, a program that reaps, or a session that looks at it.",
     "MR-inbox-left-behind": "Another inbox of that name was removed by hand, and something of it is left.",
@@ -115,6 +116,7 @@ CODES: Mapping[str, str] = {
         "Mailroom cannot find out how to open its own sessions to where the source's connections are."
     ),
     "MR-message-nowhere": "No message with this id is in the schema.",
+    "MR-metrics-address": "The endpoint for metrics and probes cannot listen at the address.",
     "MR-no-database-named": "No database is named.",
     "MR-no-dead-letter": "No dead letter matches what you asked for.",
     "MR-no-handler": "None of the handlers is for a message of this topic and kind.",
