@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+__all__ = ["Health"]
+
 
 @dataclass(frozen=True, slots=True)
 class Health:

@@ -52,6 +52,8 @@ ATTRIBUTES = {
     "BatchEnded": "due inbox messages outcome schema seconds",
     "AttemptFailed": "attempt error inbox message outcome schema",
     "TriedAgain": "error inbox reconnects role schema",
+    "Collector": "close collect describe",
+    "Health": "has_begun name ready since state why",
     "LinkStates": "readers sources",
     "LinkMoved": "reader source",
     "ReaderState": (
