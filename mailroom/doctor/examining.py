@@ -56,8 +56,8 @@ def examining(*, schema: str = DEFAULT_SCHEMA, limits: Limits | None = None) -> 
     """Return what is wrong with the node `schema` now, nothing if it is well.
 
     `limits` says from which age and number on something counts. It writes nothing, waits for no lock for longer than
-    0.1 s, and keeps none: each check is undone to a savepoint. What a check may not see is a finding too, M000, with
-    the right to grant. So is a check that a lock keeps from looking; the lock is a finding of its own.
+    0.1 s, and keeps none on a table: each check is undone to a savepoint. What a check may not see is a finding too,
+    M000, with the right to grant. So is a check that a lock keeps from looking; the lock is a finding of its own.
 
     Ask in a READ COMMITTED transaction. Raises `SchemaError` if there is no such node, and `NotInTransaction` on an
     autocommit connection outside a transaction.
@@ -73,6 +73,7 @@ def _examining(schema: str, limits: Limits) -> Operation[list[Finding]]:
             f"There is no Mailroom schema {schema!r} in this database. Run: mailroom migrate{option}",
             code="MR-no-schema",
         )
+    yield SAVE.at()()
     findings: list[Finding] = []
     not_seen: Found = []
     unseen = yield from _looking(Check(NOT_SEEN, _unseen, ""), schema, limits, not_seen)
@@ -85,6 +86,7 @@ def _examining(schema: str, limits: Limits) -> Operation[list[Finding]]:
         if found := (yield from _looking(check, schema, limits, not_seen)):
             findings.append(finding(check.id, KINDS[check.id].what, found, check.command, schema))
             of_other_shape |= check.id == REVISION
+    yield RELEASE.at()()
     if not_seen:
         findings.append(finding(NOT_SEEN, KINDS[NOT_SEEN].what, not_seen, "{first}", schema))
     return sorted(findings, key=lambda each: each.id)
@@ -96,7 +98,6 @@ def _unseen(schema: str, limits: Limits) -> Operation[Found]:
 
 def _looking(check: Check, schema: str, limits: Limits, not_seen: Found) -> Operation[Found]:
     """Return what a check finds; if it may not look, add that to `not_seen`."""
-    yield SAVE.at()()
     found: Found = []
     try:
         yield LOOK.at()()
@@ -107,7 +108,6 @@ def _looking(check: Check, schema: str, limits: Limits, not_seen: Found) -> Oper
             raise
         not_seen.append((_help(error, schema), f"{check.id} ({KINDS[check.id].what}): {primary_message(error)}"))
     yield UNDO.at()()
-    yield RELEASE.at()()
     return found
 
 

@@ -1,9 +1,8 @@
 """The doctor: a node is broken in each way, and exactly that is found, with a command that mends it."""
 
-import contextlib
+import asyncio
 import struct
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -17,7 +16,7 @@ from inbox import Worker
 from mailroom import locks
 from mailroom.doctor import Finding, Limits, examine, examine_async
 from mailroom.doctor import settings as doctor_settings
-from mailroom.doctor.examining import CHECKS, examining
+from mailroom.doctor.examining import CHECKS
 from mailroom.doctor.finding import asking
 from mailroom.errors import ConfigurationError, NotInTransaction, SchemaError
 from mailroom.sql.runner import run
@@ -76,8 +75,8 @@ BROKEN = [
     ("DROP INDEX mailroom.order_of_ledger", "M012", "order_of_ledger", BY_COMMAND),
     ("ALTER TABLE mailroom.inbox DETACH PARTITION mailroom.inbox_spare", "M013", "is detached", BY_COMMAND),
     (
-        "ALTER TABLE mailroom.inbox DETACH PARTITION mailroom.inbox_left; "
-        "DELETE FROM mailroom.inbox_registry WHERE name = 'left'",
+        ("ALTER TABLE mailroom.inbox DETACH PARTITION mailroom.inbox_left; "
+        "DELETE FROM mailroom.inbox_registry WHERE name = 'left'"),
         "M013", "mailroom.inbox_left is no partition", "INSERT INTO mailroom.inbox_registry (name) VALUES ('left')",
     ),
     (
@@ -96,8 +95,8 @@ BROKEN = [
     ("DROP TRIGGER doorbell ON mailroom.outbox", "M016", "doorbell of outbox does not exist", BY_COMMAND),
     ("DROP TRIGGER copied ON mailroom.audit", "M016", "copied of audit does not exist", BY_COMMAND),
     (
-        "INSERT INTO mailroom.audit (actor, action, messages) VALUES ('me', 'test', 0), ('me', 'test', 0); "
-        "SELECT setval('mailroom.audit_id_seq', 1, false)",
+        ("INSERT INTO mailroom.audit (actor, action, messages) VALUES ('me', 'test', 0), ('me', 'test', 0); "
+        "SELECT setval('mailroom.audit_id_seq', 1, false)"),
         "M017", "audit.id: a row has 2", "SELECT mailroom.raise_sequences()",
     ),
     ("ALTER SEQUENCE mailroom.outbox_position_seq CACHE 20", "M018", "CACHE 20", BY_COMMAND),
@@ -125,8 +124,8 @@ BROKEN = [
     ),
     (LEASE.format(role="executor", until="-2 min"), "M024", "executor on mill pid 17", "DELETE FROM mailroom.lease"),
     (
-        "INSERT INTO mailroom.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, process_number) VALUES "
-        f"(gen_random_uuid(), 'shipping', 'mill', 17, {OLD}, 1, '{{k}}', '{{1}}', -7)",
+        ("INSERT INTO mailroom.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, process_number) VALUES "
+        f"(gen_random_uuid(), 'shipping', 'mill', 17, {OLD}, 1, '{{k}}', '{{1}}', -7)"),
         "M026", "worker mill pid 17: 1 messages", "DELETE FROM mailroom.worker",
     ),
     (OF_DATABASE.format("SET", " = off"), "M029", "of DATABASE", OF_DATABASE.format("RESET", "")),
@@ -137,13 +136,13 @@ BROKEN = [
         "M039", "the node was at server 1,", "DELETE FROM mailroom.link",
     ),
     (
-        "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, parked_at) "
-        f"VALUES ('shipping', 'k', 1, 16, 'infinity', {OLD})",
+        ("INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, parked_at) "
+        f"VALUES ('shipping', 'k', 1, 16, 'infinity', {OLD})"),
         "M040", "inbox shipping: 1 parked keys, the first since 01:00:0", "DELETE FROM mailroom.key_state",
     ),
     (
-        "INSERT INTO mailroom.dead_letter (stage, reason, message_id, topic, key, kind, message_type, sent_at, value) "
-        "VALUES ('deliver', 'test', gen_random_uuid(), 'orders', 'k', 'M', 'U', now(), '')",
+        ("INSERT INTO mailroom.dead_letter (stage, reason, message_id, topic, key, kind, message_type, sent_at, value) "
+        "VALUES ('deliver', 'test', gen_random_uuid(), 'orders', 'k', 'M', 'U', now(), '')"),
         "M041", "stage deliver: 1, the last", "DELETE FROM mailroom.dead_letter",
     ),
 ]  # fmt: skip
@@ -172,9 +171,10 @@ def test_what_is_broken_is_found_and_nothing_else_and_its_command_mends_it(node:
 
 
 def test_schema_of_another_release_is_found_and_its_tables_are_not_read(node: Node) -> None:
-    node.connection.execute("DROP TABLE mailroom.worker CASCADE; UPDATE mailroom.alembic_version SET version_num = '0100'")
+    node.connection.execute("UPDATE mailroom.alembic_version SET version_num = '0100'")
+    node.connection.execute("ALTER TABLE mailroom.lease RENAME TO leases")
     found = examined(node)
-    assert set(found) == {"M012", "M016", "M034"} - {"M012", "M016"}
+    assert set(found) == {"M034"}
     assert found["M034"].command == "mailroom migrate"
     node.connection.execute("UPDATE mailroom.alembic_version SET version_num = '0901'")
     assert examined(node)["M034"].command == "pip install -U pg-mailroom"
@@ -189,10 +189,10 @@ def test_database_without_the_schema_and_autocommit_are_refused(node: Node) -> N
         Limits(lock_s=-1)
 
 
-def send_feedback(dsn: str, xmin: int) -> psycopg.Connection[Any]:
+def send_feedback(node: Node, xmin: int) -> psycopg.Connection[Any]:
     """Be a standby that says its oldest query has this xmin."""
-    connection = psycopg.connect(make_conninfo(dsn, replication="true"), autocommit=True)
-    [[start]] = connection.execute("SELECT pg_current_wal_lsn()")
+    connection = psycopg.connect(make_conninfo(node.dsn, replication="true"), autocommit=True)
+    start = node.value("SELECT pg_current_wal_lsn()::text")
     result = connection.pgconn.exec_(f"START_REPLICATION PHYSICAL {start}".encode())
     assert result.status == pq.ExecStatus.COPY_BOTH
     connection.pgconn.put_copy_data(b"h" + struct.pack("!qIIII", 0, xmin, 0, 0, 0))
@@ -211,7 +211,7 @@ def test_what_keeps_vacuum_from_its_work_is_found(node: Node, connect: Connect) 
     name = node.value("SELECT 'doctor_' || oid FROM pg_database WHERE datname = current_database()")
     prepared.execute(f"PREPARE TRANSACTION '{name}'")
     node.connection.execute("SELECT pg_create_physical_replication_slot(%s, true)", [name])
-    standby = send_feedback(node.dsn, xmin)
+    standby = send_feedback(node, xmin)
     try:
         eventually(lambda: node.rows("SELECT FROM pg_stat_replication WHERE backend_xmin IS NOT NULL"))
         node.send("orders")
@@ -243,7 +243,7 @@ def test_lock_is_found_with_who_waits_while_the_doctor_waits_for_nothing(node: N
     user, writer = connect(application_name="nightly"), connect(application_name="shop")
     user.execute("LOCK TABLE mailroom.outbox, mailroom.worker")
     assert not {"M005", "M006"} & set(examined(node))
-    waiting = threading.Thread(target=lambda: contextlib.suppress(psycopg.Error).__enter__() or _insert(writer))
+    waiting = threading.Thread(target=_insert, args=[writer])
     waiting.start()
     wait_until_blocked(node.connection, writer.info.backend_pid)
     found = examined(node, lock_s=0)
@@ -312,7 +312,9 @@ def test_role_at_work_without_rights_and_one_that_policies_bind_are_found(node: 
         node.connection.execute("ALTER TABLE mailroom.outbox ENABLE ROW LEVEL SECURITY")
         found = examined(node)
         assert set(found) == {"M037", "M038"}
-        assert any(f"role {name}, dispatcher, lacks DELETE on mailroom.outbox" in line for line in found["M037"].evidence)
+        assert any(
+            f"role {name}, dispatcher, lacks DELETE on mailroom.outbox" in line for line in found["M037"].evidence
+        )
         assert found["M038"].evidence == (f"mailroom.outbox from {name}",)
         while "M037" in (found := examined(node)):
             node.connection.execute(found["M037"].command.encode())
@@ -347,7 +349,7 @@ async def test_each_form_finds_the_same_and_writes_nothing(node: Node) -> None:
         assert node.value("SHOW transaction_read_only") == "off"
         assert not node.rows(
             "SELECT FROM pg_locks JOIN pg_class AS c ON c.oid = relation "
-            "WHERE pid = pg_backend_pid() AND relnamespace = 'mailroom'::regnamespace"
+            "WHERE pid = pg_backend_pid() AND relnamespace = 'mailroom'::regnamespace AND relkind <> 'S'"
         )
     engine = sqlalchemy.create_engine(sqlalchemy.make_url(node.dsn).set(drivername="postgresql+psycopg"))
     with engine.connect() as connection:
@@ -369,29 +371,26 @@ def test_nothing_is_found_while_a_node_works(node: Node) -> None:
 
     def handle(message: object, connection: object) -> None: ...
 
-    dispatcher = Dispatcher(node.dsn)
+    dispatcher = Dispatcher(node.dsn, poll_interval_s=0.05)
     threads = [threading.Thread(target=write) for _ in range(2)] + [threading.Thread(target=_run, args=[dispatcher])]
     with working(Worker(node.dsn, "shipping", handle)):
         for thread in threads:
             thread.start()
         try:
             eventually(lambda: node.rows("SELECT FROM mailroom.lease"))
-            found = [examined(node) for _ in range(8)]
+            found = [examined(node) for _ in range(5)]
         finally:
             stop.set()
             dispatcher.stop()
             for thread in threads:
                 thread.join(60)
-    assert found == [{}] * 8
+    assert found == [{}] * 5
 
 
 def _run(dispatcher: Dispatcher) -> None:
-    import asyncio
-
     asyncio.run(dispatcher.run())
 
 
 def test_each_check_has_an_id_of_its_own() -> None:
     ids = [check.id for check in CHECKS]
     assert len(set(ids)) == len(ids)
-    assert examining.__name__ == "examining"

@@ -1,6 +1,5 @@
 """`mailroom doctor`: what is wrong with a node now, and the command that helps."""
 
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -20,23 +19,19 @@ from mailroom.sql.pooler import is_pooled
 FOUND, NOT_LOOKED = 1, 2
 
 
-def _limits(command: Callable[..., None]) -> Callable[..., None]:
-    """Give the command an option for each limit."""
-    for each in reversed(fields(Limits)):
-        kind = click.INT if each.type in (int, "int") else click.FLOAT
-        option = click.option(
-            f"--{each.name.replace('_', '-')}",
-            type=kind,
-            default=each.default,
-            show_default=True,
-            help=f"Limit: {each.metadata['means']}.",
-        )
-        command = option(command)
-    return command
+OPTIONS: list[click.Parameter] = [
+    click.Option(
+        [f"--{each.name.replace('_', '-')}"],
+        type=each.type,
+        default=each.default,
+        show_default=True,
+        help=f"Limit: {each.metadata['means']}.",
+    )
+    for each in fields(Limits)
+]
 
 
-@click.command()
-@_limits
+@click.command(params=OPTIONS)
 @pass_call
 def doctor(call: Call, **limits: Any) -> None:
     """Look for what is wrong with a node now.

@@ -26,7 +26,7 @@ def explain(code: str | None) -> None:
     """
     if code is None:
         width = max(map(len, CODES))
-        for each, summary in (CODES | {each: kind.what for each, kind in KINDS.items()}).items():
+        for each, summary in {**CODES, **{each: kind.what for each, kind in KINDS.items()}}.items():
             say(f"{each:{width}}  {summary}")
     elif code in KINDS:
         kind = KINDS[code]
