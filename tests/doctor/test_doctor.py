@@ -124,8 +124,8 @@ BROKEN = [
     ),
     (LEASE.format(role="executor", until="-2 min"), "M024", "executor on mill pid 17", "DELETE FROM mailroom.lease"),
     (
-        ("INSERT INTO mailroom.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, process_number) VALUES "
-        f"(gen_random_uuid(), 'shipping', 'mill', 17, {OLD}, 1, '{{k}}', '{{1}}', -7)"),
+        ("INSERT INTO mailroom.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, process_number) "
+        f"VALUES (gen_random_uuid(), 'shipping', 'mill', 17, {OLD}, 1, '{{k}}', '{{1}}', -7)"),
         "M026", "worker mill pid 17: 1 messages", "DELETE FROM mailroom.worker",
     ),
     (OF_DATABASE.format("SET", " = off"), "M029", "of DATABASE", OF_DATABASE.format("RESET", "")),
@@ -212,6 +212,7 @@ def test_what_keeps_vacuum_from_its_work_is_found(node: Node, connect: Connect) 
     prepared.execute(f"PREPARE TRANSACTION '{name}'")
     node.connection.execute("SELECT pg_create_physical_replication_slot(%s, true)", [name])
     standby = send_feedback(node, xmin)
+    standby_pid = standby.info.backend_pid
     try:
         eventually(lambda: node.rows("SELECT FROM pg_stat_replication WHERE backend_xmin IS NOT NULL"))
         node.send("orders")
@@ -231,7 +232,7 @@ def test_what_keeps_vacuum_from_its_work_is_found(node: Node, connect: Connect) 
     assert str(writer.info.backend_pid) in found["M001"].command
     assert name in lines["M002"]
     assert f"physical slot {name}, used by nobody, keeps " in lines["M003"]
-    assert f"pid {standby.info.backend_pid}" in lines["M004"]
+    assert f"pid {standby_pid}" in lines["M004"]
     assert "mailroom.outbox: 1 dead rows, threshold 20000, last vacuumed never" in lines["M009"]
     assert "database " in lines["M010"]
     with node.connection.transaction():
@@ -304,7 +305,11 @@ def test_batch_that_does_not_end_and_inbox_that_nobody_reaps_are_found(node: Nod
 
 
 def test_role_at_work_without_rights_and_one_that_policies_bind_are_found(node: Node) -> None:
-    rights = ("GRANT USAGE ON SCHEMA mailroom TO {role}", "GRANT SELECT ON ALL TABLES IN SCHEMA mailroom TO {role}")
+    rights = (
+        "GRANT USAGE ON SCHEMA mailroom TO {role}",
+        "GRANT ALL ON ALL TABLES IN SCHEMA mailroom TO {role}",
+        "REVOKE DELETE ON mailroom.outbox FROM {role}",
+    )
     with role(node.dsn, *rights) as (name, dsn), psycopg.connect(dsn, autocommit=True) as session:
         node.connection.execute(
             LEASE.format(role="dispatcher", until="1 h").replace("pg_backend_pid()", str(session.info.backend_pid))
@@ -312,13 +317,10 @@ def test_role_at_work_without_rights_and_one_that_policies_bind_are_found(node: 
         node.connection.execute("ALTER TABLE mailroom.outbox ENABLE ROW LEVEL SECURITY")
         found = examined(node)
         assert set(found) == {"M037", "M038"}
-        assert any(
-            f"role {name}, dispatcher, lacks DELETE on mailroom.outbox" in line for line in found["M037"].evidence
-        )
+        assert found["M037"].evidence == (f"role {name}, dispatcher, lacks DELETE on mailroom.outbox",)
         assert found["M038"].evidence == (f"mailroom.outbox from {name}",)
-        while "M037" in (found := examined(node)):
-            node.connection.execute(found["M037"].command.encode())
-        node.connection.execute(found["M038"].command.encode())
+        for each in found.values():
+            node.connection.execute(each.command.encode())
         assert examined(node) == {}
         with session.transaction():
             of_role = {each.id: each for each in examine(session)}
@@ -378,13 +380,13 @@ def test_nothing_is_found_while_a_node_works(node: Node) -> None:
             thread.start()
         try:
             eventually(lambda: node.rows("SELECT FROM mailroom.lease"))
-            found = [examined(node) for _ in range(5)]
+            found = [examined(node) for _ in range(3)]
         finally:
             stop.set()
             dispatcher.stop()
             for thread in threads:
                 thread.join(60)
-    assert found == [{}] * 5
+    assert found == [{}] * 3
 
 
 def _run(dispatcher: Dispatcher) -> None:

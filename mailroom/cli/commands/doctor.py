@@ -33,7 +33,7 @@ OPTIONS: list[click.Parameter] = [
 
 @click.command(params=OPTIONS)
 @pass_call
-def doctor(call: Call, **limits: Any) -> None:
+def doctor(call: Call, /, **limits: Any) -> None:
     """Look for what is wrong with a node now.
 
     It looks at transactions that keep VACUUM from its work, locks, VACUUM itself, indexes, partitions and triggers,
