@@ -20,14 +20,14 @@ MISSING = Sql(
     """
 WITH expected (name, made) AS (SELECT * FROM unnest(%(names)s::text[], %(made)s::text[])),
 part AS MATERIALIZED (
-    SELECT c.oid, r.name, r."order",
-           (SELECT count(*) FILTER (WHERE x.indisprimary) FROM pg_index AS x WHERE x.indrelid = c.oid) AS keys,
-           (SELECT count(*) FILTER (WHERE x.indkey[0] = 0 AND x.indnkeyatts = 1) FROM pg_index AS x
-            WHERE x.indrelid = c.oid AND x.indisvalid) AS clocks,
-           (SELECT count(*) FILTER (WHERE x.indkey[0] = 0 AND x.indnkeyatts = 2) FROM pg_index AS x
-            WHERE x.indrelid = c.oid AND x.indisvalid) AS orders
+    SELECT c.oid, r.name, r."order", x.keys, x.clocks, x.orders
     FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
     JOIN {schema}.inbox_registry AS r ON c.relname = ('inbox_' || r.name)::name
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE x.indisprimary) AS keys,
+               count(*) FILTER (WHERE x.indkey[0] = 0 AND x.indnkeyatts = 1) AS clocks,
+               count(*) FILTER (WHERE x.indkey[0] = 0 AND x.indnkeyatts = 2) AS orders
+        FROM pg_index AS x WHERE x.indrelid = c.oid) AS x
     WHERE i.inhparent = '{schema}.inbox'::regclass),
 missing AS (
     SELECT e.name, e.made FROM expected AS e
