@@ -1,6 +1,6 @@
 """What waits for an operator: parked keys and dead letters."""
 
-from mailroom.doctor.finding import FOUND, Check, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.sql.operation import Sql
 
 # As far as 100 of an inbox: what there is to do is the same, and counting all may take seconds.
@@ -27,6 +27,6 @@ GROUP BY d.stage ORDER BY d.stage
 )
 
 CHECKS = (
-    Check("M040", asking(PARKED), "mailroom parked list {first} --schema {schema}", of_tables=True),
-    Check("M041", asking(DEAD), "mailroom dead-letter list --schema {schema}", of_tables=True),
+    DoctorCheck("M040", asking(PARKED), "mailroom parked list {first} --schema {schema}", of_tables=True),
+    DoctorCheck("M041", asking(DEAD), "mailroom dead-letter list --schema {schema}", of_tables=True),
 )

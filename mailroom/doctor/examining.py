@@ -1,7 +1,7 @@
 """Run the checks, each by itself, so that one that may not look does not keep the others from it."""
 
 from mailroom.doctor import backlog, leaders, locks, numbering, rights, sessions, settings, shape, vacuum, workers
-from mailroom.doctor.finding import Check, Finding, Found, Limits, finding
+from mailroom.doctor.finding import DoctorCheck, Finding, Found, Limits, finding
 from mailroom.doctor.kinds import KINDS
 from mailroom.errors import SchemaError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
@@ -13,11 +13,10 @@ NOT_SEEN = "M000"
 POOLED = "M032"
 REVISION = "M034"
 DENIED = "42501"
-CHECKS: tuple[Check, ...] = tuple(
-    check
-    for subject in (sessions, locks, vacuum, shape, numbering, leaders, workers, settings, rights, backlog)
-    for check in subject.CHECKS
-)
+CHECKS: tuple[DoctorCheck, ...] = (
+    *sessions.CHECKS, *locks.CHECKS, *vacuum.CHECKS, *shape.CHECKS, *numbering.CHECKS, *leaders.CHECKS,
+    *workers.CHECKS, *settings.CHECKS, *rights.CHECKS, *backlog.CHECKS,
+)  # fmt: skip
 
 SAVE = Sql("SAVEPOINT mailroom_doctor")
 # What a check has locked is let go at once, and the settings are the caller's again.
@@ -76,7 +75,7 @@ def _examining(schema: str, limits: Limits) -> Operation[list[Finding]]:
     yield SAVE.at()()
     findings: list[Finding] = []
     not_seen: Found = []
-    unseen = yield from _looking(Check(NOT_SEEN, _unseen, ""), schema, limits, not_seen)
+    unseen = yield from _looking(DoctorCheck(NOT_SEEN, _unseen, ""), schema, limits, not_seen)
     not_seen += unseen
     of_other_shape = False
     # The revision first: at another one the tables may be others.
@@ -96,7 +95,7 @@ def _unseen(schema: str, limits: Limits) -> Operation[Found]:
     return [(part, line) for part, line in (yield UNSEEN.at()())]
 
 
-def _looking(check: Check, schema: str, limits: Limits, not_seen: Found) -> Operation[Found]:
+def _looking(check: DoctorCheck, schema: str, limits: Limits, not_seen: Found) -> Operation[Found]:
     """Return what a check finds; if it may not look, add that to `not_seen`."""
     found: Found = []
     try:

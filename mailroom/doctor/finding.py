@@ -71,7 +71,7 @@ Asking: TypeAlias = Callable[[str, Limits], Operation[Found]]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DoctorCheck:
     """A check: how it looks, and the command that helps.
 
     In the command `{schema}` is the node's schema, `{first}` the part of the first thing that was found, and `{all}`

@@ -1,6 +1,6 @@
 """Those who lead: whether somebody does, works, and has ended if the lease has."""
 
-from mailroom.doctor.finding import FOUND, Check, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.sql.operation import Sql
 
 # The oldest row of an outbox, by its position: nobody sorts a backlog for it.
@@ -61,7 +61,7 @@ ORDER BY 2
 )
 
 CHECKS = (
-    Check("M022", asking(NOBODY), "mailroom {first} run --schema {schema}", of_tables=True),
-    Check("M023", asking(LATE), "SELECT pg_terminate_backend({first});", of_tables=True),
-    Check("M024", asking(DEAD), "SELECT pg_terminate_backend({first});", of_tables=True),
+    DoctorCheck("M022", asking(NOBODY), "mailroom {first} run --schema {schema}", of_tables=True),
+    DoctorCheck("M023", asking(LATE), "SELECT pg_terminate_backend({first});", of_tables=True),
+    DoctorCheck("M024", asking(DEAD), "SELECT pg_terminate_backend({first});", of_tables=True),
 )

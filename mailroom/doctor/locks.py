@@ -1,6 +1,6 @@
 """Locks: who waits for one on our tables, who has it, and who has one that keeps writers out."""
 
-from mailroom.doctor.finding import FOUND, Check, Found, Limits, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Limits, asking
 from mailroom.doctor.sessions import SESSION, TERMINATE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.waits import reading_waits
@@ -44,6 +44,6 @@ WHERE a.backend_type IS DISTINCT FROM 'autovacuum worker'
 )
 
 CHECKS = (
-    Check("M005", waiting, TERMINATE),
-    Check("M006", asking(STRONG), TERMINATE),
+    DoctorCheck("M005", waiting, TERMINATE),
+    DoctorCheck("M006", asking(STRONG), TERMINATE),
 )

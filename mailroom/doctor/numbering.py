@@ -1,6 +1,6 @@
 """The sequences, which give rows their order, and the clock."""
 
-from mailroom.doctor.finding import FOUND, Check, Found, Limits, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Limits, asking
 from mailroom.order.clock import WARN_CLOCK
 from mailroom.sql.operation import Operation, Sql
 
@@ -60,9 +60,11 @@ def above_ceiling(schema: str, limits: Limits) -> Operation[Found]:
 
 
 CHECKS = (
-    Check("M017", asking(BEHIND), "mailroom migrate --schema {schema}", of_tables=True),
-    Check("M018", asking(SETTINGS), "ALTER SEQUENCE {first} CACHE 1 INCREMENT 1 NO CYCLE;"),
-    Check("M019", asking(USED_UP), "ALTER SEQUENCE {first} AS bigint NO MAXVALUE;"),
-    Check("M020", above_ceiling, "mailroom dispatcher run --schema {schema}", of_tables=True),
-    Check("M021", asking(NEAR_THE_END, warn_clock=WARN_CLOCK), "mailroom status --schema {schema}", of_tables=True),
+    DoctorCheck("M017", asking(BEHIND), "mailroom migrate --schema {schema}", of_tables=True),
+    DoctorCheck("M018", asking(SETTINGS), "ALTER SEQUENCE {first} CACHE 1 INCREMENT 1 NO CYCLE;"),
+    DoctorCheck("M019", asking(USED_UP), "ALTER SEQUENCE {first} AS bigint NO MAXVALUE;"),
+    DoctorCheck("M020", above_ceiling, "mailroom dispatcher run --schema {schema}", of_tables=True),
+    DoctorCheck(
+        "M021", asking(NEAR_THE_END, warn_clock=WARN_CLOCK), "mailroom status --schema {schema}", of_tables=True
+    ),
 )

@@ -1,7 +1,7 @@
 """Rights: too many of everybody's, too few of those that work, and rows that policies hide."""
 
 from mailroom import locks
-from mailroom.doctor.finding import FOUND, Check, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.doctor.workers import ALIVE, DATABASE
 from mailroom.sql.operation import Sql
 
@@ -87,9 +87,9 @@ WHERE d.datname = current_database() AND n.system_id <> 0
 )
 
 CHECKS = (
-    Check("M035", asking(PUBLIC_TABLES), "REVOKE ALL ON {all} FROM PUBLIC;"),
-    Check("M036", asking(PUBLIC_SCHEMA), "REVOKE CREATE ON SCHEMA {first} FROM PUBLIC;"),
-    Check("M037", asking(TOO_FEW), "{first}", of_tables=True),
-    Check("M038", asking(HIDDEN), "ALTER TABLE {first} DISABLE ROW LEVEL SECURITY;", of_tables=True),
-    Check("M039", asking(COPY), "mailroom node new-id --schema {schema}", of_tables=True),
+    DoctorCheck("M035", asking(PUBLIC_TABLES), "REVOKE ALL ON {all} FROM PUBLIC;"),
+    DoctorCheck("M036", asking(PUBLIC_SCHEMA), "REVOKE CREATE ON SCHEMA {first} FROM PUBLIC;"),
+    DoctorCheck("M037", asking(TOO_FEW), "{first}", of_tables=True),
+    DoctorCheck("M038", asking(HIDDEN), "ALTER TABLE {first} DISABLE ROW LEVEL SECURITY;", of_tables=True),
+    DoctorCheck("M039", asking(COPY), "mailroom node new-id --schema {schema}", of_tables=True),
 )

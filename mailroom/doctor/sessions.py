@@ -3,7 +3,7 @@
 The deleted rows of our tables stay then, and each claim and delivery reads past them.
 """
 
-from mailroom.doctor.finding import FOUND, Check, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.sql.operation import Sql
 
 # A session, in words. Never its query, which may hold values.
@@ -59,8 +59,8 @@ FROM pg_stat_replication AS a WHERE age(a.backend_xmin) >= %(behind_xids)s::bigi
 TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid IN ({all});"
 
 CHECKS = (
-    Check("M001", asking(SNAPSHOTS), TERMINATE),
-    Check("M002", asking(PREPARED), "ROLLBACK PREPARED {first};"),
-    Check("M003", asking(SLOTS), "SELECT pg_drop_replication_slot({first});"),
-    Check("M004", asking(STANDBYS), "ALTER SYSTEM SET hot_standby_feedback = off; SELECT pg_reload_conf();"),
+    DoctorCheck("M001", asking(SNAPSHOTS), TERMINATE),
+    DoctorCheck("M002", asking(PREPARED), "ROLLBACK PREPARED {first};"),
+    DoctorCheck("M003", asking(SLOTS), "SELECT pg_drop_replication_slot({first});"),
+    DoctorCheck("M004", asking(STANDBYS), "ALTER SYSTEM SET hot_standby_feedback = off; SELECT pg_reload_conf();"),
 )

@@ -1,6 +1,6 @@
 """The server: settings that lose commits, what is nearly used up, and versions."""
 
-from mailroom.doctor.finding import FOUND, Check, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.embedded import SUPPORTED_MAJORS
 from mailroom.schema.checks import HEAD, RELEASE
 from mailroom.sql.operation import Sql
@@ -70,14 +70,16 @@ WHERE v.version_num::text < %(head)s::text OR left(v.version_num::text, 2)::inte
 )
 
 CHECKS = (
-    Check("M028", asking(UNSAFE), "ALTER SYSTEM SET {first} = on; SELECT pg_reload_conf();"),
-    Check("M029", asking(NOT_SYNCHRONOUS), "{first}"),
-    Check("M030", asking(CONNECTIONS), "ALTER SYSTEM SET max_connections = 500;"),
-    Check("M031", asking(QUEUE), "SELECT pid, state, xact_start, application_name FROM pg_stat_activity ORDER BY 3;"),
-    Check(
+    DoctorCheck("M028", asking(UNSAFE), "ALTER SYSTEM SET {first} = on; SELECT pg_reload_conf();"),
+    DoctorCheck("M029", asking(NOT_SYNCHRONOUS), "{first}"),
+    DoctorCheck("M030", asking(CONNECTIONS), "ALTER SYSTEM SET max_connections = 500;"),
+    DoctorCheck(
+        "M031", asking(QUEUE), "SELECT pid, state, xact_start, application_name FROM pg_stat_activity ORDER BY 3;"
+    ),
+    DoctorCheck(
         "M033",
         asking(SERVER, lowest=SUPPORTED_MAJORS[0], highest=SUPPORTED_MAJORS[-1]),
         "pg_upgrade --help",
     ),
-    Check("M034", asking(REVISION, head=HEAD, newest=RELEASE + 1), "{first}", of_tables=True),
+    DoctorCheck("M034", asking(REVISION, head=HEAD, newest=RELEASE + 1), "{first}", of_tables=True),
 )

@@ -1,7 +1,7 @@
 """The shape of the schema: indexes, partitions and triggers that are not as a migration has made them."""
 
 from mailroom.doctor.expected import INDEXES, TRIGGERS
-from mailroom.doctor.finding import FOUND, Check, Found, Limits, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Limits, asking
 from mailroom.sql.operation import Operation, Sql
 
 INVALID = Sql(
@@ -141,16 +141,16 @@ def triggers(schema: str, limits: Limits) -> Operation[Found]:
 
 
 CHECKS = (
-    Check("M011", asking(INVALID), "REINDEX INDEX CONCURRENTLY {first};"),
-    Check("M012", indexes, "{first}", of_tables=True),
-    Check("M013", partitions, "{first}", of_tables=True),
-    Check("M014", asking(UNREGISTERED), "mailroom inbox create {first} --schema {schema}", of_tables=True),
-    Check(
+    DoctorCheck("M011", asking(INVALID), "REINDEX INDEX CONCURRENTLY {first};"),
+    DoctorCheck("M012", indexes, "{first}", of_tables=True),
+    DoctorCheck("M013", partitions, "{first}", of_tables=True),
+    DoctorCheck("M014", asking(UNREGISTERED), "mailroom inbox create {first} --schema {schema}", of_tables=True),
+    DoctorCheck(
         "M015",
         asking(ASTRAY),
         "DELETE FROM {schema}.subscription AS s WHERE NOT EXISTS "
         "(SELECT FROM {schema}.inbox_registry AS r WHERE r.name = s.inbox);",
         of_tables=True,
     ),
-    Check("M016", triggers, "{first}"),
+    DoctorCheck("M016", triggers, "{first}"),
 )

@@ -1,6 +1,6 @@
 """VACUUM: whether it runs, keeps up, and freezes rows in time."""
 
-from mailroom.doctor.finding import FOUND, Check, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.sql.operation import Sql
 
 SERVER = Sql(
@@ -58,8 +58,8 @@ ORDER BY greatest(age(d.datfrozenxid), mxid_age(d.datminmxid)) DESC
 )
 
 CHECKS = (
-    Check("M007", asking(SERVER), "ALTER SYSTEM SET {first} = on; SELECT pg_reload_conf();"),
-    Check("M008", asking(TABLES), "ALTER TABLE {first} RESET (autovacuum_enabled);"),
-    Check("M009", asking(BEHIND), "VACUUM (VERBOSE) {first};"),
-    Check("M010", asking(FROZEN), "vacuumdb --freeze --jobs 2 {first}"),
+    DoctorCheck("M007", asking(SERVER), "ALTER SYSTEM SET {first} = on; SELECT pg_reload_conf();"),
+    DoctorCheck("M008", asking(TABLES), "ALTER TABLE {first} RESET (autovacuum_enabled);"),
+    DoctorCheck("M009", asking(BEHIND), "VACUUM (VERBOSE) {first};"),
+    DoctorCheck("M010", asking(FROZEN), "vacuumdb --freeze --jobs 2 {first}"),
 )

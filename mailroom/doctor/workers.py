@@ -1,7 +1,7 @@
 """Those who reap: batches that do not end, batches of the dead, and inboxes that nobody reaps."""
 
 from mailroom import locks
-from mailroom.doctor.finding import FOUND, Check, Found, Limits, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Limits, asking
 from mailroom.sql.operation import Operation, Sql
 
 DATABASE = "(SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())"
@@ -106,7 +106,7 @@ def unread(schema: str, limits: Limits) -> Operation[Found]:
 
 
 CHECKS = (
-    Check("M025", asking(OLD), "SELECT pg_terminate_backend({first});", of_tables=True),
-    Check("M026", asking(SILENT), "{first}", of_tables=True),
-    Check("M027", unread, "mailroom worker run MODULE:WORKER", of_tables=True),
+    DoctorCheck("M025", asking(OLD), "SELECT pg_terminate_backend({first});", of_tables=True),
+    DoctorCheck("M026", asking(SILENT), "{first}", of_tables=True),
+    DoctorCheck("M027", unread, "mailroom worker run MODULE:WORKER", of_tables=True),
 )

@@ -57,8 +57,8 @@ ATTRIBUTES = {
     "NewId": "before id links origins rows",
     "Finding": "command evidence id what",
     "Limits": (
-        "batch_s behind_xids connections_share dead_times frozen_xids lease_s lock_s queue_share sequence_share silent_s "
-        "snapshot_s unled_s unread_s vacuum_s waiting_s wal_bytes"
+        "batch_s behind_xids connections_share dead_times frozen_xids lease_s lock_s queue_share sequence_share "
+        "silent_s snapshot_s unled_s unread_s vacuum_s waiting_s wal_bytes"
     ),
     "DispatcherStatus": "counts epoch host leads lease_left_s origins pid state",
     "InboxStatus": (
