@@ -68,6 +68,11 @@ ATTRIBUTES = {
     ),
     "MessageObject": "clock dumps event from_cluster from_host from_id loads object of outgoing type",
     "NewId": "before id links origins rows",
+    "Finding": "command evidence id what",
+    "Limits": (
+        "batch_s behind_xids connections_share dead_times frozen_xids lease_s lock_s queue_share sequence_share "
+        "silent_s snapshot_s unled_s unread_s vacuum_s waiting_s wal_bytes"
+    ),
     "DispatcherStatus": "counts epoch host leads lease_left_s origins pid state",
     "InboxStatus": (
         "backlog consumer_lag_s dispatcher_lag_s dropped held_back is_stopped lag_s name on_the_way order parked_keys "
