@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from uuid import UUID
 
 import psycopg
 
@@ -59,7 +60,7 @@ def listing_due(schema: str, rows: int, held: list[str], now: datetime | None = 
 # PostgreSQL reads the conditions again, and leaves it out.
 TAKE = Sql(
     """
-SELECT name, cron, time_zone, missed, jitter_s, due_at, n.id, m.now
+SELECT p.name, cron, time_zone, missed, jitter_s, due_at, n.id, m.now
 FROM {schema}.periodic AS p, {schema}.node AS n,
      (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now OFFSET 0) AS m
 WHERE NOT paused AND next_at <= m.now AND p.name <> ALL (%(held)s::text[])
@@ -105,7 +106,10 @@ def sending_due(
     In a READ COMMITTED transaction. Of one that was missed many times not all may be sent, and it stays due.
     """
     taken = yield TAKE.at(schema=schema)(rows=rows, held=held or [], only=only, now=now)
-    names, dues, ids, moved = [], [], [], []
+    names: list[str] = []
+    ids: list[UUID] = []
+    dues: list[str] = []
+    moved = []
     more = len(taken) == rows
     for name, cron, time_zone, missed, jitter_s, due, node, moment in taken:
         schedule = Schedule(name, cron, time_zone, missed, jitter_s)
@@ -119,8 +123,8 @@ def sending_due(
     if names:
         yield SEND.at(schema=schema)(names=names, ids=ids, dues=dues)
     if moved:
-        all_names, due_at, next_at, last_at = map(list, zip(*moved, strict=True))
-        yield MOVE.at(schema=schema)(names=all_names, due_at=due_at, next_at=next_at, last_at=last_at)
+        given = zip(("names", "due_at", "next_at", "last_at"), map(list, zip(*moved, strict=True)), strict=True)
+        yield MOVE.at(schema=schema)(**dict(given))
     return Sent(len(names), more)
 
 

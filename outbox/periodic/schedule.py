@@ -38,7 +38,7 @@ class Schedule:
         `due` is the first that is not done with. Each call returns a later one, if anything is to be sent.
         """
         due, now = due.astimezone(UTC), now.astimezone(UTC)  # sums of times in other zones would be wall times
-        found = []
+        found: list[datetime] = []
         while len(found) < MOST and self.sent_at(due) <= now:
             is_missed = now - self.sent_at(due) > GRACE
             if is_missed and self.missed != "all":

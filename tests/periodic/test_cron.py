@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import islice, takewhile
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -81,30 +81,28 @@ CHANGES = [
 ]  # fmt: skip
 
 
-def matches(expression: str, wall: datetime) -> bool:
-    return next(iter(CronSim(expression, wall - timedelta(seconds=1)))) == wall
-
-
 def model(expression: str, zone: str, start: datetime, minutes: int) -> list[datetime]:
     """The times in so many minutes after `start`, by looking at the clock each minute."""
     minute, hour, *_ = expression.split()
     is_fixed = not minute.startswith("*") and not hour.startswith("*")
     found = []
     shown = start.astimezone(ZoneInfo(zone)).replace(tzinfo=None)
+    last = shown + minutes * MINUTE + timedelta(days=2)
+    matching = set(takewhile(lambda wall: wall <= last, CronSim(expression, shown - timedelta(days=2))))
     for nth in range(1, minutes + 1):
         local = (start + nth * MINUTE).astimezone(ZoneInfo(zone))
         before, shown = shown, local.replace(tzinfo=None, fold=0)
         if is_fixed:
             passed = int((shown - before) / MINUTE)
-            comes = not local.fold and any(matches(expression, shown - each * MINUTE) for each in range(passed))
+            comes = not local.fold and any(shown - each * MINUTE in matching for each in range(passed))
         else:
-            comes = matches(expression, shown)
+            comes = shown in matching
         if comes:
             found.append(start + nth * MINUTE)
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @example(("Europe/Paris", "2026-10-24"), "30", "2", "*", 0)
 @given(st.sampled_from(CHANGES), *FIELD.values(), st.integers(0, 600))
 def test_times_are_those_at_which_somebody_at_the_clock_would_act(
