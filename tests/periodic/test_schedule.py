@@ -48,7 +48,9 @@ def test_missed_ones_are_all_sent_in_order_and_so_many_at_a_time() -> None:
 def test_delay_depends_on_name_and_time_alone_and_is_spread() -> None:
     schedule = hourly("once", jitter_s=600)
     delays = [(schedule.sent_at(NOON + nth * HOUR) - NOON - nth * HOUR) / SECOND for nth in range(200)]
-    assert delays == [(hourly("once", 600).sent_at(NOON + nth * HOUR) - NOON - nth * HOUR) / SECOND for nth in range(200)]
+    assert delays == [
+        (hourly("once", 600).sent_at(NOON + nth * HOUR) - NOON - nth * HOUR) / SECOND for nth in range(200)
+    ]
     assert 0 <= min(delays) < 60
     assert 540 < max(delays) <= 600
     other = Schedule("other", "@hourly", "UTC", "once", 600)
