@@ -91,7 +91,8 @@ def test_next_time_rises_and_no_time_is_sent_twice(
         due = following
     assert sent == sorted(set(sent))
     if missed == "all":  # of all up to the last none is left out
-        expected, moment = [], datetime(2026, 10, 24, 20, tzinfo=UTC)
+        expected: list[datetime] = []
+        moment = datetime(2026, 10, 24, 20, tzinfo=UTC)
         while len(expected) < len(sent):
             expected.append(moment := schedule.after(moment))
         assert sent == expected
