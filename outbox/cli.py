@@ -130,7 +130,7 @@ def send(
     values += tuple(text for text in as_json if text != ALONE)
     if len(values) + (file is not None) != 1:
         raise click.UsageError("Give one --value JSON, or --csv FILE.")
-    with _wrong_usage():
+    with wrong_usage():
         fields |= {"headers": dict(headers), "kind": KINDS[kind]}
         row_of(Outgoing(topic, None, **fields))
     if file is None:
@@ -146,8 +146,8 @@ def send(
 
 
 def _send_one(call: Call, topic: str, value: str, key: str | None, once: str | None, fields: dict[str, Any]) -> None:
-    with _wrong_usage():
-        message = Outgoing(topic, _parsed(value), key, **fields)
+    with wrong_usage():
+        message = Outgoing(topic, parsed(value), key, **fields)
         row = row_of(message if once is None else identified(message, once))
     with call.connection("outbox send", settings.SESSION | settings.UNDER_POLICIES) as connection:
         run(connection, (sending if once is None else sending_once)(call.schema, row))
@@ -184,7 +184,7 @@ def _opened(file: Path) -> BinaryIO:
 
 
 @contextmanager
-def _wrong_usage() -> Iterator[None]:
+def wrong_usage() -> Iterator[None]:
     """Turn `InvalidMessage` into wrong usage: the whole message was typed."""
     try:
         yield
@@ -192,7 +192,8 @@ def _wrong_usage() -> Iterator[None]:
         raise click.UsageError(coded(str(error), error)) from None
 
 
-def _parsed(text: str) -> object:
+def parsed(text: str) -> object:
+    """Return the value of a message that was typed as JSON."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except json.JSONDecodeError as error:

@@ -36,6 +36,7 @@ ABOUT = {
     "node": "Say who this node is to the others.",
     "outbox": "Send messages from a shell.",
     "parked": "Show parked keys; replay or discard their messages.",
+    "periodic": "Send messages at the times of a cron expression.",
     "status": "Show the status of a node.",
     "trace": "Tell where a message is, what caused it and what it caused, by the id that its send returned.",
     "unwatch": "Stop sending messages about a table.",

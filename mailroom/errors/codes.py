@@ -62,6 +62,7 @@ CODES: Mapping[str, str] = {
     "MR-inbox-read-by-spark": "Spark has read the inbox, and files or checkpoints have its name.",
     "MR-inbox-table-taken": "The table that the inbox would have already exists, and is something else.",
     "MR-invalid-argument": "An argument is of another type than the call takes, or outside its range.",
+    "MR-invalid-cron": "A cron expression cannot be read, or it names no time at all.",
     "MR-invalid-csv": "The CSV file cannot be sent as it is.",
     "MR-invalid-directory": "The directory is missing, or its name is neither a path nor a URI that can be written to.",
     "MR-invalid-executable": (
@@ -74,6 +75,7 @@ CODES: Mapping[str, str] = {
     "MR-invalid-service": "The service of a link is not the name of an entry in libpq's service file.",
     "MR-invalid-text": "A text has a character that PostgreSQL cannot store.",
     "MR-invalid-time": "A point in time or a delay cannot be used.",
+    "MR-invalid-time-zone": "The name of a time zone is not known.",
     "MR-invalid-topic": "A topic or a pattern is not valid.",
     "MR-key-needed": "The inbox parks single keys, and no key was named.",
     "MR-link-added-otherwise": "The source was already added, under another name of this node or with another schema.",
@@ -204,6 +206,7 @@ CODES: Mapping[str, str] = {
     "MR-type-unsupported": "Values of this type would not come back as they were sent.",
     "MR-unknown-inbox": "There is no inbox of that name in this schema.",
     "MR-unknown-link": "No link leads to or from a node of that name.",
+    "MR-unknown-periodic": "There is no periodic message of that name in this schema.",
     "MR-unsupported-connection": "The object is not a connection that Mailroom can use.",
     "MR-unsupported-source": "The object is not a source of connections that the worker can use.",
     "MR-upcaster-failed": "An upcaster of the topic raised an error.",

@@ -22,7 +22,7 @@ ATTRIBUTES = {
     "NotAtomic": "",
     "Stamp": "clock is_stale what",
     "TokenExpired": "token",
-    "Topic": "name read read_answer typed upcast version write write_answer",
+    "Topic": "name periodic read read_answer typed upcast version write write_answer",
     "Watched": "fault key_prefix table topic without",
     "carrying": "",
     "ConfigurationError": "",
@@ -40,6 +40,7 @@ ATTRIBUTES = {
     "SchemaError": "",
     "UnknownInbox": "",
     "UnknownLink": "",
+    "UnknownPeriodic": "",
     "UnsupportedConnection": "",
     "MessagesSent": "messages schema topics",
     "MessagesDelivered": "carried dead delivered expired scheduled schema seconds taken unrouted",
@@ -102,6 +103,9 @@ ATTRIBUTES = {
     "Outgoing": (
         "after_clock deliver_after deliver_at event_type expires_at headers id key kind message_type topic value"
     ),
+    "Periodic": "add list next_times pause remove resume schema sync",
+    "PeriodicMessage": "cron headers jitter_s key kind missed name time_zone topic value",
+    "PeriodicState": ("cron due_at jitter_s key kind last_at last_error missed name next_at paused time_zone topic"),
     "Store": "account books call delete delete_range get increment put schema send_many target",
     "Attempt": "at attempt clock error key message_id outcome worker",
     "BatchHandler": "",

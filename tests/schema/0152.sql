@@ -2159,6 +2159,61 @@ ALTER TABLE mailroom.outbox ALTER COLUMN "position" ADD GENERATED ALWAYS AS IDEN
     CACHE 1
 );
 
+CREATE TABLE mailroom.periodic (
+    name text NOT NULL COLLATE pg_catalog."C",
+    cron text NOT NULL,
+    time_zone text NOT NULL,
+    topic text NOT NULL COLLATE pg_catalog."C",
+    key text COLLATE pg_catalog."C",
+    kind "char" NOT NULL,
+    value bytea NOT NULL,
+    headers jsonb,
+    missed text NOT NULL COLLATE pg_catalog."C",
+    jitter_s double precision NOT NULL,
+    due_at timestamp with time zone NOT NULL,
+    next_at timestamp with time zone NOT NULL,
+    last_at timestamp with time zone,
+    paused boolean DEFAULT false NOT NULL,
+    last_error text,
+    CONSTRAINT periodic_jitter CHECK (((jitter_s >= (0)::double precision) AND (jitter_s <= (3600)::double precision))),
+    CONSTRAINT periodic_kind CHECK ((kind = ANY (ARRAY['M'::"char", 'E'::"char", 'C'::"char"]))),
+    CONSTRAINT periodic_missed CHECK ((missed = ANY (ARRAY['skip'::text, 'once'::text, 'all'::text]))),
+    CONSTRAINT periodic_name CHECK ((name ~ '^[A-Za-z][A-Za-z0-9_.-]{0,62}$'::text))
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
+
+COMMENT ON TABLE mailroom.periodic IS 'Messages that are sent at the times of a cron expression, a row each.';
+
+COMMENT ON COLUMN mailroom.periodic.name IS 'Its name; a part of the ids of its messages.';
+
+COMMENT ON COLUMN mailroom.periodic.cron IS 'The cron expression: five fields, or a name such as @daily.';
+
+COMMENT ON COLUMN mailroom.periodic.time_zone IS 'The time zone of its times, by its name.';
+
+COMMENT ON COLUMN mailroom.periodic.topic IS 'The topic of its messages.';
+
+COMMENT ON COLUMN mailroom.periodic.key IS 'Their key; null for a key of its own for each of them.';
+
+COMMENT ON COLUMN mailroom.periodic.kind IS 'Their kind: M message, E event, C command.';
+
+COMMENT ON COLUMN mailroom.periodic.value IS 'Their value as CBOR.';
+
+COMMENT ON COLUMN mailroom.periodic.headers IS 'Their headers, to which `periodic` and `due` are added.';
+
+COMMENT ON COLUMN mailroom.periodic.missed IS 'What is sent for times at which no dispatcher ran: skip, once or all.';
+
+COMMENT ON COLUMN mailroom.periodic.jitter_s IS 'Each send is delayed by up to so many seconds.';
+
+COMMENT ON COLUMN mailroom.periodic.due_at IS 'The next time for which a message is to be sent.';
+
+COMMENT ON COLUMN mailroom.periodic.next_at IS 'When it is to be sent: due_at, delayed by the jitter. It is late once this has passed.';
+
+COMMENT ON COLUMN mailroom.periodic.last_at IS 'The last time for which a message was sent.';
+
+COMMENT ON COLUMN mailroom.periodic.paused IS 'Whether an operator has paused it.';
+
+COMMENT ON COLUMN mailroom.periodic.last_error IS 'Why the last try to send failed; null if it did not.';
+
 CREATE TABLE mailroom.receipt (
     origin bigint NOT NULL,
     last bigint NOT NULL,
@@ -2510,6 +2565,9 @@ ALTER TABLE ONLY mailroom.outbox
 ALTER TABLE ONLY mailroom.parked
     ADD CONSTRAINT parked_pkey PRIMARY KEY (inbox, key, clock);
 
+ALTER TABLE ONLY mailroom.periodic
+    ADD CONSTRAINT periodic_pkey PRIMARY KEY (name);
+
 ALTER TABLE ONLY mailroom.receipt
     ADD CONSTRAINT receipt_pkey PRIMARY KEY (origin, last);
 
@@ -2561,6 +2619,8 @@ CREATE INDEX link_topic_link ON mailroom.link_topic USING btree (link);
 CREATE INDEX link_topic_pattern ON mailroom.link_topic USING btree (fits, words, link) WHERE (fits IS NOT NULL);
 
 CREATE INDEX outbox_jdbc_id_at ON mailroom.outbox_jdbc_id USING btree (at);
+
+CREATE INDEX periodic_next ON mailroom.periodic USING btree (next_at) WHERE (NOT paused);
 
 CREATE INDEX registry_total ON mailroom.inbox_registry USING btree (name) WHERE ("order" = 'total'::text);
 
