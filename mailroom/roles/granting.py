@@ -31,7 +31,8 @@ MAX_ROLE_BYTES = 63  # PostgreSQL cuts longer names, and would mean another role
 class RightsChange:
     """What a grant or a revoke did: its `statements`, in order, and the `inboxes` that they were for.
 
-    `kept` are the purposes, beside the one that was revoked, for which the role has all rights and keeps them.
+    `kept` are the other purposes for which a revoke found that the role has all rights, and keeps them; without those
+    that are a part of another one.
     """
 
     statements: tuple[str, ...]
@@ -205,7 +206,7 @@ def _revoking(call: _Call, actor: str, why: str | None, *, dry_run: bool) -> Ope
     whole = {(atom.thing, atom.privilege) for atom in taken if atom.column is None}
     again = {atom for atom in needed if atom.column is not None and (atom.thing, atom.privilege) in whole}
     statements = revokes(call.schema, call.role, taken) + grants(call.schema, call.role, again)
-    change = RightsChange(tuple(statements), tuple(each.name for each in inboxes), tuple(kept))
+    change = RightsChange(tuple(statements), tuple(each.name for each in inboxes), tuple(_whole(kept)))
     yield from _changing("revoke", call, change, actor, why, dry_run)
     return change
 
@@ -269,6 +270,16 @@ def _kept(
             schemas = frozenset(schema_atoms(call.schema, purpose, None))
             kept[purpose] = needed | {atom for atom in schemas if atom in held}
     return kept
+
+
+def _whole(kept: dict[str, Atoms]) -> list[str]:
+    """Return the purposes that are no part of another one."""
+    return [
+        purpose for purpose, needed in kept.items()
+        if not any(
+            other != purpose and all(covered(atom, of_other) for atom in needed) for other, of_other in kept.items()
+        )
+    ]  # fmt: skip
 
 
 def _changing(

@@ -126,7 +126,7 @@ def checking_sight(schema: str, source: str, link: int, seq: int, *, is_odd: boo
             raise LinkRefused(
                 f"{source} has lost rows of the link, or its policies hide them from role {role}, which may not ask",
                 source,
-                f"GRANT EXECUTE ON FUNCTION {schema}.link_next(bigint, bigint) TO {role}",
+                grant_command("link-reader", role, schema=schema),
                 code="MR-link-rows-lost-or-hidden",
             )
         return
