@@ -244,7 +244,9 @@ def _reading(
 def _needed(call: _Call, inboxes: list[GrantedInbox]) -> Atoms:
     """Return what the call is about."""
     of_inboxes = (inbox_atoms(call.purpose, inbox) for inbox in inboxes)
-    return frozenset(schema_atoms(call.schema, call.purpose, call.staging)).union(fixed_atoms(call.purpose), *of_inboxes)
+    return frozenset(schema_atoms(call.schema, call.purpose, call.staging)).union(
+        fixed_atoms(call.purpose), *of_inboxes
+    )
 
 
 def _kept(

@@ -1,8 +1,8 @@
 """The matrix: which privileges each purpose needs on the objects of a node, and no others.
 
 This is the one place where they stand. `mailroom grant` makes its statements of it, docs/roles.md shows it, and a test
-holds it against the server's catalog. To add a table to the schema, add a `Right` to the purposes that use it, or add the
-table to `OWNER_ONLY`: a test says so if neither is done.
+holds it against the server's catalog. For a new table of the schema add a right to the purposes that use it, or the
+table to `OWNER_ONLY`: a test says so if neither is done. Then run `python -m tests.roles_page`.
 """
 
 from collections.abc import Iterable
@@ -105,7 +105,9 @@ JDBC_WRITER = (
     on("outbox_jdbc_id", "INSERT (id)"),
 )
 
-CONSUMED = on("inbox_{inbox}", "SELECT", "DELETE", "UPDATE (inbox)", why="UPDATE to lock rows; the partition fixes the value")
+CONSUMED = on(
+    "inbox_{inbox}", "SELECT", "DELETE", "UPDATE (inbox)", why="UPDATE to lock rows; the partition fixes the value"
+)
 REAPER = (
     REVISION,
     CONSUMED,
@@ -186,7 +188,7 @@ DISPATCHER = (
     on("fan_out", "SELECT", "INSERT", "DELETE"),
     on("fan_out_way", "SELECT", "INSERT", "DELETE"),
     on("inbox", "SELECT", "INSERT", why="deliveries go through it into all inboxes, new ones too"),
-    on("inbox_{inbox}", "SELECT", "DELETE", "UPDATE (inbox)", why="housekeeping reads it by its name, and drops what is old"),
+    on("inbox_{inbox}", "SELECT", "DELETE", "UPDATE (inbox)", why="housekeeping: by its name"),
     on("inbox_registry", "SELECT", "UPDATE (floor, healthy_floor, sent_floor, dropped)"),
     on("stable", "SELECT", "INSERT", "DELETE"),
     on("my_key_state", "SELECT"),
@@ -256,15 +258,15 @@ METRICS = (
 
 AUDITOR = (
     *METRICS,
-    on("outbox", select(['position', *TELLING])),
-    on("fan_out", select(['clock', 'sent_clock', 'origin', *TELLING])),
-    on("outbox_executable", select(['position', *EXECUTABLE_TELLING])),
-    on("scheduled", select(['position', *TELLING])),
+    on("outbox", select(["position", *TELLING])),
+    on("fan_out", select(["clock", "sent_clock", "origin", *TELLING])),
+    on("outbox_executable", select(["position", *EXECUTABLE_TELLING])),
+    on("scheduled", select(["position", *TELLING])),
     on("inbox", select([*DELIVERY, *TELLING])),
     on("inbox_{inbox}", "SELECT (key, clock)", why="what parked keys hold; the rest is read through `inbox`"),
     on("parked", select([*DELIVERY, *TELLING])),
-    on("dead_letter", select(['inbox', 'clock', 'reason', 'attempts', 'origin', 'sent_clock', *TELLING])),
-    on("transit", select(['sent_clock', 'stamped_at', *TELLING])),
+    on("dead_letter", select(["inbox", "clock", "reason", "attempts", "origin", "sent_clock", *TELLING])),
+    on("transit", select(["sent_clock", "stamped_at", *TELLING])),
     on("link_allowed", "SELECT"),
     on("key_state", "SELECT", why="with the last error of a key"),
     on("attempt", "SELECT"),
@@ -284,7 +286,11 @@ AUDITOR = (
 
 LINK_READER = (
     on("node", "SELECT"),
-    on("link", "SELECT", "UPDATE (reader_id, reader_system_id, reader_database_oid, reader_origin, run, seen_at, acked)"),
+    on(
+        "link",
+        "SELECT",
+        "UPDATE (reader_id, reader_system_id, reader_database_oid, reader_origin, run, seen_at, acked)",
+    ),
     on("link_topic", "SELECT", insert(["topic", "link"]), "DELETE"),
     on("transit", "SELECT"),
     *(function(name, why="runs as the owner, for the link of this login") for name in LINK_FUNCTIONS),

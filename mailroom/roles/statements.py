@@ -49,7 +49,9 @@ def schema_atoms(schema: str, purpose: str, staging: str | None) -> Iterator[Ato
 
 def fixed_atoms(purpose: str) -> Atoms:
     """Return what a purpose needs whatever its inboxes are, schemas left out."""
-    return frozenset(atom for right in PURPOSES[purpose].rights if not (right.of_inbox or right.total) for atom in _of(right))
+    return frozenset(
+        atom for right in PURPOSES[purpose].rights if not (right.of_inbox or right.total) for atom in _of(right)
+    )
 
 
 def inbox_atoms(purpose: str, inbox: GrantedInbox) -> Atoms:

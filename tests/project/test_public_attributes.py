@@ -22,6 +22,7 @@ ATTRIBUTES = {
     "NotAtomic": "",
     "Stamp": "clock is_stale what",
     "TokenExpired": "token",
+    "RightsChange": "inboxes kept statements",
     "Topic": "name read read_answer typed upcast version write write_answer",
     "Watched": "fault key_prefix table topic without",
     "carrying": "",

@@ -11,7 +11,8 @@ from tests.support.node import Node, failing
 
 ORIGIN = "INSERT INTO mailroom.origin (name, id) VALUES ('paris', gen_random_uuid()) RETURNING id"
 OF_ANOTHER_NODE = """
-INSERT INTO mailroom.dead_letter (stage, reason, origin, sent_clock, message_id, topic, key, kind, message_type, sent_at, value_json)
+INSERT INTO mailroom.dead_letter (stage, reason, origin, sent_clock,
+                                  message_id, topic, key, kind, message_type, sent_at, value_json)
 VALUES ('receive', 'no inbox gets it', %s, 5, gen_random_uuid(), 'theirs', 'k', 'M', 'U', now(), '1')
 """
 

@@ -49,7 +49,7 @@ def writes(node: Node, dsn: str) -> None:
         asks(dsn)
         atomically(partial(psycopg.connect, dsn), work)
         connection.execute(
-            "INSERT INTO mailroom.outbox (topic, value_json, source) VALUES ('shipping', '1', 'me') RETURNING message_id"
+            "INSERT INTO mailroom.outbox (topic, value_json, source) VALUES ('t', '1', 'me') RETURNING message_id"
         )
         connection.execute(
             "INSERT INTO mailroom.outbox_executable (operation, key, amount, source) VALUES ('increment', 'k', 1, 'me')"
@@ -86,7 +86,9 @@ def reaps(node: Node, dsn: str, monkeypatch: pytest.MonkeyPatch, inbox: str = "s
 
     with working(Worker(dsn, inbox, handle, poll_interval_s=0.05)):
         if inbox == "ledger":  # it stops as a whole
-            eventually(lambda: node.rows("SELECT FROM mailroom.key_state WHERE inbox = 'ledger' AND parked_at IS NOT NULL"))
+            eventually(
+                lambda: node.rows("SELECT FROM mailroom.key_state WHERE inbox = 'ledger' AND parked_at IS NOT NULL")
+            )
         else:
             eventually(lambda: node.rows("SELECT FROM mailroom.dead_letter WHERE inbox = %s AND key = 'fails'", inbox))
             eventually(lambda: node.rows("SELECT FROM mailroom.parked WHERE inbox = %s AND key = 'parks'", inbox))
@@ -122,7 +124,9 @@ def executes(node: Node, dsn: str) -> None:
                 Executable("delete", "q"),
             ],
         )
-    asyncio.run(lane_runs(Executor(dsn, poll_interval_s=0.1), lambda: not node.rows("SELECT FROM mailroom.outbox_executable")))
+    asyncio.run(
+        lane_runs(Executor(dsn, poll_interval_s=0.1), lambda: not node.rows("SELECT FROM mailroom.outbox_executable"))
+    )
     execute_all(dsn)
     # What an executable may not do ends it and not the executor.
     assert node.rows("SELECT key, number FROM mailroom.store") == [("n", 2)]
@@ -180,7 +184,10 @@ def delivers(node: Node, dsn: str) -> None:
     async def lanes() -> None:
         for lane, done in (
             (Dispatcher(dsn, poll_interval_s=0.1), lambda: not node.waiting()),
-            (LinksLane(dsn, SCHEMA, poll_interval_s=0.1), lambda: node.rows("SELECT FROM mailroom.lease WHERE role = 'links'")),
+            (
+                LinksLane(dsn, SCHEMA, poll_interval_s=0.1),
+                lambda: node.rows("SELECT FROM mailroom.lease WHERE role = 'links'"),
+            ),
         ):
             await lane_runs(lane, done)
 

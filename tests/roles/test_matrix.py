@@ -19,7 +19,8 @@ INBOXES = (GrantedInbox("shipping"), GrantedInbox("ledger", is_total=True))
 MAY = """
 SELECT 'table', c.relname, p, NULL FROM pg_class AS c,
        unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS p
-WHERE c.relnamespace = 'mailroom'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND has_table_privilege(%(role)s, c.oid, p)
+WHERE c.relnamespace = 'mailroom'::regnamespace AND c.relkind IN ('r', 'p', 'v')
+  AND has_table_privilege(%(role)s, c.oid, p)
 UNION ALL
 SELECT 'table', c.relname, p, a.attname FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid,
        unnest('{SELECT,INSERT,UPDATE,REFERENCES}'::text[]) AS p
@@ -27,7 +28,8 @@ WHERE c.relnamespace = 'mailroom'::regnamespace AND c.relkind IN ('r', 'p', 'v')
   AND NOT a.attisdropped AND has_column_privilege(%(role)s, c.oid, a.attnum, p)
 UNION ALL
 SELECT 'sequence', c.relname, p, NULL FROM pg_class AS c, unnest('{SELECT,UPDATE,USAGE}'::text[]) AS p
-WHERE c.relnamespace = 'mailroom'::regnamespace AND CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(%(role)s, c.oid, p) END
+WHERE c.relnamespace = 'mailroom'::regnamespace
+  AND CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(%(role)s, c.oid, p) END
 UNION ALL
 SELECT 'function', f.proname, 'EXECUTE', NULL FROM pg_proc AS f
 WHERE f.pronamespace = 'mailroom'::regnamespace AND has_function_privilege(%(role)s, f.oid, 'EXECUTE')
@@ -74,7 +76,8 @@ def test_each_relation_of_the_schema_is_in_the_matrix(node: Node) -> None:
     """Who adds a table says who may do what with it."""
     relations = {
         name for (name,) in node.rows(
-            "SELECT relname FROM pg_class WHERE relnamespace = 'mailroom'::regnamespace AND relkind IN ('r', 'p', 'v', 'S')"
+            "SELECT relname FROM pg_class WHERE relnamespace = 'mailroom'::regnamespace "
+            "AND relkind IN ('r', 'p', 'v', 'S')"
         )
     }  # fmt: skip
     named = {atom.thing.name for purpose in PURPOSES for atom in of_matrix(purpose)}
@@ -84,38 +87,92 @@ def test_each_relation_of_the_schema_is_in_the_matrix(node: Node) -> None:
         "processes use it, or an entry in OWNER_ONLY that says why none does"
     )
     assert set(OWNER_ONLY) <= relations - named, "OWNER_ONLY names what is gone, or what a purpose has"
-    known = relations | {name for (name,) in node.rows("SELECT proname FROM pg_proc WHERE pronamespace = 'mailroom'::regnamespace")}
+    known = relations | {
+        name for (name,) in node.rows("SELECT proname FROM pg_proc WHERE pronamespace = 'mailroom'::regnamespace")
+    }
     assert named <= known, "the matrix names what the schema does not have"
 
 
-# -- What a role may not do: of each, what others do ----------------------------------------------------------------------
+# -- What a role may not do: of each, what others do ------------------------------------------------------------------
 
 REFUSED = {
-    "writer": ("SELECT value FROM mailroom.outbox", "DELETE FROM mailroom.outbox", "SELECT FROM mailroom.inbox"),
-    "jdbc-writer": ("INSERT INTO mailroom.outbox (topic) VALUES ('t')", "SELECT FROM mailroom.outbox_jdbc_id"),
-    "reaper": ("SELECT FROM mailroom.inbox_ledger", "SELECT FROM mailroom.key_state", "SELECT FROM mailroom.dead_letter"),
-    "dispatcher": ("INSERT INTO mailroom.subscription VALUES ('t', 'shipping')", "DELETE FROM mailroom.link", "DELETE FROM mailroom.node"),
-    "executor": ("DELETE FROM mailroom.outbox", "SELECT value FROM mailroom.dead_letter", "INSERT INTO mailroom.executable_function VALUES ('f', 's', 'f')"),
-    "operator": ("SELECT value FROM mailroom.outbox", "SELECT FROM mailroom.inbox_ledger", "DELETE FROM mailroom.audit", "UPDATE mailroom.node SET name = 'n'"),
-    "auditor": ("SELECT value FROM mailroom.outbox", "SELECT value_json FROM mailroom.inbox", "SELECT value FROM mailroom.parked", "SELECT value FROM mailroom.dead_letter", "SELECT value FROM mailroom.transit", "SELECT arguments FROM mailroom.outbox_executable", "SELECT FROM mailroom.store", "DELETE FROM mailroom.audit"),
-    "metrics": ("SELECT key FROM mailroom.outbox", "SELECT headers FROM mailroom.inbox", "SELECT last_error FROM mailroom.key_state", "SELECT FROM mailroom.audit"),
-    "link-reader": ("DELETE FROM mailroom.transit", "UPDATE mailroom.link SET state = 'open'", "SELECT FROM mailroom.outbox"),
-    "spark-writer": ("SELECT value FROM mailroom.outbox", "DELETE FROM mailroom.spark_batch"),
-    "spark-reader": ("SELECT FROM mailroom.spark_stream", "SELECT FROM mailroom.inbox_ledger"),
-}  # fmt: skip
+    "writer": (
+        "SELECT value FROM mailroom.outbox",
+        "DELETE FROM mailroom.outbox",
+        "SELECT FROM mailroom.inbox",
+    ),
+    "jdbc-writer": (
+        "INSERT INTO mailroom.outbox (topic) VALUES ('t')",
+        "SELECT FROM mailroom.outbox_jdbc_id",
+    ),
+    "reaper": (
+        "SELECT FROM mailroom.inbox_ledger",
+        "SELECT FROM mailroom.key_state",
+        "SELECT FROM mailroom.dead_letter",
+    ),
+    "dispatcher": (
+        "INSERT INTO mailroom.subscription VALUES ('t', 'shipping')",
+        "DELETE FROM mailroom.link",
+        "DELETE FROM mailroom.node",
+    ),
+    "executor": (
+        "DELETE FROM mailroom.outbox",
+        "SELECT value FROM mailroom.dead_letter",
+        "INSERT INTO mailroom.executable_function VALUES ('f', 's', 'f')",
+    ),
+    "operator": (
+        "SELECT value FROM mailroom.outbox",
+        "SELECT FROM mailroom.inbox_ledger",
+        "DELETE FROM mailroom.audit",
+        "UPDATE mailroom.node SET name = 'n'",
+    ),
+    "auditor": (
+        "SELECT value FROM mailroom.outbox",
+        "SELECT value_json FROM mailroom.inbox",
+        "SELECT value FROM mailroom.parked",
+        "SELECT value FROM mailroom.dead_letter",
+        "SELECT value FROM mailroom.transit",
+        "SELECT arguments FROM mailroom.outbox_executable",
+        "SELECT FROM mailroom.store",
+        "DELETE FROM mailroom.audit",
+    ),
+    "metrics": (
+        "SELECT key FROM mailroom.outbox",
+        "SELECT headers FROM mailroom.inbox",
+        "SELECT last_error FROM mailroom.key_state",
+        "SELECT FROM mailroom.audit",
+    ),
+    "link-reader": (
+        "DELETE FROM mailroom.transit",
+        "UPDATE mailroom.link SET state = 'open'",
+        "SELECT FROM mailroom.outbox",
+    ),
+    "spark-writer": (
+        "SELECT value FROM mailroom.outbox",
+        "DELETE FROM mailroom.spark_batch",
+    ),
+    "spark-reader": (
+        "SELECT FROM mailroom.spark_stream",
+        "SELECT FROM mailroom.inbox_ledger",
+    ),
+}
 
 
 def test_no_role_does_what_others_do(node: Node) -> None:
     for purpose, about in PURPOSES.items():
         inboxes = ["shipping"] if about.inboxes != "none" else []
-        every = (*REFUSED[purpose], "TRUNCATE mailroom.outbox", *(() if about.creates else ["CREATE TABLE mailroom.mine ()"]))
+        every = (
+            *REFUSED[purpose],
+            "TRUNCATE mailroom.outbox",
+            *(() if about.creates else ["CREATE TABLE mailroom.mine ()"]),
+        )
         with role(node.dsn, *rights(purpose, *inboxes)) as (_, dsn), psycopg.connect(dsn, autocommit=True) as session:
             for statement in every:
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     session.execute(statement.encode())
 
 
-# -- The page -------------------------------------------------------------------------------------------------------------
+# -- The page ---------------------------------------------------------------------------------------------------------
 
 
 def test_page_has_the_matrix() -> None:

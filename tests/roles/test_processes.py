@@ -29,8 +29,6 @@ def test_process_needs_no_more_than_its_role_has(busy: Node, purpose: str) -> No
 
 
 @pytest.mark.parametrize("inbox", ["shipping", "ledger"])
-def test_worker_needs_no_more_than_its_role_has(
-    busy: Node, monkeypatch: pytest.MonkeyPatch, inbox: str
-) -> None:
+def test_worker_needs_no_more_than_its_role_has(busy: Node, monkeypatch: pytest.MonkeyPatch, inbox: str) -> None:
     with role(busy.dsn, *rights("reaper", inbox, total=["ledger"])) as (_, dsn):
         processes.reaps(busy, dsn, monkeypatch, inbox)

@@ -1,7 +1,7 @@
 """Roles of a test's own, with a login: some with exactly the rights that `mailroom grant` gives."""
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from secrets import token_hex
 
 import psycopg
@@ -18,6 +18,11 @@ def rights(purpose: str, *inboxes: str, total: Collection[str] = (), staging: st
     for inbox in inboxes:
         atoms |= inbox_atoms(purpose, GrantedInbox(inbox, inbox in total))
     return grants(SCHEMA, "{role}", atoms)
+
+
+def named(statements: Iterable[str], role: str) -> str:
+    """Return statements of `rights` as one text for this role."""
+    return "; ".join(statements).replace("{role}", role)
 
 
 @contextlib.contextmanager

@@ -71,7 +71,8 @@ def grant(
     """
     change = _changed(call, grant_rights, purpose, role, inboxes, staging_schema, prints, actor, why)
     if change is not None:
-        say(f"Role {role} has what {'an' if purpose[0] in 'aeo' else 'a'} {_named(purpose, change.inboxes)} needs, in schema {call.schema}.")
+        article = "an" if purpose[0] in "aeo" else "a"
+        say(f"Role {role} has what {article} {_named(purpose, change.inboxes)} needs, in schema {call.schema}.")
         if purpose in ("dispatcher", "executor"):
             note("Tables and functions that executables reach are yours to grant: see docs/roles.md#executor")
 
@@ -108,7 +109,9 @@ def _changed(
     if (takes := PURPOSES[purpose].inboxes) == "named" and not inboxes:
         raise click.UsageError(f"Say of which inboxes {role} is a {purpose}: --inbox NAME, repeatable.")
     if inboxes and takes in ("none", "all"):
-        raise click.UsageError(f"--inbox says of which inboxes a reaper, a spark-reader or an operator is, no {purpose}.")
+        raise click.UsageError(
+            f"--inbox says of which inboxes a reaper, a spark-reader or an operator is, no {purpose}."
+        )
     with call.connection("grant") as connection:
         done = change(
             connection, purpose, role, inboxes=inboxes or None, staging_schema=staging_schema, actor=actor, why=why,

@@ -12,6 +12,7 @@ from mailroom.errors import LinkRefused, MailroomError
 from mailroom.links.handshake.identity import Noted, Party, Pinned, Place, refusal
 from mailroom.links.handshake.place import reading_place
 from mailroom.names import DEFAULT_SCHEMA
+from mailroom.roles.advice import grant_command
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 # A daemon that loses its link this often, within this many seconds, has a rival.
