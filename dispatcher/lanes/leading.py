@@ -24,7 +24,7 @@ from dispatcher.lanes.waits import telling
 from mailroom import schema as node
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.names import schema_name
-from mailroom.roles.advice import advise
+from mailroom.roles.advice import advise, noted
 from mailroom.session import backoff, settings
 from mailroom.session.disconnect import answered_within, disconnect
 from mailroom.session.home import Elsewhere, Home
@@ -128,7 +128,7 @@ class Leading(ABC):
             except Exception as error:
                 if self._stopping.is_set():
                     return
-                advised = advise(error, "executor" if self._role == "executor" else "dispatcher", schema=self._schema)
+                advise(error, "executor" if self._role == "executor" else "dispatcher", schema=self._schema)
                 # A worker's batches have connected before, so its server is there: it may only give too few sessions.
                 is_first = not connected and self._home.place is None
                 if (is_first and isinstance(error, ConnectionFailed)) or (
@@ -142,7 +142,7 @@ class Leading(ABC):
                 failures = 1 if time.monotonic() - began > LONGEST_PAUSE_S else failures + 1
                 if failures == 1:
                     self._repeats.over()
-                self._log(error, advised)
+                self._log(error)
                 await self._pause(backoff.pause_s(failures, LONGEST_PAUSE_S))
 
     async def _work(self, session: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection) -> None:
@@ -164,7 +164,7 @@ class Leading(ABC):
         if not keeper.closed:
             await answered_within(keeper, run_async(keeper, self._lease.giving_up()), DISCONNECT_AFTER_S)
 
-    def _log(self, error: Exception, advised: str | None) -> None:
+    def _log(self, error: Exception) -> None:
         why = cause(error)
         again = self._repeats.struck(why)
         if again is None:
@@ -179,7 +179,7 @@ class Leading(ABC):
             # The traceback without the text of the error, which may repeat a message.
             code = f" {error.sqlstate}" if isinstance(error, psycopg.Error) else ""
             where = "".join(traceback.format_tb(error.__traceback__))
-            then = "" if advised is None else f". {advised}"
+            then = "" if (advised := noted(error)) is None else f". {advised}"
             log.error("%s: will try again after %s%s%s%s:\n%s", self._role, why, code, again, then, where)
 
     def _is_held_up(self, error: psycopg.Error, what: str) -> bool:
