@@ -30,6 +30,7 @@ from mailroom.links.handshake.diverged import finding_claims, renewing
 from mailroom.names import shown
 from mailroom.order.clock import LOCK
 from mailroom.registry.inboxes import BY_CLOCK
+from mailroom.roles.advice import advise
 from mailroom.session.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.session.settings import refusal
 from mailroom.sql.operation import Operation, Sql
@@ -239,7 +240,8 @@ class Janitor:
                 raise
             if what not in self._faulty:
                 reason = refusal(error) or f"{type(error).__name__} ({error.sqlstate})"
-                log.warning("%s: passed over for now: %s", what, reason)
+                advised = advise(error, "dispatcher", schema=self._schema)
+                log.warning("%s: passed over for now: %s%s", what, reason, f". {advised}" if advised else "")
             self._faulty.add(what)
         except BulkLost as error:
             if what not in self._faulty:

@@ -27,6 +27,7 @@ from mailroom import schema as node
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.health import Health
 from mailroom.names import schema_name
+from mailroom.roles.advice import advise, noted
 from mailroom.session import backoff, settings
 from mailroom.session.disconnect import answered_within, disconnect
 from mailroom.session.home import Elsewhere, Home
@@ -150,6 +151,7 @@ class Leading(ABC):
             except Exception as error:
                 if self._stopping.is_set():
                     return
+                advise(error, "executor" if self._role == "executor" else "dispatcher", schema=self._schema)
                 # A worker's batches have connected before, so its server is there: it may only give too few sessions.
                 is_first = not connected and self._home.place is None
                 if (is_first and isinstance(error, ConnectionFailed)) or (
@@ -207,7 +209,8 @@ class Leading(ABC):
             # The traceback without the text of the error, which may repeat a message.
             code = f" {error.sqlstate}" if isinstance(error, psycopg.Error) else ""
             where = "".join(traceback.format_tb(error.__traceback__))
-            log.error("%s: will try again after %s%s%s:\n%s", self._role, why, code, again, where)
+            then = "" if (advised := noted(error)) is None else f". {advised}"
+            log.error("%s: will try again after %s%s%s%s:\n%s", self._role, why, code, again, then, where)
 
     def _is_held_up(self, error: psycopg.Error, what: str) -> bool:
         """Return whether to try again over the same session, and log it."""

@@ -128,6 +128,9 @@ def create(
     By default a message that fails is tried 16 times over about 3 hours, long enough for most outages of a service that
     the handler calls. The command prints how long the attempts take with these settings.
 
+    A new inbox is a table of its own: other roles than the owner's reap it after `mailroom grant reaper ROLE --inbox
+    NAME`, and a dispatcher or operator that is not the owner needs its grant again.
+
     With --order total all messages form one queue, in the same order on all nodes. One batch at a time is worked on,
     and a message that fails holds up the inbox until it succeeds, is skipped or somebody acts.
 

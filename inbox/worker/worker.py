@@ -49,6 +49,7 @@ from mailroom.health import Health
 from mailroom.message.message import Message
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.numbers import seconds
+from mailroom.roles.advice import advise
 from mailroom.session import backoff, settings
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
@@ -152,7 +153,8 @@ class _Worker(ABC):
             raise
         except BaseException as error:
             self._ended_by = error
-            log.error("%s: the worker has ended: %s", self.inbox, reason(error))
+            advised = advise(error, "reaper", inbox=self.inbox, schema=self.schema)
+            log.error("%s: the worker has ended: %s%s", self.inbox, reason(error), f". {advised}" if advised else "")
             raise
         finally:
             self._has_begun = False

@@ -11,6 +11,7 @@ from click.exceptions import NoArgsIsHelpError
 from mailroom.cli.call import Call
 from mailroom.cli.output import one_line
 from mailroom.errors import MailroomError, coded
+from mailroom.roles.advice import advice, noted, purpose_of
 from mailroom.session.settings import connection_failed
 from mailroom.sql.sight import ADVICE
 from mailroom.sql.sqlstate import is_of_row_security
@@ -79,18 +80,17 @@ def _text_of_database_error(error: psycopg.Error, call: Call) -> str:
     if is_of_row_security(error):
         hint = f" {ADVICE}"
     elif isinstance(error, psycopg.errors.InsufficientPrivilege):
-        hint += _grant(error.diag.message_primary or "", call.user)
+        hint += _grant(error, call)
     return f"The database refused: {error.diag.message_primary} ({error.sqlstate}).{hint}"
 
 
-def _grant(message: str, user: str | None) -> str:
-    """Return which privilege is missing, if the server says so, and where the grants are documented."""
-    found = DENIED.match(message)
+def _grant(error: psycopg.Error, call: Call) -> str:
+    """Return which privilege is missing, if the server says so, and the command that grants it."""
+    found = DENIED.match(error.diag.message_primary or "")
     right = f"{RIGHTS.get(found['kind'], 'a grant')} on this {found['kind']}" if found else "the right to do it"
-    return (
-        f" {'The user' if user is None else f'User {user}'} lacks {right}: see Permissions in docs/dispatcher.md, or "
-        "do it as the role that ran `mailroom migrate`."
-    )
+    # A worker or dispatcher knows better than its command what it is.
+    what = noted(error) or advice(purpose_of(call.command), call.user, inbox=call.inbox, schema=call.schema)
+    return f" {'The user' if call.user is None else f'User {call.user}'} lacks {right}. {what}"
 
 
 def _text_of_library_error(error: Exception, call: Call) -> str:
