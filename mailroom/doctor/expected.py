@@ -40,6 +40,8 @@ INDEXES = {
     'outbox_jdbc_id_pkey': 'ALTER TABLE {schema}.outbox_jdbc_id ADD CONSTRAINT outbox_jdbc_id_pkey PRIMARY KEY (id);',
     'outbox_pkey': 'ALTER TABLE {schema}.outbox ADD CONSTRAINT outbox_pkey PRIMARY KEY ("position");',
     'parked_pkey': 'ALTER TABLE {schema}.parked ADD CONSTRAINT parked_pkey PRIMARY KEY (inbox, key, clock);',
+    'periodic_next': 'CREATE INDEX periodic_next ON {schema}.periodic USING btree (next_at) WHERE (NOT paused);',
+    'periodic_pkey': 'ALTER TABLE {schema}.periodic ADD CONSTRAINT periodic_pkey PRIMARY KEY (name);',
     'receipt_pkey': 'ALTER TABLE {schema}.receipt ADD CONSTRAINT receipt_pkey PRIMARY KEY (origin, last);',
     'registry_total': 'CREATE INDEX registry_total ON {schema}.inbox_registry USING btree (name) WHERE ("order" = \'total\'::text);',
     'scheduled_pkey': 'ALTER TABLE {schema}.scheduled ADD CONSTRAINT scheduled_pkey PRIMARY KEY (deliver_at, "position");',

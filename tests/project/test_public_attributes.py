@@ -24,7 +24,6 @@ ATTRIBUTES = {
     "TokenExpired": "token",
     "Topic": "name periodic read read_answer typed upcast version write write_answer",
     "RightsChange": "inboxes kept statements",
-    "Topic": "name read read_answer typed upcast version write write_answer",
     "Watched": "fault key_prefix table topic without",
     "carrying": "",
     "ConfigurationError": "",
