@@ -273,15 +273,15 @@ def _reading_inboxes(schema: str) -> Operation[list[InboxStatus]]:
     inboxes = []
     for first in range(0, len(names), most):
         listed = "', '".join(names[first : first + most])
-        for name, backlog, sent_s, delivered_s, *counts, paused_at, paused_by, paused_keys in (
+        for name, backlog, sent_s, delivered_s, *counts, since, by, keys in (
             yield INBOXES.at(schema=schema, names=listed)()
         ):
+            paused = {"paused_at": since, "paused_by": by, "paused_keys": keys}
             on_the_way, coming_s = coming.get(name, (0, None))
             inboxes.append(
                 InboxStatus(
                     name, on_the_way, backlog, max(_lag(coming_s), _lag(sent_s)), _lag(coming_s), _lag(delivered_s),
-                    *counts, **_of_total(totals.get(name)), paused_at=paused_at, paused_by=paused_by,
-                    paused_keys=paused_keys,
+                    *counts, **_of_total(totals.get(name)), **paused,
                 )
             )  # fmt: skip
     return inboxes

@@ -27,8 +27,8 @@ SELECT position, deliver_at FROM {schema}.scheduled WHERE message_id = %(id)s::u
 # A shorter limit of the caller's own stays.
 LIMIT_IDLING = Sql(
     """
-SELECT set_config('idle_in_transaction_session_timeout', '{idle_s}s', true) FROM pg_catalog.pg_settings
-WHERE name = 'idle_in_transaction_session_timeout' AND setting::integer NOT BETWEEN 1 AND {idle_s} * 1000
+SELECT set_config('idle_in_transaction_session_timeout', '{idle_s}s', true)
+WHERE current_setting('idle_in_transaction_session_timeout')::interval NOT BETWEEN '1 ms' AND '{idle_s} s'
 """,
     columns=("text",),
     idle_s=IDLE_S,
@@ -38,7 +38,7 @@ CANCEL = Sql(
     """
 WITH place AS MATERIALIZED (
     SELECT position, deliver_at
-    FROM pg_catalog.unnest(%(positions)s::bigint[], %(times)s::timestamptz[]) AS p (position, deliver_at)),
+    FROM unnest(%(positions)s::bigint[], %(times)s::timestamptz[]) AS p (position, deliver_at)),
 sent AS (
     DELETE FROM {schema}.outbox AS o USING place AS p
     WHERE p.deliver_at IS NULL AND o.position = p.position AND o.message_id = %(id)s::uuid RETURNING o.key),
