@@ -276,12 +276,12 @@ def _reading_inboxes(schema: str) -> Operation[list[InboxStatus]]:
         for name, backlog, sent_s, delivered_s, *counts, since, by, keys in (
             yield INBOXES.at(schema=schema, names=listed)()
         ):
-            paused = {"paused_at": since, "paused_by": by, "paused_keys": keys}
+            more = _of_total(totals.get(name)) | {"paused_at": since, "paused_by": by, "paused_keys": keys}
             on_the_way, coming_s = coming.get(name, (0, None))
             inboxes.append(
                 InboxStatus(
                     name, on_the_way, backlog, max(_lag(coming_s), _lag(sent_s)), _lag(coming_s), _lag(delivered_s),
-                    *counts, **_of_total(totals.get(name)), **paused,
+                    *counts, **more,
                 )
             )  # fmt: skip
     return inboxes

@@ -858,4 +858,8 @@ def test_grants_of_the_page_about_failure_are_enough(node: Node, connect: Connec
     assert PARKED.replay(connection, "k", actor="ada").messages == 4
     assert letters.requeue(connection, None, actor="ada") == 2
     assert letters.discard(connection, None, actor="ada") == 0
+    for key in (None, "k", "another"):
+        assert INBOX.pause(connection, key, actor="ada")
+        assert INBOX.resume(connection, key, actor="ada")
+    assert INBOX.paused_keys(connection) == []
     connection.rollback()

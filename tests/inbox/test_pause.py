@@ -524,7 +524,7 @@ def test_paused_is_not_parked(node: Node) -> None:
     deliver(node, "k", "k")
     [message, _] = INBOX.peek(node.connection, "k")
     pause(node, "k")
-    assert PARKED.keys(node.connection) == PARKED.messages(node.connection, "k") == []
+    assert (PARKED.keys(node.connection), PARKED.messages(node.connection, "k")) == ([], [])
     assert run(node.connection, moving_parked(SCHEMA, "shipping", "")).messages == 0
     with node.connection.transaction():
         assert PARKED.replay(node.connection, None, actor="ada").keys == 0
