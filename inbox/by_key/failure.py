@@ -29,7 +29,8 @@ Outcome: TypeAlias = Literal["gone", "alone", "retry", "park", "skip"]
 # (`suspect_to`). A message behind others of its key (not `is_head`) is counted like any other: the earlier ones are
 # tried at once, and it when its own time comes (`inbox.by_key.due.HEAL`).
 # History is deleted after a while, so the count of a key's last failed message is also in the key's row.
-# A parked key stays parked, whatever is recorded late for its other messages: its first one is held already.
+# A parked key stays parked, whatever is recorded late for its other messages: its first one is held already. So does a
+# key that was paused while the message was in hand, and `resume_at` keeps when it is tried next.
 # The backoff is exponential with jitter, so that keys which failed together are not retried together.
 DECIDED = """decided AS MATERIALIZED (
     SELECT *, CASE WHEN %(failure)s::text IN ('park', 'skip') THEN %(failure)s::text
@@ -53,7 +54,7 @@ WITH tried AS MATERIALIZED (
     WHERE name = '{inbox}'
       AND EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock = %(clock)s::bigint)
       AND NOT EXISTS (SELECT FROM {schema}.my_key_state
-                      WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at = 'infinity')),
+                      WHERE inbox = '{inbox}' AND key = %(key)s::text AND parked_at IS NOT NULL)),
 {decided},
 changed AS (
     INSERT INTO {schema}.my_key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
@@ -62,11 +63,13 @@ changed AS (
            %(clock)s::bigint, %(clock)s::bigint
     FROM decided
     ON CONFLICT (inbox, key) DO UPDATE SET
-        clock = excluded.clock, attempts = excluded.attempts, retry_at = excluded.retry_at,
+        clock = excluded.clock, attempts = excluded.attempts,
+        retry_at = CASE WHEN s.paused_at IS NULL THEN excluded.retry_at ELSE s.retry_at END,
+        resume_at = CASE WHEN s.paused_at IS NOT NULL THEN excluded.retry_at END,
         last_error = excluded.last_error, alone_to = greatest(s.alone_to, s.clock, excluded.alone_to),
         suspect_to = greatest(s.suspect_to, s.clock, excluded.suspect_to)
-        WHERE s.retry_at < 'infinity'
-    RETURNING extract(epoch FROM retry_at - clock_timestamp())::float8 AS due_in_s),
+        WHERE s.parked_at IS NULL
+    RETURNING extract(epoch FROM nullif(retry_at, 'infinity') - clock_timestamp())::float8 AS due_in_s),
 history AS (
     INSERT INTO {schema}.my_attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error, error_class)
     SELECT name, %(key)s::text, %(clock)s::bigint, %(id)s::uuid, attempt, outcome,

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -296,6 +297,92 @@ def rename(call: Call, name: str, new: str, actor: str, why: str | None) -> None
     note(f"It has subscribed to {name}, so what is sent there comes: mailroom inbox unsubscribe {new} {name}")
 
 
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.option("--key", metavar="K", type=KEY, help="Only this key; the others go on.")
+@click.option(
+    "--wait",
+    "waits",
+    is_flag=True,
+    help="Return once nobody has messages in hand that were taken before the pause.",
+)
+@click.option("--timeout-s", metavar="S", type=seconds, default=60.0, show_default=True, help="How long --wait waits.")
+@answering
+@pass_call
+def pause(call: Call, name: str, key: str | None, waits: bool, timeout_s: float, actor: str, why: str | None) -> None:
+    """Pause an inbox, or one key of it: nobody gets messages of it until it is resumed.
+
+    Deliveries go on, and the messages wait in order. Workers need not be stopped: they finish the messages in hand, and
+    then wait. A pause outlasts restarts. Repeating the command changes nothing.
+
+    \b
+    Examples:
+      mailroom inbox pause shipping --why "the carrier is down"
+      mailroom inbox pause shipping --wait --timeout-s 300
+      mailroom inbox pause shipping --key order-42
+      mailroom inbox resume shipping
+    """
+    of = Inbox(name, schema=call.schema)
+    with call.connection("inbox pause") as connection:
+        is_new = of.pause(connection, key, actor=actor, why=why)
+    if waits:
+        with working("waiting for batches"), call.connection("inbox pause wait", autocommit=True) as connection:
+            of.wait_for_batches(connection, timeout_s)
+    _tell_paused(call, name, key, is_new, "is paused", "was paused before")
+    if not call.json:
+        note(f"To go on: mailroom inbox resume {name}" + ("" if key is None else f" --key {shlex.quote(key)}"))
+
+
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.option("--key", metavar="K", type=KEY, help="Only this key, which was paused by itself.")
+@answering
+@pass_call
+def resume(call: Call, name: str, key: str | None, actor: str, why: str | None) -> None:
+    """End the pause of an inbox, or of one key of it. Workers go on at once.
+
+    Keys that were paused by themselves stay paused: see mailroom inbox paused.
+
+    \b
+    Examples:
+      mailroom inbox resume shipping
+      mailroom inbox resume shipping --key order-42
+    """
+    with call.connection("inbox resume") as connection:
+        was_paused = Inbox(name, schema=call.schema).resume(connection, key, actor=actor, why=why)
+    _tell_paused(call, name, key, was_paused, "goes on", "is not paused")
+
+
+def _tell_paused(call: Call, name: str, key: str | None, changed: bool, then: str, otherwise: str) -> None:
+    if call.json:
+        document({"inbox": name, "schema": call.schema, "key": key, "changed": changed})
+    else:
+        say(f"{f'Inbox {name}' if key is None else f'Key {key} of inbox {name}'} {then if changed else otherwise}.")
+
+
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many keys at most.")
+@pass_call
+def paused(call: Call, name: str, limit: int) -> None:
+    """List the paused keys of an inbox, the longest paused first. `mailroom status` shows paused inboxes.
+
+    \b
+    Examples:
+      mailroom inbox paused shipping
+      mailroom inbox paused shipping --json | jq -r '.[].key'
+    """
+    with working("counting messages of paused keys"), call.connection("inbox paused") as connection:
+        found = Inbox(name, schema=call.schema).paused_keys(connection, limit)
+    if call.json:
+        document(found)
+    elif found:
+        rows = ((each.key, each.messages, each.paused_at, each.paused_by, each.is_parked) for each in found)
+        table(("key", "messages", "paused", "by", "parked too"), rows, numbers=("messages",))
+    else:
+        say(f"Inbox {name} has no paused keys.")
+
+
 def _of_failures(inbox: dict[str, Any]) -> str:
     """Return sentences about what follows when a message of this inbox fails."""
     then = {
@@ -348,11 +435,13 @@ SELECT name,
        (SELECT pg_catalog.json_object_agg(origin, topics)::text
         FROM (SELECT origin, pg_catalog.json_agg(topic ORDER BY topic) AS topics FROM {schema}.subscription
               WHERE inbox = name GROUP BY origin) AS s),
-       "order", backoff_s, backoff_max_s, max_attempts::bigint, on_failure, keep_s, created_at
+       "order", backoff_s, backoff_max_s, max_attempts::bigint, on_failure, keep_s, created_at, paused_at, paused_by
 FROM {schema}.inbox_registry ORDER BY name
 """,
-    columns=("text", "text", "text", "float8", "float8", "bigint", "text", "float8", "timestamptz"),
-)
+    columns=(
+        "text", "text", "text", "float8", "float8", "bigint", "text", "float8", "timestamptz", "timestamptz", "text",
+    ),
+)  # fmt: skip
 
 
 def _listing(schema: str) -> Operation[list[dict[str, Any]]]:
@@ -370,11 +459,16 @@ def _listing(schema: str) -> Operation[list[dict[str, Any]]]:
             "on_failure": on_failure,
             "keep_s": keep_s,
             "created_at": created_at,
+            "paused_at": paused_at,
+            "paused_by": paused_by,
         }
-        for name, topics, order, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, created_at in (
+        for (
+            name, topics, order, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, created_at, paused_at,
+            paused_by,
+        ) in (
             (name, json.loads(topics or "{}"), *settings) for name, topics, *settings in rows
         )
-    ]
+    ]  # fmt: skip
 
 
 @inbox.command("list")
@@ -398,6 +492,7 @@ def list_(call: Call) -> None:
             ]
             each["topics"] = "\n".join(each["topics"] + of_others) or None
             each["attempts_spread_s"] = duration(each["attempts_spread_s"])
+            del each["paused_by"]  # `mailroom status` has room for it
         rows = [each.values() for each in found]
         table(
             (
@@ -411,6 +506,7 @@ def list_(call: Call) -> None:
                 "then",
                 "keep s",
                 "created",
+                "paused",
             ),
             rows,
         )

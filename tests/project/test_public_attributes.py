@@ -78,7 +78,7 @@ ATTRIBUTES = {
     "DispatcherStatus": "counts epoch host leads lease_left_s origins pid state",
     "InboxStatus": (
         "backlog consumer_lag_s dispatcher_lag_s dropped held_back is_stopped lag_s name on_the_way order parked_keys "
-        "parked_messages waiting_keys waits_for"
+        "parked_messages paused_at paused_by paused_keys waiting_keys waits_for"
     ),
     "LinkStatus": "backlog lag_s name on_the_way state",
     "Status": (
@@ -100,7 +100,7 @@ ATTRIBUTES = {
     "Executable": (
         "after_clock amount arguments at bytes end_key expected headers id key notify operation row_limit target value"
     ),
-    "Outbox": "command publish reply schema send send_many",
+    "Outbox": "cancel command publish reply schema send send_many",
     "Outgoing": (
         "after_clock deliver_after deliver_at event_type expires_at headers id key kind message_type topic value"
     ),
@@ -112,7 +112,10 @@ ATTRIBUTES = {
     "BatchHandler": "",
     "Changed": "freed keys messages",
     "Handlers": "on on_error_reply schema",
-    "Inbox": "backlog create drop inbox peek reap reap_any rename schema subscribe unsubscribe",
+    "Inbox": (
+        "backlog create drop inbox pause paused_keys peek reap reap_any rename resume schema subscribe unsubscribe "
+        "wait_for_batches"
+    ),
     "Message": (
         "clock delivered_at event_type expires_at headers id key kind message_type origin raw sent_at sent_clock "
         "source status topic value"
@@ -121,6 +124,7 @@ ATTRIBUTES = {
     "Park": "",
     "Parked": "attempts discard inbox keys messages replay schema",
     "ParkedKey": "attempts clock key messages parked_at reason",
+    "PausedKey": "is_parked key messages paused_at paused_by",
     "Pending": "id wait",
     "ErrorReply": "code status value",
     "Reject": "value",

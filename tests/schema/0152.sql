@@ -1420,6 +1420,8 @@ CREATE TABLE mailroom.inbox_registry (
     dropped bigint DEFAULT 0 NOT NULL,
     "order" text DEFAULT 'key'::text NOT NULL COLLATE pg_catalog."C",
     sent_floor bigint DEFAULT 0 NOT NULL,
+    paused_at timestamp with time zone,
+    paused_by text,
     CONSTRAINT inbox_registry_backoff_s_check CHECK ((backoff_s >= (0)::double precision)),
     CONSTRAINT inbox_registry_check CHECK ((backoff_max_s >= backoff_s)),
     CONSTRAINT inbox_registry_keep_s_check CHECK ((keep_s > (0)::double precision)),
@@ -1456,6 +1458,10 @@ COMMENT ON COLUMN mailroom.inbox_registry."order" IS 'The order in which message
 
 COMMENT ON COLUMN mailroom.inbox_registry.sent_floor IS 'Of a total inbox: no message has a sent_clock at or below it, nor will have one. It saves time.';
 
+COMMENT ON COLUMN mailroom.inbox_registry.paused_at IS 'Since when it is paused: claims give nothing, deliveries go on. Null if it is not.';
+
+COMMENT ON COLUMN mailroom.inbox_registry.paused_by IS 'Who paused it, and why.';
+
 CREATE TABLE mailroom.key_state (
     inbox text NOT NULL COLLATE pg_catalog."C",
     key text NOT NULL COLLATE pg_catalog."C",
@@ -1465,11 +1471,14 @@ CREATE TABLE mailroom.key_state (
     last_error text,
     parked_at timestamp with time zone,
     alone_to bigint DEFAULT 0 NOT NULL,
-    suspect_to bigint DEFAULT 0 NOT NULL
+    suspect_to bigint DEFAULT 0 NOT NULL,
+    paused_at timestamp with time zone,
+    paused_by text,
+    resume_at timestamp with time zone
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
 
-COMMENT ON TABLE mailroom.key_state IS 'The failing keys: those with a message whose last attempt failed, or that was in a batch that failed.';
+COMMENT ON TABLE mailroom.key_state IS 'The failing keys: those with a message whose last attempt failed, or that was in a batch that failed. And the paused ones.';
 
 COMMENT ON COLUMN mailroom.key_state.inbox IS 'The inbox.';
 
@@ -1479,7 +1488,7 @@ COMMENT ON COLUMN mailroom.key_state.clock IS 'Clock of the message that failed 
 
 COMMENT ON COLUMN mailroom.key_state.attempts IS 'How often that message failed; 0 if only its batch failed.';
 
-COMMENT ON COLUMN mailroom.key_state.retry_at IS 'The key waits until this time, infinity while it is parked. Other keys go on.';
+COMMENT ON COLUMN mailroom.key_state.retry_at IS 'The key waits until this time, infinity while it is parked or paused. Other keys go on.';
 
 COMMENT ON COLUMN mailroom.key_state.last_error IS 'The last failure, truncated.';
 
@@ -1488,6 +1497,12 @@ COMMENT ON COLUMN mailroom.key_state.parked_at IS 'Since when the key is parked:
 COMMENT ON COLUMN mailroom.key_state.alone_to IS 'Up to this clock the key is claimed by itself, and keeps this row.';
 
 COMMENT ON COLUMN mailroom.key_state.suspect_to IS 'Up to this clock the key is tried one message at a time.';
+
+COMMENT ON COLUMN mailroom.key_state.paused_at IS 'Since when the key is paused; null if it is not.';
+
+COMMENT ON COLUMN mailroom.key_state.paused_by IS 'Who paused it, and why.';
+
+COMMENT ON COLUMN mailroom.key_state.resume_at IS 'What retry_at would be if the key were not paused; null if the key is healthy.';
 
 CREATE TABLE mailroom.known (
     origin bigint NOT NULL,
@@ -1680,7 +1695,10 @@ CREATE VIEW mailroom.my_due WITH (security_barrier='true') AS
     last_error,
     parked_at,
     alone_to,
-    suspect_to
+    suspect_to,
+    paused_at,
+    paused_by,
+    resume_at
    FROM mailroom.key_state
   WHERE mailroom.is_mine(inbox)
   ORDER BY inbox, retry_at, key;
@@ -1696,7 +1714,10 @@ CREATE VIEW mailroom.my_key_state WITH (security_barrier='true') AS
     last_error,
     parked_at,
     alone_to,
-    suspect_to
+    suspect_to,
+    paused_at,
+    paused_by,
+    resume_at
    FROM mailroom.key_state
   WHERE mailroom.is_mine(inbox);
 
