@@ -1,5 +1,6 @@
 """`mailroom dispatcher`."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,7 +14,8 @@ from mailroom import status as node_status
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.commands.status import tell_leader
 from mailroom.cli.group import Group
-from mailroom.cli.output import document, log_to_stderr, progress_bar, say
+from mailroom.cli.logs import log_to_stderr
+from mailroom.cli.output import document, progress_bar, say, working
 from mailroom.cli.parameters import seconds_above_0
 
 poll_interval = click.option(
@@ -59,7 +61,7 @@ def run(call: Call, poll_interval_s: float) -> None:
       mailroom dispatcher run --schema tenant_a --poll-interval-s 5
     """
     dsn = call.dsn()
-    log_to_stderr()
+    log_to_stderr(call.log_format)
     daemon.run(dsn, schema=call.schema, poll_interval_s=poll_interval_s)
 
 
@@ -75,7 +77,9 @@ def deliver_all(call: Call) -> None:
       mailroom dispatcher deliver-all
       mailroom dispatcher deliver-all --json
     """
-    with call.connection("dispatcher deliver-all", autocommit=True) as connection:
+    if call.log_format == "json":
+        log_to_stderr(call.log_format, logging.WARNING)
+    with working("counting what waits"), call.connection("dispatcher deliver-all", autocommit=True) as connection:
         waiting = node_status.outbox_backlog(connection, schema=call.schema)
     with counted_off("delivered", waiting) as show:
         totals = daemon.deliver_all(call.dsn(), schema=call.schema, progress=show)

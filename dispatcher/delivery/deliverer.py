@@ -2,13 +2,13 @@
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
 import psycopg
 
+from dispatcher.delivery.dead import tell_of_dead
 from dispatcher.delivery.deliver import Delivery, delivering, looking, reading_oldest
 from dispatcher.delivery.fan_out import FannedOut, fan_out
 from dispatcher.delivery.floor import Floor, ScanStart
@@ -93,6 +93,7 @@ class Deliverer:
             self._recovered = True
         with self._portion.tried():
             delivery = await self._deliver(self._portion.of(self._rows), self._portion.of(self._max_bytes), now)
+        await tell_of_dead(self._connection, self._schema, ["deliver"], delivery.dead)
         if self._progress is not None:
             self._progress(delivery)
         return delivery
@@ -177,8 +178,6 @@ class Deliverer:
     async def _dead_letter(self, refused: list[Undeliverable]) -> int:
         if not refused:
             return 0
-        for reason, count in Counter(each.reason for each in refused).items():
-            log.error("%d undeliverable messages moved to dead_letter: %s", count, reason)
         return await self._transaction(dead_lettering(self._schema, refused))
 
     async def _transaction(self, operation: Operation[T]) -> T:
