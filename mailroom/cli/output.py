@@ -217,7 +217,7 @@ class Bar:
 
 @contextmanager
 def progress_bar(what: str, total: int | None = None, *, of: str = "messages") -> Iterator[Bar]:
-    """Show a bar while the block runs; `total` is how much there is to do, in messages or whatever `of` says, or bytes."""
+    """Show a bar while the block runs; `total` is how much there is to do, in bytes or in messages (or `of`)."""
     count = TextColumn("{task.fields[messages]:,} " + f"{of} {what}")
     with _progress(count, BarColumn(), TaskProgressColumn()) as progress:
         yield Bar(progress, total)
