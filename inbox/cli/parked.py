@@ -110,7 +110,7 @@ WHERE EXISTS (SELECT FROM {schema}.key_state WHERE inbox = r.name AND retry_at =
 
 def _with_parked(schema: str) -> Operation[list[Row]]:
     """Return the inboxes that hold parked keys."""
-    return (yield WITH_PARKED.at(schema=schema)())
+    return list((yield WITH_PARKED.at(schema=schema)()))
 
 
 @parked.command()

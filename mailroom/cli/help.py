@@ -17,17 +17,22 @@ class HelpFormatter(click.HelpFormatter):
         self.buffer[before:] = ["\n".join(part for line in written.split("\n") for part in self._folded(line))]
 
     def _folded(self, line: str) -> list[str]:
-        indent = line[: len(line) - len(line.lstrip())]
-        is_command, folded = "mailroom " in line, []
-        line, comment, text = line.partition("  # ") if len(line) > self.width else (line, "", "")
-        if comment:
-            return [*self._folded(line.rstrip()), *self._folded(f"{indent}    # {text}")]
+        if len(line) <= self.width:
+            return [line]
+        code, _, comment = line.partition("  # ")
+        indent = line[: len(line) - len(line.lstrip())] + "    "
+        folded = self._broken(code.rstrip(), indent, " \\" if "mailroom " in code else "")
+        return [*folded, *(self._broken(f"{indent}# {comment}", f"{indent}# ", "") if comment else [])]
+
+    def _broken(self, line: str, indent: str, end: str) -> list[str]:
+        """Break a line at blanks; each part but the last has this end, and each but the first this indent."""
+        parts = []
         while len(line) > self.width:
-            room = self.width - 2 * is_command
-            at = max((n for n in range(len(indent) + 4, room) if line[n] == " "), default=room)
-            folded.append(line[:at] + " \\" * is_command)
-            line = f"{indent}    {line[at:].lstrip()}"
-        return [*folded, line]
+            room = self.width - len(end)
+            at = max((nth for nth in range(len(indent) + 1, room + 1) if line[nth] == " "), default=room)
+            parts.append(line[:at] + end)
+            line = indent + line[at:].lstrip()
+        return [*parts, line]
 
 
 class Context(click.Context):

@@ -17,13 +17,12 @@ LOG_FORMAT_VARIABLE = "MAILROOM_LOG_FORMAT"
 
 def _take(ctx: click.Context, option: click.Parameter, value: object) -> None:
     call = ctx.ensure_object(Call)
-    if option.name is None:
-        return
-    source = ctx.get_parameter_source(option.name)
+    name = option.name or ""
+    source = ctx.get_parameter_source(name)
     # An option that is not given here may have been given further left, where it counts more than the environment.
-    is_new = source is ParameterSource.ENVIRONMENT and getattr(call, option.name) is None
+    is_new = source is ParameterSource.ENVIRONMENT and getattr(call, name) is None
     if source is ParameterSource.COMMANDLINE or is_new:
-        setattr(call, option.name, value)
+        setattr(call, name, value)
 
 
 def _show_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
