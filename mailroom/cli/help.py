@@ -1,5 +1,7 @@
 """Help that fits the terminal: lines that click does not wrap, such as examples, are folded."""
 
+from collections.abc import Sequence
+
 import click
 
 
@@ -13,6 +15,15 @@ class HelpFormatter(click.HelpFormatter):
         """Write a text, and fold what is too wide."""
         before = len(self.buffer)
         super().write_text(text)
+        self._fold(before)
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Write a list of options, and fold an option with many choices."""
+        before = len(self.buffer)
+        super().write_dl(rows, col_max, col_spacing)
+        self._fold(before)
+
+    def _fold(self, before: int) -> None:
         written = "".join(self.buffer[before:])
         self.buffer[before:] = ["\n".join(part for line in written.split("\n") for part in self._folded(line))]
 
@@ -25,11 +36,14 @@ class HelpFormatter(click.HelpFormatter):
         return [*folded, *(self._broken(f"{indent}# {comment}", f"{indent}# ", "") if comment else [])]
 
     def _broken(self, line: str, indent: str, end: str) -> list[str]:
-        """Break a line at blanks; each part but the last has this end, and each but the first this indent."""
+        """Break a line at blanks or behind |. All parts but the last have this end, all but the first this indent."""
         parts = []
         while len(line) > self.width:
             room = self.width - len(end)
-            at = max((nth for nth in range(len(indent) + 1, room + 1) if line[nth] == " "), default=room)
+            at = max(
+                (nth for nth in range(len(indent) + 1, room + 1) if line[nth] == " " or line[nth - 1] == "|"),
+                default=room,
+            )
             parts.append(line[:at] + end)
             line = indent + line[at:].lstrip()
         return [*parts, line]

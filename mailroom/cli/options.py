@@ -59,7 +59,8 @@ SHARED = (
         envvar=LOG_FORMAT_VARIABLE,
         expose_value=False,
         callback=_take,
-        help=f"The log on stderr: lines of text, or a JSON object a line. Else {LOG_FORMAT_VARIABLE}, else text.",
+        show_envvar=True,
+        help="The log on stderr: lines of text, or a JSON object a line. [text]",
     ),
     click.Option(["--json"], is_flag=True, expose_value=False, callback=_take, help="Print JSON, for programs."),
     click.Option(
