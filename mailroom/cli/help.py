@@ -1,6 +1,6 @@
 """Help that fits the terminal: lines that click does not wrap, such as examples, are folded."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import click
 
@@ -17,10 +17,10 @@ class HelpFormatter(click.HelpFormatter):
         super().write_text(text)
         self._fold(before)
 
-    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
         """Write a list of options, and fold an option with many choices."""
         before = len(self.buffer)
-        super().write_dl(rows, col_max, col_spacing)
+        super().write_dl(list(rows), col_max, col_spacing)
         self._fold(before)
 
     def _fold(self, before: int) -> None:

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from dispatcher import execute_all
 from dispatcher.delivery.dead import TOLD
 from inbox import Worker
 from mailroom import shell
-from mailroom.cli.logs import JsonFormatter
+from mailroom.cli.logs import FIELDS, JsonFormatter
 from mailroom.errors import DecodeError
 from outbox import Outbox
 from tests.support.command import done, mailroom, process
@@ -69,6 +71,11 @@ def test_exception_is_told_without_its_text() -> None:
     assert "secret" not in json.loads(found)["message"]
 
 
+def test_page_lists_the_fields() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "logs.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \| [A-Z]", page, re.MULTILINE) == [*FIELDS, "exception"]
+
+
 # -- The option -------------------------------------------------------------------------------------------------------
 
 NOWHERE = "postgresql://u:pw@127.0.0.1:1/x"
@@ -87,13 +94,12 @@ def is_json(*arguments: str, **environment: str) -> bool:
 
 
 def test_option_counts_more_than_the_environment_wherever_it_stands() -> None:
-    variable = {"MAILROOM_LOG_FORMAT": "json"}
     assert not is_json("status")
     assert is_json("status", "--log-format", "json")
     assert is_json("--log-format", "json", "status")
-    assert is_json("status", **variable)
-    assert not is_json("--log-format", "text", "status", **variable)
-    assert not is_json("status", "--log-format", "text", **variable)
+    assert is_json("status", MAILROOM_LOG_FORMAT="json")
+    assert not is_json("--log-format", "text", "status", MAILROOM_LOG_FORMAT="json")
+    assert not is_json("status", "--log-format", "text", MAILROOM_LOG_FORMAT="json")
 
 
 def test_format_that_is_not_there_is_wrong_usage() -> None:
@@ -112,6 +118,7 @@ def test_dispatcher_logs_json_alone(node: Node) -> None:
     finally:
         call.kill()
     assert (line["level"], line["logger"]) == ("INFO", "mailroom.dispatcher")
+    assert line["lane"] in line["message"]
     assert [json.loads(each)["level"] for each in rest.splitlines()] == ["INFO"] * len(rest.splitlines())
     assert (call.returncode, output) == (0, "")
 
