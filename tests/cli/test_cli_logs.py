@@ -81,8 +81,8 @@ def test_page_lists_the_fields() -> None:
 NOWHERE = "postgresql://u:pw@127.0.0.1:1/x"
 
 
-def is_json(*arguments: str, **environment: str) -> bool:
-    result = mailroom(*arguments, dsn=NOWHERE, **environment)
+def is_json(*arguments: str, variable: str = "") -> bool:
+    result = mailroom(*arguments, dsn=NOWHERE, MAILROOM_LOG_FORMAT=variable)
     assert result.exit_code == 1
     [line] = result.stderr.splitlines()
     if not line.startswith("{"):
@@ -97,9 +97,9 @@ def test_option_counts_more_than_the_environment_wherever_it_stands() -> None:
     assert not is_json("status")
     assert is_json("status", "--log-format", "json")
     assert is_json("--log-format", "json", "status")
-    assert is_json("status", MAILROOM_LOG_FORMAT="json")
-    assert not is_json("--log-format", "text", "status", MAILROOM_LOG_FORMAT="json")
-    assert not is_json("status", "--log-format", "text", MAILROOM_LOG_FORMAT="json")
+    assert is_json("status", variable="json")
+    assert not is_json("--log-format", "text", "status", variable="json")
+    assert not is_json("status", "--log-format", "text", variable="json")
 
 
 def test_format_that_is_not_there_is_wrong_usage() -> None:
