@@ -64,7 +64,7 @@ def facts(pairs: Sequence[tuple[str, str]]) -> None:
     indent = max(len(name) for name, _ in pairs) + 2
     if width is not None:
         # A long name, such as that of a node, leaves room for its text.
-        indent = min(indent, max(width - LEAST_WIDTH, LEAST_WIDTH) // 2)
+        indent = min(indent, width // 2)
     for name, text in pairs:
         if len(name) + 2 > indent:
             say(name)
