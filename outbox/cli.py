@@ -17,7 +17,7 @@ import click
 from mailroom.cli.acting import answering
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
-from mailroom.cli.output import document, progress_bar, say
+from mailroom.cli.output import document, progress_bar, say, say_whole
 from mailroom.cli.parameters import KEY, TOPIC, seconds
 from mailroom.errors import InvalidMessage, MailroomError, coded
 from mailroom.message.outgoing import EventType, MessageType, Outgoing, row_of, sending, sending_many
@@ -160,7 +160,7 @@ def _send_one(call: Call, topic: str, value: str, key: str | None, once: str | N
     if call.json:
         document({"id": row[0], "topic": topic, "key": key})
     else:
-        say(str(row[0]))
+        say_whole(str(row[0]))
 
 
 def _send_csv(

@@ -1,6 +1,7 @@
 """`mailroom dispatcher`."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,7 +15,8 @@ from mailroom import status as node_status
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.commands.status import tell_leader
 from mailroom.cli.group import Group
-from mailroom.cli.output import document, log_to_stderr, progress_bar, say
+from mailroom.cli.logs import log_to_stderr
+from mailroom.cli.output import document, progress_bar, say, working
 from mailroom.cli.parameters import seconds_above_0
 from mailroom.cli.serving import metrics_option, serving
 from mailroom.session.home import Home
@@ -63,7 +65,7 @@ def run(call: Call, poll_interval_s: float, address: str | None) -> None:
       mailroom dispatcher run --schema tenant_a --poll-interval-s 5
     """
     dsn = call.dsn()
-    log_to_stderr()
+    log_to_stderr(call.log_format)
     lanes = daemon.all_lanes(dsn, schema=call.schema, poll_interval_s=poll_interval_s)
     with serving(address, lanes, {call.schema: lambda: Home(dsn)}):
         asyncio.run(daemon.run_until_signalled(lanes))
@@ -81,7 +83,9 @@ def deliver_all(call: Call) -> None:
       mailroom dispatcher deliver-all
       mailroom dispatcher deliver-all --json
     """
-    with call.connection("dispatcher deliver-all", autocommit=True) as connection:
+    if call.log_format == "json":
+        log_to_stderr(call.log_format, logging.WARNING)
+    with working("counting what waits"), call.connection("dispatcher deliver-all", autocommit=True) as connection:
         waiting = node_status.outbox_backlog(connection, schema=call.schema)
     with counted_off("delivered", waiting) as show:
         totals = daemon.deliver_all(call.dsn(), schema=call.schema, progress=show)

@@ -199,18 +199,20 @@ class Leading(ABC):
         again = self._repeats.struck(why)
         if again is None:
             return
+        fields = {"lane": self._role, "error": why}
         if settings.refusal(error) is not None:
-            log.error("%s: will try again: %s%s", self._role, why, again)
+            log.error("%s: will try again: %s%s", self._role, why, again, extra=fields)
         elif isinstance(error, OF_THE_SESSION) and not isinstance(error, ConfigurationError):
-            log.warning("%s: lost the database connection (%s), reconnecting%s", self._role, why, again)
+            log.warning("%s: lost the database connection (%s), reconnecting%s", self._role, why, again, extra=fields)
         elif isinstance(error, MailroomError):
-            log.error("%s: will try again: %s%s", self._role, why, again)
+            log.error("%s: will try again: %s%s", self._role, why, again, extra=fields)
         else:
             # The traceback without the text of the error, which may repeat a message.
             code = f" {error.sqlstate}" if isinstance(error, psycopg.Error) else ""
             where = "".join(traceback.format_tb(error.__traceback__))
             then = "" if (advised := noted(error)) is None else f". {advised}"
-            log.error("%s: will try again after %s%s%s%s:\n%s", self._role, why, code, again, then, where)
+            fields["frames"] = f"\n{where}"
+            log.error("%s: will try again after %s%s%s%s:\n%s", self._role, why, code, again, then, where, extra=fields)
 
     def _is_held_up(self, error: psycopg.Error, what: str) -> bool:
         """Return whether to try again over the same session, and log it."""
@@ -251,7 +253,14 @@ class Leading(ABC):
         self._is("leading" if leads else "standing by", ready=True)
         if leads != self._leading.is_set():
             role = "leading" if leads else "standing by for"
-            log.info("%s %s schema %s, epoch %s", self._role, role, self._schema, self._lease.epoch)
+            log.info(
+                "%s %s schema %s, epoch %s",
+                self._role,
+                role,
+                self._schema,
+                self._lease.epoch,
+                extra={"lane": self._role},
+            )
             self._leading.set() if leads else self._leading.clear()
             if events.heard(events.LeadershipChanged):
                 events.emit(events.LeadershipChanged(self._schema, self._role, leads, self._lease.epoch))

@@ -75,9 +75,9 @@ history AS (
     SELECT name, %(key)s::text, %(clock)s::bigint, %(id)s::uuid, attempt, outcome,
            CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text, %(error_class)s::text
     FROM decided)
-SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed) FROM decided
+SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed), max_attempts::bigint FROM decided
 """,
-    columns=("text", "bigint", "float8"),
+    columns=("text", "bigint", "float8", "bigint"),
     decided=DECIDED,
 )
 
@@ -87,13 +87,14 @@ class Recorded:
     """The outcome of a failed attempt: the message is tried again (`retry`), its key parked, or the message skipped.
 
     `gone` means that another transaction has consumed the message or parked its key in the meantime; `alone`, that it
-    is not known which message of the batch failed, so that each is tried alone. `attempt` counts from 1. `due_in_s` is
-    the number of seconds until the key is tried next, None if it is not.
+    is not known which message of the batch failed, so that each is tried alone. `attempt` counts from 1, up to the
+    inbox's `max_attempts`. `due_in_s` is the number of seconds until the key is tried next, None if it is not.
     """
 
     outcome: Outcome
     attempt: int
     due_in_s: float | None
+    max_attempts: int = 0
 
 
 GONE = Recorded("gone", 0, None)
@@ -153,8 +154,8 @@ def recording(schema: str, inbox: str, attempt: Failed, statement: Sql = RECORD)
     )  # fmt: skip
     if not rows:
         return GONE
-    [(outcome, number, due_in_s)] = rows
-    return Recorded(cast(Outcome, outcome), number, due_in_s)
+    [(outcome, number, due_in_s, max_attempts)] = rows
+    return Recorded(cast(Outcome, outcome), number, due_in_s, max_attempts)
 
 
 def last_clocks(messages: Sequence[Message]) -> dict[str, int]:

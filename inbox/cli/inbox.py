@@ -21,8 +21,9 @@ from mailroom.cli.acting import answering, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.failures import drop_output
 from mailroom.cli.group import Group
+from mailroom.cli.logs import log_to_stderr
 from mailroom.cli.messages import print_messages
-from mailroom.cli.output import document, duration, log_to_stderr, note, say, table, working
+from mailroom.cli.output import document, duration, note, progress_bar, say, table, working
 from mailroom.cli.parameters import INBOX, KEY, LIMIT, ORIGIN, PATTERN, seconds, seconds_above_0
 from mailroom.cli.serving import metrics_option, serving
 from mailroom.errors import ConfigurationError, MailroomError
@@ -149,7 +150,7 @@ def create(
         raise click.UsageError("--origin says whose messages to subscribe to: give --subscribe too.")
     if backoff_s is not None and backoff_max_s is not None and backoff_max_s < backoff_s:
         raise click.UsageError("--backoff-max-s, the longest wait, is shorter than --backoff-s, the first wait.")
-    with call.connection("inbox create") as connection:
+    with call.connection("inbox create") as connection, progress_bar("created", len(names), of="inboxes") as bar:
         for first in range(0, len(names), AT_ONCE):
             create_inbox(
                 connection,
@@ -165,6 +166,7 @@ def create(
                 order=order,
             )
             connection.commit()
+            bar.show(*[min(first + AT_ONCE, len(names))] * 2)
         made = {each["name"]: each for each in run(connection, _listing(call.schema))}
         known = run(connection, _knowing(call.schema, origin))
     named = [made[name] for name in dict.fromkeys(names)]
@@ -411,7 +413,8 @@ def _wait(call: Call, name: str, topics: tuple[str, ...], origin: str, timeout_s
         lease = links_status(connection, schema=call.schema)
         if lease is None or not lease.leads:
             note("No dispatcher of this node runs, which has to tell the source: mailroom dispatcher run")
-        Links(schema=call.schema).wait(connection, name, origin=origin, topics=topics, timeout_s=timeout_s)
+        with working("waiting for the source"):
+            Links(schema=call.schema).wait(connection, name, origin=origin, topics=topics, timeout_s=timeout_s)
 
 
 def _note_unknown(origin: str) -> None:
@@ -558,10 +561,11 @@ def reap(call: Call, name: str, key: str | None, any_key: bool, limit: int) -> N
     if any_key == (key is not None):
         raise click.UsageError("Give --key K or --any.")
     with call.connection("inbox reap") as connection:
-        if key is None:
-            messages = run(connection, _reaping(call.schema, name, limit))
-        else:
-            messages = Inbox(name, schema=call.schema).reap(connection, key, limit)
+        with working("taking messages"):  # it may wait for the key
+            if key is None:
+                messages = run(connection, _reaping(call.schema, name, limit))
+            else:
+                messages = Inbox(name, schema=call.schema).reap(connection, key, limit)
         _hand_over(messages, as_json=call.json)
     if not messages:
         note("Nothing to reap.")
@@ -636,8 +640,9 @@ def run_worker(call: Call, targets: tuple[str, ...], timeout_s: float | None, ad
             )
         limit(found, timeout_s)
         workers.append(found)
-    log_to_stderr()
-    note("Running until SIGTERM or Ctrl-C; then the workers finish their batches.")
+    log_to_stderr(call.log_format)
+    if call.log_format != "json":
+        note("Running until SIGTERM or Ctrl-C; then the workers finish their batches.")
     homes = {worker.schema: home_of(worker) for worker in workers}
     with serving(address, workers, homes):
         serve(workers)

@@ -10,6 +10,7 @@ import psycopg
 from psycopg import conninfo
 
 from mailroom import schema as node
+from mailroom.cli.logs import LogFormat
 from mailroom.embedded import embedded_server
 from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
@@ -18,12 +19,13 @@ from mailroom.session import settings
 
 @dataclass
 class Call:
-    """The node that the shared options name (a database and a schema), and whether output is for a program."""
+    """The node that the shared options name (a database and a schema), and the form of its output and its log."""
 
     given_dsn: str | None = None
     given_schema: str | None = None
     embedded: bool = False
     json: bool = False
+    log_format: LogFormat | None = None
     _dsn: str | None = None
     _context: click.Context | None = None
 

@@ -9,8 +9,9 @@ import psycopg
 from click.exceptions import NoArgsIsHelpError
 
 from mailroom.cli.call import Call
+from mailroom.cli.logs import error_line
 from mailroom.cli.output import one_line
-from mailroom.errors import MailroomError, coded
+from mailroom.errors import Coded, MailroomError, coded
 from mailroom.roles.advice import advice, noted, purpose_of
 from mailroom.session.settings import connection_failed
 from mailroom.sql.sight import ADVICE
@@ -35,11 +36,16 @@ def tell(error: Exception, call: Call | None = None) -> int:
     if isinstance(error, NoArgsIsHelpError):
         error.show()
         return error.exit_code
+    call = call or Call()
     if isinstance(error, Interrupted | click.Abort):
         click.echo("mailroom: interrupted", err=True)
         return Interrupted.exit_code
-    text, code = _text(error, call or Call())
-    click.echo(f"mailroom: error: {one_line(redacted(text))}", err=True)
+    text, code = _text(error, call)
+    line = one_line(redacted(text))
+    if call.log_format == "json":
+        click.echo(error_line(line, error.code if isinstance(error, Coded) else None), err=True)
+    else:
+        click.echo(f"mailroom: error: {line}", err=True)
     return code
 
 

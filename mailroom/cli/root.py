@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points, packages_distributions
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from mailroom.cli.call import Call
 from mailroom.cli.failures import Interrupted, tell
@@ -21,6 +22,7 @@ EXTRAS = {"bench": "bench"}
 # The first sentences of our commands' own texts, so that listing them imports none of them: that took a second.
 ABOUT = {
     "bench": "Measure Mailroom on this machine and compare it with the limits of the machine.",
+    "completion": "Print a script that lets a shell complete commands and options.",
     "dead-letter": "List, show, requeue or discard dead letters.",
     "demo": "Send real flights through Mailroom, kill parts of it midway, and check that nothing went wrong.",
     "dispatcher": "Deliver committed messages into inboxes.",
@@ -39,6 +41,7 @@ ABOUT = {
     "periodic": "Send messages at the times of a cron expression.",
     "revoke": "Take from a database role what it needs for a purpose.",
     "status": "Show the status of a node.",
+    "tail": "Show messages as they are delivered into an inbox, without taking them, until Ctrl-C.",
     "trace": "Tell where a message is, what caused it and what it caused, by the id that its send returned.",
     "unwatch": "Stop sending messages about a table.",
     "watch": "Send a message for each row of a table that is inserted, updated or deleted.",
@@ -64,6 +67,12 @@ class Root(Group):
             return _missing(cmd_name, _explained(cmd_name, found, error))
         share(command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a sub-command, or an option. No sub-command is imported for that."""
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=ABOUT.get(name)) for name in names]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the sub-commands. Only one of another distribution, or one that is hidden, is imported for that."""

@@ -7,7 +7,7 @@ import click
 
 from mailroom import status as node_status
 from mailroom.cli.call import Call, pass_call
-from mailroom.cli.output import as_json, document, duration, facts, say, table
+from mailroom.cli.output import as_json, document, duration, facts, say, table, working
 from mailroom.links.states import SourceState
 from mailroom.status import DispatcherStatus, InboxStatus, LinkStatus, Status
 
@@ -40,7 +40,10 @@ def status(call: Call) -> None:
       mailroom status
       mailroom status --json | jq '.inboxes[] | {name, backlog, lag_s}'
     """
-    with call.connection("status", autocommit=True) as connection:  # many inboxes are many locks
+    with (
+        working("reading the state of the node"),
+        call.connection("status", autocommit=True) as connection,
+    ):  # many inboxes are many locks
         found = node_status.status(connection, schema=call.schema)
     if call.json:
         document(found)
