@@ -6,6 +6,7 @@ Each lane has a lease and connections of its own, so that one lane never holds u
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +21,7 @@ from dispatcher.executor.batch_executor import BatchExecutor
 from dispatcher.executor.execution import Execution
 from dispatcher.housekeeping.housekeeping import Housekeeping
 from dispatcher.housekeeping.janitor import Janitor, moving_all_parked
+from dispatcher.housekeeping.periodic import PeriodicSends
 from dispatcher.lanes.lane import POLL_INTERVAL_S, Lane, Work
 from dispatcher.lanes.leading import LANE, Leading, open_session
 from dispatcher.lanes.waits import told
@@ -202,9 +204,9 @@ def deliver_all(
 ) -> Totals:
     """Deliver everything committed so far, in this process, and return the totals. A daemon may run beside it.
 
-    Large batches of Spark that their drivers left at least a minute ago are finished, and messages of parked keys move
-    to `parked`, as under the daemon. `now` decides what is due and what has expired; None is the database's clock.
-    `progress` is called with each delivery.
+    Periodic messages that are due are sent, large batches of Spark that their drivers left at least a minute ago are
+    finished, and messages of parked keys move to `parked`, as under the daemon. `now` decides what is due and what has
+    expired; None is the database's clock. `progress` is called with each delivery.
     """
     return asyncio.run(_deliver_all(dsn, schema_name(schema), now, progress))
 
@@ -223,6 +225,9 @@ async def _deliver_all(
         async with told(settings.dsn(dsn)), open_session(settings.dsn(dsn), "dispatcher", DRAIN) as connection:
             await run_async(connection, node.checking(schema))
             deliverer = Deliverer(connection, schema, progress=count)
+            periodic = PeriodicSends(schema, time.monotonic)
+            while await periodic.send_due(connection, now):
+                pass
             while await run_async(connection, releasing(schema, now=now)):
                 pass
             await deliverer.drain(now)

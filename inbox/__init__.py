@@ -2,6 +2,7 @@
 
 from inbox.asking.requests import AsyncPending, AsyncRequests, ErrorReply, NoReply, Pending, Requests
 from inbox.by_key.parked_keys import Changed, ParkedKey
+from inbox.by_key.paused_keys import PausedKey
 from inbox.exceptions import Park, Reject, Retry, Skip, Unavailable
 from inbox.handling.batch_handler import AsyncBatchHandler, BatchHandler
 from inbox.handling.handlers import AsyncHandlers, Handlers
@@ -31,6 +32,7 @@ __all__ = [
     "Park",
     "Parked",
     "ParkedKey",
+    "PausedKey",
     "Pending",
     "Reject",
     "Requests",

@@ -52,22 +52,28 @@ class Inbox(_Reaped):
     create = on_connection(_Reaped._create)
     subscribe = on_connection(_Reaped._subscribe)
     unsubscribe = on_connection(_Reaped._unsubscribe)
+    pause = on_connection(_Reaped._pause)
+    resume = on_connection(_Reaped._resume)
+    paused_keys = on_connection(_Reaped._paused_keys)
+    wait_for_batches = on_connection(_Reaped._wait_for_batches)
     rename = on_connection(_Reaped._rename)
     drop = on_connection(_Reaped._drop)
 
     def reap(self, connection: AnyConnection, key: Key, limit: int = 100) -> list[Message]:
         """Take up to `limit` of the key's oldest messages, in clock order; commit after the work, not before.
 
-        Waits while another transaction works on the key. The list is empty if the key has no messages, or if it waits
-        after a failure or is parked. Raises `ConfigurationError` for a total inbox, which has no queues of keys.
+        Waits while another transaction works on the key. The list is empty if the key has no messages, if it waits
+        after a failure or is parked, and while it or the inbox is paused. Raises `ConfigurationError` for a total
+        inbox, which has no queues of keys.
         """
         return run(connection, self._reap(key, limit))
 
     def reap_any(self, connection: AnyConnection, max_keys: int = 100, per_key: int = 10) -> list[Message]:
         """Take messages of up to `max_keys` keys, at most `per_key` of each, the longest waiting keys first.
 
-        Never waits: keys that another transaction works on, that wait after a failure or that are parked are left out.
-        The list is in clock order and holds the oldest messages of each key.
+        Never waits: keys that another transaction works on, that wait after a failure or that are parked or paused are
+        left out. The list is in clock order and holds the oldest messages of each key; while the inbox is paused it is
+        empty.
 
         Of a total inbox it takes up to `max_keys` times `per_key` messages, whatever their keys, by sent_clock; and
         none while another transaction works on the inbox.
@@ -89,6 +95,10 @@ class AsyncInbox(_Reaped):
     create = on_async_connection(_Reaped._create)
     subscribe = on_async_connection(_Reaped._subscribe)
     unsubscribe = on_async_connection(_Reaped._unsubscribe)
+    pause = on_async_connection(_Reaped._pause)
+    resume = on_async_connection(_Reaped._resume)
+    paused_keys = on_async_connection(_Reaped._paused_keys)
+    wait_for_batches = on_async_connection(_Reaped._wait_for_batches)
     rename = on_async_connection(_Reaped._rename)
     drop = on_async_connection(_Reaped._drop)
 

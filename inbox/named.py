@@ -1,9 +1,11 @@
-"""An inbox by its name: how it is made, subscribed, renamed and dropped."""
+"""An inbox by its name: how it is made, subscribed, paused, renamed and dropped."""
 
 from typing import Literal
 
+from inbox.by_key.paused_keys import PausedKey
 from inbox.claims import Claims
-from mailroom.names import DEFAULT_SCHEMA, OWN
+from inbox.pausing import listing, pausing, resuming, waiting_for_batches
+from mailroom.names import DEFAULT_SCHEMA, OWN, Key
 from mailroom.registry.drop import dropping
 from mailroom.registry.inboxes import Order, creation
 from mailroom.registry.rename import renaming
@@ -47,6 +49,48 @@ class Named:
     def _unsubscribe(self, topics: Topics, *, origin: str = OWN) -> Operation[list[str]]:
         """End subscriptions of the inbox; return those that it had. As `mailroom.unsubscribe`."""
         return unsubscription(self.inbox, topics, schema=self.schema, origin=origin)
+
+    def _pause(self, key: Key | None = None, *, actor: str, why: str | None = None) -> Operation[bool]:
+        """Pause the inbox, or a key of it: nobody gets messages of it until it is resumed; deliveries go on.
+
+        Everybody who takes messages finds none: workers, `reap` and `reap_any`, drains and streams of Spark. Messages
+        that somebody has in hand are handled to the end, and a claim that begins while this commits may still take
+        some: commit, then `wait_for_batches`. A pause outlasts restarts, and stops no time: attempts of failing keys
+        are kept and their waits run on, and what is older than the inbox keeps it (`keep_s`) is dropped. A key may be
+        paused before it has messages; other keys go on.
+
+        Returns whether it was not paused before; if it was, nothing changes. `actor` says who acts and `why` gives the
+        reason; both are written to the table `audit`, and `mailroom.status` shows them.
+
+        In the caller's transaction; commit soon. Raises `UnknownInbox`; `ConfigurationError` for a key of a total
+        inbox, which can be paused only as a whole; and `InvalidMessage` for a wrong `key`, `actor` or `why`.
+        """
+        return pausing(self.schema, self.inbox, key, actor, why)
+
+    def _resume(self, key: Key | None = None, *, actor: str, why: str | None = None) -> Operation[bool]:
+        """End the pause of the inbox, or of a key; workers go on at once. Returns whether it was paused.
+
+        The two pauses are apart: a paused key of an inbox that is resumed stays paused. A key that was failing or
+        parked is so again. Raises as `pause` does.
+        """
+        return resuming(self.schema, self.inbox, key, actor, why)
+
+    def _paused_keys(self, limit: int | None = 100) -> Operation[list[PausedKey]]:
+        """Return at most `limit` paused keys (None: all), the longest paused first, and count their messages."""
+        return listing(self.schema, self.inbox, limit)
+
+    def _wait_for_batches(self, timeout_s: float = 60.0) -> Operation[None]:
+        """Wait until nobody has messages in hand that were taken before this call, at most `timeout_s` seconds.
+
+        After a pause that is committed this says that it is complete: no transaction that took messages is open, and
+        none takes any. Only a transaction of your own at REPEATABLE READ or SERIALIZABLE that began before the pause,
+        and that has taken nothing of the inbox yet, does not see it. A transaction that merely locked rows of the
+        inbox, and a delivery that is under way, are waited for too.
+
+        Raises `UnknownInbox`; `ConfigurationError` in a transaction that has changed something, since its own pause is
+        not committed; and `MailroomError`, with the sessions that are waited for, after `timeout_s`.
+        """
+        return waiting_for_batches(self.schema, self.inbox, timeout_s)
 
     def _rename(self, new: str, *, actor: str, why: str | None = None) -> Operation[int]:
         """Give the inbox another name; return how many messages it has. As `mailroom.rename_inbox`.

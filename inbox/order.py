@@ -60,6 +60,9 @@ class Order(Protocol):
     def check_parks_keys(self) -> None:
         """Raise `ConfigurationError` unless single keys are parked, which can be chosen."""
 
+    def check_pauses_keys(self) -> None:
+        """Raise `ConfigurationError` unless single keys can be paused."""
+
     def check_in_parts(self) -> None:
         """Raise `ConfigurationError` unless the inbox may be read in parts, side by side."""
 

@@ -52,7 +52,7 @@ WHERE inbox = '{inbox}' AND (%(key)s::text IS NULL OR key = %(key)s::text) ORDER
 LOCK = Sql(
     """
 SELECT s.key FROM ({chosen}) AS c JOIN {schema}.key_state AS s ON s.inbox = '{inbox}' AND s.key = c.key
-WHERE s.retry_at = 'infinity' ORDER BY s.key FOR UPDATE OF s
+WHERE s.parked_at IS NOT NULL ORDER BY s.key FOR UPDATE OF s
 """,
     columns=("text",),
     chosen=CHOSEN,

@@ -52,6 +52,16 @@ def node_name(name: str) -> str:
     return str.__str__(name)
 
 
+def periodic_name(name: str) -> str:
+    """Return `name` if it is valid as the name of a periodic message, else raise `InvalidName`."""
+    if not isinstance(name, str) or not NODE.match(name):
+        raise InvalidName(
+            f"Name {shown(name)} of a periodic message is not valid: use a letter, then up to 62 letters, digits, "
+            "dots, hyphens or underscores."
+        )
+    return str.__str__(name)
+
+
 def origin_name(origin: str) -> str:
     """Return `origin` if it is a node's name, `*` or empty, as a subscription's may be, else raise `InvalidName`."""
     return str.__str__(origin) if origin in (OWN, ALL) else node_name(origin)

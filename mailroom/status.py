@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 from mailroom.links.states import SourceState, reading_sources
@@ -50,7 +51,8 @@ class InboxStatus:
     long ago the oldest of both was sent. `waiting_keys` counts failing keys that wait for their next attempt,
     `parked_keys` those that are held until an operator acts. `parked_messages` counts the messages that were moved to
     `parked`; they are not in `backlog`. `dropped` counts the messages that waited for longer than the inbox keeps them
-    (`keep_s`) and were dropped, since it was created.
+    (`keep_s`) and were dropped, since it was created. `paused_at` is since when the inbox is paused, None if it is not,
+    and `paused_by` says by whom and why. `paused_keys` counts the keys that are paused by themselves.
 
     `order` is key or total. Of a total inbox, `held_back` counts the messages of `backlog` that may not be reaped yet,
     and `waits_for` names the node that they wait for: the one that has shown the lowest clock. If `is_stopped`, this
@@ -71,6 +73,9 @@ class InboxStatus:
     held_back: int = 0
     waits_for: str | None = None
     is_stopped: bool = False
+    paused_at: datetime | None = None
+    paused_by: str | None = None
+    paused_keys: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +244,11 @@ SELECT r.name, i.messages, extract(epoch FROM clock_timestamp() - oldest.sent_at
        extract(epoch FROM clock_timestamp() - oldest.delivered_at)::float8,
        (SELECT count(*) FROM {schema}.key_state AS k
         WHERE k.inbox = r.name AND k.retry_at > clock_timestamp() AND k.retry_at < 'infinity'),
-       (SELECT count(*) FROM {schema}.key_state AS k WHERE k.inbox = r.name AND k.retry_at = 'infinity'),
-       (SELECT count(*) FROM {schema}.parked AS p WHERE p.inbox = r.name), r.dropped
+       (SELECT count(*) FROM {schema}.key_state AS k
+        WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.parked_at IS NOT NULL),
+       (SELECT count(*) FROM {schema}.parked AS p WHERE p.inbox = r.name), r.dropped, r.paused_at, r.paused_by,
+       (SELECT count(*) FROM {schema}.key_state AS k
+        WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.paused_at IS NOT NULL)
 FROM {schema}.inbox_registry AS r
 CROSS JOIN LATERAL (
     SELECT count(*) AS messages FROM {schema}.inbox
@@ -250,8 +258,10 @@ LEFT JOIN LATERAL (
     WHERE inbox = r.name AND inbox IN ('{names}') AND clock + 0 > r.floor ORDER BY clock + 0 LIMIT 1) AS oldest ON true
 WHERE r.name IN ('{names}') ORDER BY r.name
 """,
-    columns=("text", "bigint", "float8", "float8", "bigint", "bigint", "bigint", "bigint"),
-)
+    columns=(
+        "text", "bigint", "float8", "float8", "bigint", "bigint", "bigint", "bigint", "timestamptz", "text", "bigint",
+    ),
+)  # fmt: skip
 
 
 def _reading_inboxes(schema: str) -> Operation[list[InboxStatus]]:
@@ -263,12 +273,15 @@ def _reading_inboxes(schema: str) -> Operation[list[InboxStatus]]:
     inboxes = []
     for first in range(0, len(names), most):
         listed = "', '".join(names[first : first + most])
-        for name, backlog, sent_s, delivered_s, *counts in (yield INBOXES.at(schema=schema, names=listed)()):
+        for name, backlog, sent_s, delivered_s, *counts, since, by, keys in (
+            yield INBOXES.at(schema=schema, names=listed)()
+        ):
+            more = _of_total(totals.get(name)) | {"paused_at": since, "paused_by": by, "paused_keys": keys}
             on_the_way, coming_s = coming.get(name, (0, None))
             inboxes.append(
                 InboxStatus(
                     name, on_the_way, backlog, max(_lag(coming_s), _lag(sent_s)), _lag(coming_s), _lag(delivered_s),
-                    *counts, **_of_total(totals.get(name)),
+                    *counts, **more,
                 )
             )  # fmt: skip
     return inboxes

@@ -80,8 +80,8 @@ SELECT 'scheduled', NULL, topic, key, sent_at, deliver_at, NULL, NULL, NULL, NUL
        headers ->> 'causation'::text, NULL, false
 FROM {schema}.scheduled WHERE {wanted}
 UNION ALL
-SELECT CASE WHEN k.retry_at = 'infinity' THEN 'parked' ELSE 'inbox' END, h.inbox, topic, h.key, sent_at,
-       CASE WHEN k.retry_at = 'infinity' THEN k.parked_at ELSE delivered_at END, h.clock, {before_in_inbox},
+SELECT CASE WHEN k.parked_at IS NOT NULL THEN 'parked' ELSE 'inbox' END, h.inbox, topic, h.key, sent_at,
+       coalesce(k.parked_at, delivered_at), h.clock, {before_in_inbox},
        k.attempts::bigint, nullif(k.retry_at, 'infinity'), k.last_error, h.message_id, h.headers ->> 'causation'::text,
        NULL, coalesce(r."order" = 'total', false)
 FROM (SELECT message_id, inbox, key, clock, sent_clock, origin, topic, sent_at, delivered_at, headers

@@ -1,8 +1,22 @@
 """The writer's side of Mailroom: commit messages in the transaction that changes your data."""
 
 from mailroom.message.outgoing import Outgoing
+from mailroom.message.periodic import PeriodicMessage
 from outbox.executable import Executable
 from outbox.outbox import AsyncOutbox, Outbox
+from outbox.periodic.periodic import AsyncPeriodic, Periodic, PeriodicState
 from outbox.store import AsyncStore, Books, Store
 
-__all__ = ["AsyncOutbox", "AsyncStore", "Books", "Executable", "Outbox", "Outgoing", "Store"]
+__all__ = [
+    "AsyncOutbox",
+    "AsyncPeriodic",
+    "AsyncStore",
+    "Books",
+    "Executable",
+    "Outbox",
+    "Outgoing",
+    "Periodic",
+    "PeriodicMessage",
+    "PeriodicState",
+    "Store",
+]

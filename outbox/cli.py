@@ -10,17 +10,23 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, get_args
+from uuid import UUID
 
 import click
 
+from mailroom.cli.acting import answering
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
-from mailroom.cli.output import document, progress_bar, say
+from mailroom.cli.output import document, progress_bar, say, say_whole
 from mailroom.cli.parameters import KEY, TOPIC, seconds
-from mailroom.errors import InvalidMessage, coded
+from mailroom.errors import InvalidMessage, MailroomError, coded
 from mailroom.message.outgoing import EventType, MessageType, Outgoing, row_of, sending, sending_many
+from mailroom.schema.audit import auditing, because
 from mailroom.session import settings
+from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
+from mailroom.trace import Location, trace
+from outbox.cancel import cancelling
 from outbox.csv_source import CsvSource
 from outbox.once import identified, sending_once
 
@@ -55,7 +61,7 @@ def header(text: str) -> tuple[str, str]:
 
 @click.group(cls=Group)
 def outbox() -> None:
-    """Send messages from a shell."""
+    """Send messages from a shell, and cancel them."""
 
 
 @outbox.command()
@@ -130,7 +136,7 @@ def send(
     values += tuple(text for text in as_json if text != ALONE)
     if len(values) + (file is not None) != 1:
         raise click.UsageError("Give one --value JSON, or --csv FILE.")
-    with _wrong_usage():
+    with wrong_usage():
         fields |= {"headers": dict(headers), "kind": KINDS[kind]}
         row_of(Outgoing(topic, None, **fields))
     if file is None:
@@ -146,15 +152,15 @@ def send(
 
 
 def _send_one(call: Call, topic: str, value: str, key: str | None, once: str | None, fields: dict[str, Any]) -> None:
-    with _wrong_usage():
-        message = Outgoing(topic, _parsed(value), key, **fields)
+    with wrong_usage():
+        message = Outgoing(topic, parsed(value), key, **fields)
         row = row_of(message if once is None else identified(message, once))
     with call.connection("outbox send", settings.SESSION | settings.UNDER_POLICIES) as connection:
         run(connection, (sending if once is None else sending_once)(call.schema, row))
     if call.json:
         document({"id": row[0], "topic": topic, "key": key})
     else:
-        say(str(row[0]))
+        say_whole(str(row[0]))
 
 
 def _send_csv(
@@ -184,7 +190,7 @@ def _opened(file: Path) -> BinaryIO:
 
 
 @contextmanager
-def _wrong_usage() -> Iterator[None]:
+def wrong_usage() -> Iterator[None]:
     """Turn `InvalidMessage` into wrong usage: the whole message was typed."""
     try:
         yield
@@ -192,7 +198,8 @@ def _wrong_usage() -> Iterator[None]:
         raise click.UsageError(coded(str(error), error)) from None
 
 
-def _parsed(text: str) -> object:
+def parsed(text: str) -> object:
+    """Return the value of a message that was typed as JSON."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except json.JSONDecodeError as error:
@@ -203,3 +210,54 @@ def _parsed(text: str) -> object:
 
 def _refuse(_constant: str) -> NoReturn:
     raise ValueError
+
+
+@outbox.command()
+@click.argument("message_id", metavar="ID", type=click.UUID)
+@click.option("--free-once", is_flag=True, help="Let the text of its --once be used again.")
+@answering
+@pass_call
+def cancel(call: Call, message_id: UUID, free_once: bool, actor: str, why: str | None) -> None:
+    """Delete a message that is not yet delivered, or is scheduled, by the id that its send returned.
+
+    Once a dispatcher has delivered it, it is too late: then this exits with 1, and says where the message is. Other
+    messages of its key are delivered as if it had never been sent.
+
+    \b
+    Examples:
+      mailroom outbox cancel 3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11 --why "sent by mistake"
+      mailroom outbox cancel 3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11 --free-once
+    """
+    with call.connection("outbox cancel") as connection:
+        keys = run(connection, _cancelling(call.schema, message_id, free_once, actor, why))
+        places = [] if keys else trace(connection, message_id, schema=call.schema)
+    if not keys:
+        where = ", ".join(dict.fromkeys(map(_place, places))) or "nowhere: it was reaped, it expired, or was never sent"
+        raise MailroomError(f"Message {message_id} is not cancelled: it is {where}.", code="MR-too-late-to-cancel")
+    if call.json:
+        document({"id": message_id, "key": keys[0], "cancelled": True, "free_once": free_once})
+    else:
+        say(f"Message {message_id} of key {keys[0]} is cancelled.")
+
+
+def _cancelling(schema: str, id: UUID, free_once: bool, actor: str, why: str | None) -> Operation[list[str]]:
+    keys = yield from cancelling(schema, id, free_once=free_once)
+    of_it = f"{id}{', its once is free' if free_once else ''}{because(why)}"
+    yield from auditing(schema, "cancel", [(None, key, 1) for key in keys], actor, of_it)
+    return keys
+
+
+def _place(place: Location) -> str:
+    match place.where:
+        case "inbox" | "parked":
+            return f"in inbox {place.inbox}"
+        case "transit":
+            return f"on its way to {place.link}"
+        case "dead_letter":
+            return "a dead letter"
+        case "outbox":
+            return "being delivered to many inboxes"
+        case "outbox_executable":
+            return "an executable, which cannot be cancelled"
+        case "scheduled":
+            return "scheduled"

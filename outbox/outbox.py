@@ -15,6 +15,7 @@ from mailroom.message.topic import Topic, topic_text
 from mailroom.names import DEFAULT_SCHEMA, Key, schema_name
 from mailroom.sql.operation import Operation, Row
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
+from outbox.cancel import cancelling
 from outbox.once import identified, sending_once
 
 # With a `Topic`, a type checker finds a value of another type, and a topic for replies whose values have another type.
@@ -181,6 +182,23 @@ class Outbox(_Node):
         run(connection, operation)
         return message_id
 
+    def cancel(self, connection: AnyConnection, id: UUID, *, free_once: bool = False) -> bool:
+        """Delete a message that is not yet delivered, or is scheduled; return whether it was, or False: too late.
+
+        True means that nobody gets it once the transaction commits; after a rollback it is delivered as if nothing had
+        happened, and no later message of its key has overtaken it. False means that it was delivered, or expired, or
+        that there is no message of this id that is committed: `mailroom.trace` tells where it is.
+
+        With `free_once` the text that was given as `once` is free again: the same message can be sent anew. It is not
+        freed where it is too late.
+
+        Nothing of this node is delivered until the transaction ends: commit soon. The server ends a session that idles
+        in it for 5 seconds (SQLSTATE 25P03). At REPEATABLE READ 40001 if the message is delivered meanwhile: retry the
+        whole transaction. Takes the rights SELECT and DELETE on `outbox` and `scheduled`, and UPDATE on
+        `dispatch_turn`; with `free_once` also SELECT and DELETE on `outbox_jdbc_id`.
+        """
+        return bool(run(connection, cancelling(self.schema, id, free_once=free_once)))
+
 
 class AsyncOutbox(_Node):
     """`Outbox` for async connections: psycopg `AsyncConnection`, SQLAlchemy `AsyncConnection` and `AsyncSession`."""
@@ -269,3 +287,7 @@ class AsyncOutbox(_Node):
         operation, message_id = self._reply(request, value, status, fields)
         await run_async(connection, operation)
         return message_id
+
+    async def cancel(self, connection: AnyAsyncConnection, id: UUID, *, free_once: bool = False) -> bool:
+        """See `Outbox.cancel`."""
+        return bool(await run_async(connection, cancelling(self.schema, id, free_once=free_once)))

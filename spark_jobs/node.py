@@ -132,8 +132,8 @@ class Node:
             schema.check(connection, schema=self.schema)
             if self.staging is not None and not run(connection, _may_stage(self.staging)):
                 raise ConfigurationError(
-                    f"The role cannot stage in the schema {self.staging}: GRANT USAGE, CREATE ON SCHEMA {self.staging} "
-                    "TO it, after CREATE SCHEMA where there is none.",
+                    f"The role cannot stage in the schema {self.staging}. Run, after CREATE SCHEMA where there is "
+                    f"none: mailroom grant spark-writer ROLE --staging-schema {self.staging}",
                     code="MR-spark-staging-rights",
                 )
             return self.pinned(connection)

@@ -1,15 +1,18 @@
 -- What became of messages whose handler failed, and who acted on them by hand.
 
-CREATE TABLE key_state (  -- The failing keys: those with a message whose last attempt failed, or that was in a batch that failed.
+CREATE TABLE key_state (  -- The failing keys: those with a message whose last attempt failed, or that was in a batch that failed. And the paused ones.
     inbox      text        COLLATE "C" NOT NULL,  -- The inbox.
     key        text        COLLATE "C" NOT NULL,  -- The key.
     clock      bigint      NOT NULL,              -- Clock of the message that failed last.
     attempts   integer     NOT NULL,              -- How often that message failed; 0 if only its batch failed.
-    retry_at   timestamptz NOT NULL,              -- The key waits until this time, infinity while it is parked. Other keys go on.
+    retry_at   timestamptz NOT NULL,              -- The key waits until this time, infinity while it is parked or paused. Other keys go on.
     last_error text,                              -- The last failure, truncated.
     parked_at  timestamptz,                       -- Since when the key is parked: its messages wait, in order, in `parked` until somebody acts.
     alone_to   bigint      NOT NULL DEFAULT 0,    -- Up to this clock the key is claimed by itself, and keeps this row.
     suspect_to bigint      NOT NULL DEFAULT 0,    -- Up to this clock the key is tried one message at a time.
+    paused_at  timestamptz,                       -- Since when the key is paused; null if it is not.
+    paused_by  text,                              -- Who paused it, and why.
+    resume_at  timestamptz,                       -- What retry_at would be if the key were not paused; null if the key is healthy.
     PRIMARY KEY (inbox, key)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 CREATE INDEX key_state_due ON key_state (inbox, retry_at, key);

@@ -1,5 +1,7 @@
 """`mailroom dispatcher`."""
 
+import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,8 +15,12 @@ from mailroom import status as node_status
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.commands.status import tell_leader
 from mailroom.cli.group import Group
-from mailroom.cli.output import document, log_to_stderr, progress_bar, say
+from mailroom.cli.logs import log_to_stderr
+from mailroom.cli.output import document, progress_bar, say, working
 from mailroom.cli.parameters import seconds_above_0
+from mailroom.cli.serving import metrics_option, serving
+from mailroom.metrics.catalog import reading_catalog
+from mailroom.session.home import Home
 
 poll_interval = click.option(
     "--poll-interval-s",
@@ -46,8 +52,9 @@ def dispatcher() -> None:
 
 @dispatcher.command()
 @poll_interval
+@metrics_option
 @pass_call
-def run(call: Call, poll_interval_s: float) -> None:
+def run(call: Call, poll_interval_s: float, address: str | None) -> None:
     """Run the dispatcher until SIGTERM or Ctrl-C.
 
     It delivers messages as they are committed, runs the executor too (mailroom executor), and receives what other nodes
@@ -59,8 +66,11 @@ def run(call: Call, poll_interval_s: float) -> None:
       mailroom dispatcher run --schema tenant_a --poll-interval-s 5
     """
     dsn = call.dsn()
-    log_to_stderr()
-    daemon.run(dsn, schema=call.schema, poll_interval_s=poll_interval_s)
+    log_to_stderr(call.log_format)
+    lanes = daemon.all_lanes(dsn, schema=call.schema, poll_interval_s=poll_interval_s)
+    sampled = [lane._sampled().families for lane in lanes if address and isinstance(lane, daemon.Dispatcher)]
+    with serving(address, lanes, {call.schema: lambda: Home(dsn)}, reading_catalog, sampled):
+        asyncio.run(daemon.run_until_signalled(lanes))
 
 
 @dispatcher.command()
@@ -75,7 +85,9 @@ def deliver_all(call: Call) -> None:
       mailroom dispatcher deliver-all
       mailroom dispatcher deliver-all --json
     """
-    with call.connection("dispatcher deliver-all", autocommit=True) as connection:
+    if call.log_format == "json":
+        log_to_stderr(call.log_format, logging.WARNING)
+    with working("counting what waits"), call.connection("dispatcher deliver-all", autocommit=True) as connection:
         waiting = node_status.outbox_backlog(connection, schema=call.schema)
     with counted_off("delivered", waiting) as show:
         totals = daemon.deliver_all(call.dsn(), schema=call.schema, progress=show)

@@ -1,6 +1,7 @@
 """`mailroom executor`."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -14,9 +15,12 @@ from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.commands.status import tell_leader
 from mailroom.cli.group import Group
-from mailroom.cli.output import document, log_to_stderr, note, say, table
+from mailroom.cli.logs import log_to_stderr
+from mailroom.cli.output import document, note, say, table, working
 from mailroom.cli.parameters import seconds_above_0
+from mailroom.cli.serving import metrics_option, serving
 from mailroom.errors import MailroomError
+from mailroom.session.home import Home
 
 
 @click.group(cls=Group)
@@ -32,8 +36,9 @@ def executor() -> None:
 
 @executor.command()
 @poll_interval
+@metrics_option
 @pass_call
-def run(call: Call, poll_interval_s: float) -> None:
+def run(call: Call, poll_interval_s: float, address: str | None) -> None:
     """Run the executor alone until SIGTERM or Ctrl-C.
 
     `mailroom dispatcher run` includes one, so use this for a process, a machine or a role of its own. If several run,
@@ -45,9 +50,10 @@ def run(call: Call, poll_interval_s: float) -> None:
       mailroom executor run --schema tenant_a --poll-interval-s 5
     """
     dsn = call.dsn()
-    log_to_stderr()
+    log_to_stderr(call.log_format)
     lane = daemon.Executor(dsn, schema=call.schema, poll_interval_s=poll_interval_s)
-    asyncio.run(daemon.run_until_signalled([lane]))
+    with serving(address, [lane], {call.schema: lambda: Home(dsn)}):
+        asyncio.run(daemon.run_until_signalled([lane]))
 
 
 @executor.command()
@@ -60,7 +66,9 @@ def execute_all(call: Call) -> None:
       mailroom executor execute-all
       mailroom executor execute-all --json
     """
-    with call.connection("executor execute-all", autocommit=True) as connection:
+    if call.log_format == "json":
+        log_to_stderr(call.log_format, logging.WARNING)
+    with working("counting what waits"), call.connection("executor execute-all", autocommit=True) as connection:
         waiting = node_status.executable_backlog(connection, schema=call.schema)
     with counted_off("executed", waiting) as show:
         totals = daemon.execute_all(call.dsn(), schema=call.schema, progress=show)

@@ -2,13 +2,13 @@
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
 import psycopg
 
+from dispatcher.delivery.dead import tell_of_dead
 from dispatcher.delivery.deliver import Delivery, delivering, looking, reading_oldest
 from dispatcher.delivery.fan_out import FannedOut, fan_out
 from dispatcher.delivery.floor import Floor, ScanStart
@@ -99,6 +99,7 @@ class Deliverer:
         if delivery.taken and events.heard(events.MessagesDelivered):
             counts = {name: getattr(delivery, name) for name in COUNTED}
             events.emit(events.MessagesDelivered(self._schema, **counts, seconds=self._monotonic() - began))
+        await tell_of_dead(self._connection, self._schema, ["deliver"], delivery.dead)
         if self._progress is not None:
             self._progress(delivery)
         return delivery
@@ -183,8 +184,6 @@ class Deliverer:
     async def _dead_letter(self, refused: list[Undeliverable]) -> int:
         if not refused:
             return 0
-        for reason, count in Counter(each.reason for each in refused).items():
-            log.error("%d undeliverable messages moved to dead_letter: %s", count, reason)
         return await self._transaction(dead_lettering(self._schema, refused))
 
     async def _transaction(self, operation: Operation[T]) -> T:

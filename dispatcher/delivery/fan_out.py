@@ -9,7 +9,6 @@ gets its messages in order, exactly once, whoever goes on after a crash.
 """
 
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,8 +23,6 @@ from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql, filled
 from mailroom.sql.runner import run_in_transaction
 from mailroom.sql.sqlstate import OF_THE_DATA, Meaning, meaning
-
-log = logging.getLogger("mailroom.dispatcher")
 
 GETS = """sent_clock > CASE kind WHEN 'M' THEN messages_after WHEN 'E' THEN events_after ELSE others_after END"""
 CHOSEN = filled(
@@ -209,8 +206,6 @@ async def fan_out(connection: psycopg.AsyncConnection, schema: str, partitions: 
             if meaning(error) is not Meaning.DATA:
                 raise
             refused = await run_in_transaction(connection, finding_refused_copies(schema, partitions=partitions))
-            for each in refused:
-                log.error("an undeliverable copy for %s moved to dead_letter: %s", each.inbox, each.reason)
             step = await run_in_transaction(connection, fanning_out(schema, partitions=partitions, refused=refused))
         done = done.plus(step)
     return done

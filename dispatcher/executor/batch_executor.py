@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import psycopg
 
+from dispatcher.delivery.dead import tell_of_dead
 from dispatcher.delivery.deliverer import MAX_BYTES, ROWS
 from dispatcher.delivery.floor import Floor, ScanStart
 from dispatcher.delivery.portion import Portion
@@ -86,6 +87,7 @@ class BatchExecutor:
                 await self._connection.close()  # ends what user code left in the session
                 raise
         await run_async(self._connection, self._floor.raising(self._schema, execution))
+        await tell_of_dead(self._connection, self._schema, ["execute"], execution.dead)
         if self._progress is not None:
             self._progress(execution)
         return execution

@@ -1,10 +1,10 @@
 """The janitor: the housekeeping beside deliveries, which keeps claims fast and tables small.
 
-Each round releases scheduled messages that are due, raises the floors of inboxes, moves messages of parked keys to
-`parked`, continues large batches of Spark whose drivers have left them, and answers readers of links that have received
-what this node lost. Once a minute it deletes what is obsolete, and what waits for longer than its inbox keeps messages.
-It never waits for users' transactions: what they have locked comes in a later round. The same goes for an inbox that
-causes an error, such as one that is being removed.
+Each round releases scheduled messages and sends periodic ones that are due, raises the floors of inboxes, moves
+messages of parked keys to `parked`, continues large batches of Spark whose drivers have left them, and answers readers
+of links that have received what this node lost. Once a minute it deletes what is obsolete, and what waits for longer
+than its inbox keeps messages. It never waits for users' transactions: what they have locked comes in a later round. The
+same goes for an inbox that causes an error, such as one that is being removed.
 
 Its cost depends on changes, not on the number of inboxes: it checks the floor of an inbox after a delivery, and as long
 as messages are reaped there. In each round it also checks a few other inboxes in turn, since other processes deliver
@@ -22,6 +22,7 @@ from dispatcher.delivery.deliver import releasing
 from dispatcher.delivery.portion import Portion
 from dispatcher.housekeeping import healthy_floor
 from dispatcher.housekeeping.outstayed import listing_keeping, sweeping_outstayed
+from dispatcher.housekeeping.periodic import PeriodicSends
 from dispatcher.housekeeping.total_floor import listing_total, raising_sent_floor, sweeping_stable
 from dispatcher.housekeeping.trim import Held, Kept, Trim
 from inbox.by_key.parked_keys import MovedParked, moving_parked
@@ -29,6 +30,7 @@ from mailroom.links.handshake.diverged import finding_claims, renewing
 from mailroom.names import shown
 from mailroom.order.clock import LOCK
 from mailroom.registry.inboxes import BY_CLOCK
+from mailroom.roles.advice import advise
 from mailroom.session.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.session.settings import refusal
 from mailroom.sql.operation import Operation, Sql
@@ -65,6 +67,7 @@ class Janitor:
         self._abandoned_after_s = abandoned_after_s
         self._portion = Portion()
         self._trim = Trim(schema)
+        self._periodic = PeriodicSends(schema, monotonic)
         self._swept = float("-inf")
         self._cursors: dict[str, str] = {}
         self._turn = ""
@@ -85,6 +88,8 @@ class Janitor:
         unfinished = 0
         with self._passing(connection, "scheduled messages"), self._portion.tried():
             await run_async(connection, releasing(self._schema, rows=self._portion.of(RELEASED_ROWS)))
+        with self._passing(connection, "periodic messages"):
+            unfinished += await self._periodic.send_due(connection)
         unfinished += await self.move_on(connection)
         failing: dict[str, bool] = {}
         with self._passing(connection, "failing keys"):
@@ -235,7 +240,8 @@ class Janitor:
                 raise
             if what not in self._faulty:
                 reason = refusal(error) or f"{type(error).__name__} ({error.sqlstate})"
-                log.warning("%s: passed over for now: %s", what, reason)
+                advised = advise(error, "dispatcher", schema=self._schema)
+                log.warning("%s: passed over for now: %s%s", what, reason, f". {advised}" if advised else "")
             self._faulty.add(what)
         except BulkLost as error:
             if what not in self._faulty:
@@ -277,7 +283,8 @@ WITH RECURSIVE failing AS (
     UNION ALL
     SELECT (SELECT min(inbox) FROM {schema}.key_state AS k WHERE k.inbox > t.inbox) FROM failing AS t
     WHERE t.inbox IS NOT NULL)
-SELECT r.name, EXISTS (SELECT FROM {schema}.key_state AS k WHERE k.inbox = r.name AND k.retry_at = 'infinity')
+SELECT r.name, EXISTS (SELECT FROM {schema}.key_state AS k
+                       WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.parked_at IS NOT NULL)
 FROM failing AS t JOIN {schema}.inbox_registry AS r ON r.name = t.inbox ORDER BY r.name
 """,
     columns=("text", "boolean"),

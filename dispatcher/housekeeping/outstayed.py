@@ -14,8 +14,9 @@ def listing_keeping(schema: str) -> Operation[list[str]]:
 # The oldest rows are read first, and then their age is checked: otherwise an inbox in which nothing is old would be
 # read to its end. Like a claim this locks the heads of keys, and takes nothing of a key that another transaction works
 # on. The registry's row is locked without waiting: a replay locks it until its caller commits. Parked messages stand
-# behind `retry_at = 'infinity'` until the janitor moves them to `parked`; they wait for an operator. A replayed message
-# has the time of its delivery, and would be dropped at once: so its time counts from the replay.
+# behind `parked_at` until the janitor moves them to `parked`; they wait for an operator. A replayed message has the
+# time of its delivery, and would be dropped at once: so its time counts from the replay. A pause stops no time: it is
+# as if the consumers were down.
 OUTSTAYED = Sql(
     """
 WITH registered AS MATERIALIZED (
@@ -30,7 +31,7 @@ head AS MATERIALIZED (
         SELECT key FROM {schema}.inbox_{inbox} AS i
         WHERE i.key = o.key AND i.clock = o.clock
           AND (SELECT s.clock FROM {schema}.key_state AS s
-               WHERE s.inbox = '{inbox}' AND s.key = o.key AND s.retry_at = 'infinity') IS NULL
+               WHERE s.inbox = '{inbox}' AND s.key = o.key AND s.parked_at IS NOT NULL) IS NULL
           AND NOT EXISTS (SELECT FROM {schema}.attempt AS a
                           WHERE a.inbox = '{inbox}' AND a.key = o.key AND a.outcome = 'replay'
                             AND a.at > (SELECT since FROM registered))

@@ -12,7 +12,8 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -24,7 +25,9 @@ from dispatcher.lanes.waits import telling
 from mailroom import events
 from mailroom import schema as node
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
+from mailroom.health import Health
 from mailroom.names import schema_name
+from mailroom.roles.advice import advise, noted
 from mailroom.session import backoff, settings
 from mailroom.session.disconnect import answered_within, disconnect
 from mailroom.session.home import Elsewhere, Home
@@ -41,6 +44,7 @@ log = logging.getLogger("mailroom.dispatcher")
 
 LONGEST_PAUSE_S = 5.0  # before reconnecting; short, since all messages of the node wait for a dispatcher
 KEEP_INTERVAL_S = RENEW_S / 2
+SILENT_S = 15.0  # a lane whose database has not answered for so long is not ready
 # A batch for many inboxes may legitimately take minutes; retrying would not be faster.
 LANE = settings.UNATTENDED | SESSION | {"statement_timeout": "10min"}
 # For the lease and for housekeeping, which pass over what is locked for longer and try it again later.
@@ -87,6 +91,9 @@ class Leading(ABC):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_begun = False
         self._repeats = Repeats()
+        self._health = Health(self._role, "connecting", False, False, datetime.now(UTC))
+        self._answered_at = time.monotonic()
+        self._is_awake: Callable[[], bool] = lambda: False
 
     @abstractmethod
     def _on_duty(self, connection: psycopg.AsyncConnection) -> Duty:
@@ -103,6 +110,22 @@ class Leading(ABC):
         else:
             with contextlib.suppress(RuntimeError):  # the loop is closed: `run` has ended
                 self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def health(self) -> Health:
+        """Return how the lane is: awake or asleep while it leads, standing by, or connecting. It asks no database.
+
+        It is ready if it leads or stands by, and its database has answered within the last 15 s.
+        """
+        found = replace(self._health, has_begun=self._has_begun)
+        if not found.ready:
+            return found
+        if (silent_s := time.monotonic() - self._answered_at) > SILENT_S:
+            return replace(found, ready=False, why=f"the database has not answered for {silent_s:.0f} s")
+        return replace(found, state="awake" if self._is_awake() else "asleep") if found.state == "leading" else found
+
+    def _is(self, state: str, *, ready: bool, why: str | None = None) -> None:
+        since = self._health.since if self._health.state == state else datetime.now(UTC)
+        self._health = Health(self._role, state, ready, self._has_begun, since, why)
 
     async def run(self) -> None:
         """Work until stopped."""
@@ -128,6 +151,7 @@ class Leading(ABC):
             except Exception as error:
                 if self._stopping.is_set():
                     return
+                advise(error, "executor" if self._role == "executor" else "dispatcher", schema=self._schema)
                 # A worker's batches have connected before, so its server is there: it may only give too few sessions.
                 is_first = not connected and self._home.place is None
                 if (is_first and isinstance(error, ConnectionFailed)) or (
@@ -141,6 +165,7 @@ class Leading(ABC):
                 failures = 1 if time.monotonic() - began > LONGEST_PAUSE_S else failures + 1
                 if failures == 1:
                     self._repeats.over()
+                self._is("connecting", ready=False, why=cause(error))
                 self._tell(error, reconnects=True)
                 self._log(error)
                 await self._pause(backoff.pause_s(failures, LONGEST_PAUSE_S))
@@ -148,6 +173,7 @@ class Leading(ABC):
     async def _work(self, session: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection) -> None:
         self._leading.clear()
         duty = self._on_duty(session)
+        self._is_awake = duty.is_awake
         serve = asyncio.create_task(duty.serve)
         others = [asyncio.create_task(each) for each in (*duty.beside, self._keep(session, keeper, duty))]
         stopping = asyncio.create_task(self._stopping.wait())
@@ -173,17 +199,20 @@ class Leading(ABC):
         again = self._repeats.struck(why)
         if again is None:
             return
+        fields = {"lane": self._role, "error": why}
         if settings.refusal(error) is not None:
-            log.error("%s: will try again: %s%s", self._role, why, again)
+            log.error("%s: will try again: %s%s", self._role, why, again, extra=fields)
         elif isinstance(error, OF_THE_SESSION) and not isinstance(error, ConfigurationError):
-            log.warning("%s: lost the database connection (%s), reconnecting%s", self._role, why, again)
+            log.warning("%s: lost the database connection (%s), reconnecting%s", self._role, why, again, extra=fields)
         elif isinstance(error, MailroomError):
-            log.error("%s: will try again: %s%s", self._role, why, again)
+            log.error("%s: will try again: %s%s", self._role, why, again, extra=fields)
         else:
             # The traceback without the text of the error, which may repeat a message.
             code = f" {error.sqlstate}" if isinstance(error, psycopg.Error) else ""
             where = "".join(traceback.format_tb(error.__traceback__))
-            log.error("%s: will try again after %s%s%s:\n%s", self._role, why, code, again, where)
+            then = "" if (advised := noted(error)) is None else f". {advised}"
+            fields["frames"] = f"\n{where}"
+            log.error("%s: will try again after %s%s%s%s:\n%s", self._role, why, code, again, then, where, extra=fields)
 
     def _is_held_up(self, error: psycopg.Error, what: str) -> bool:
         """Return whether to try again over the same session, and log it."""
@@ -212,6 +241,7 @@ class Leading(ABC):
                     checked = time.monotonic()
                     await self._check_queue(keeper, duty)
                 await telling(keeper).look(keeper)
+                self._answered_at = time.monotonic()
             except psycopg.Error as error:
                 # The lease may expire meanwhile, but dropping the sessions would lose the batch under way at once.
                 if not self._is_held_up(error, "the lease"):
@@ -219,9 +249,18 @@ class Leading(ABC):
             await asyncio.sleep(KEEP_INTERVAL_S)
 
     def _lead(self, leads: bool) -> None:
+        self._answered_at = time.monotonic()
+        self._is("leading" if leads else "standing by", ready=True)
         if leads != self._leading.is_set():
             role = "leading" if leads else "standing by for"
-            log.info("%s %s schema %s, epoch %s", self._role, role, self._schema, self._lease.epoch)
+            log.info(
+                "%s %s schema %s, epoch %s",
+                self._role,
+                role,
+                self._schema,
+                self._lease.epoch,
+                extra={"lane": self._role},
+            )
             self._leading.set() if leads else self._leading.clear()
             if events.heard(events.LeadershipChanged):
                 events.emit(events.LeadershipChanged(self._schema, self._role, leads, self._lease.epoch))

@@ -1,13 +1,11 @@
 """Runs the transactions in which batches of other nodes are received: the ceiling, and messages that are refused."""
 
-import logging
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
 import psycopg
 
+from dispatcher.delivery.dead import tell_of_dead
 from dispatcher.delivery.fan_out import fan_out
 from dispatcher.delivery.refusal import reason_of
 from dispatcher.links.at_source.bounds import Position
@@ -21,8 +19,6 @@ from mailroom.order.clock import MAX_ADVANCED, raising_ceiling
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run_in_transaction
 from mailroom.sql.sqlstate import Meaning, meaning
-
-log = logging.getLogger("mailroom.dispatcher")
 
 
 class LinkStopped(MailroomError):
@@ -112,18 +108,15 @@ class Receiver:
                 if reception.outcome == "waits":
                     await fan_out(self._connection, self._schema, self._partitions)
                     continue
-                self._tell(reasons[: reception.rows])
+                await tell_of_dead(self._connection, self._schema, ["receive", "order"], reception.dead)
                 if not reception.waits:
                     return reception
                 done = await fan_out(self._connection, self._schema, self._partitions)
+                await tell_of_dead(self._connection, self._schema, ["deliver"], done.dead)
                 return replace(
                     reception, delivered=reception.delivered + done.copies, dead=reception.dead + done.dead,
                     woken=reception.woken + done.woken, inboxes=[*reception.inboxes, *done.inboxes],
                 )  # fmt: skip
-
-    def _tell(self, reasons: Sequence[str | None]) -> None:
-        for reason, count in Counter(filter(None, reasons)).items():
-            log.error("%d messages of another node moved to dead_letter: %s", count, reason)
 
     async def _transaction(self, operation: Operation[T]) -> T:
         return await run_in_transaction(self._connection, operation)

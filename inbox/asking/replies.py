@@ -47,7 +47,9 @@ TAKE = Sql(
 WITH wanted AS MATERIALIZED (
     SELECT l.place FROM pg_catalog.unnest(%(keys)s::text[]) AS k (key), LATERAL (
         SELECT ctid AS place FROM {schema}.inbox_{inbox} AS i
-        WHERE i.key = k.key AND i.kind = 'R'::"char" ORDER BY i.clock LIMIT 1 FOR UPDATE SKIP LOCKED) AS l),
+        WHERE i.key = k.key AND i.kind = 'R'::"char"
+          AND (SELECT paused_at IS NULL FROM {schema}.inbox_registry WHERE name = '{inbox}')
+        ORDER BY i.clock LIMIT 1 FOR UPDATE SKIP LOCKED) AS l),
 gone AS (
     DELETE FROM {schema}.inbox_{inbox} AS i USING wanted WHERE i.ctid = wanted.place RETURNING i.*)
 SELECT {selected} FROM gone ORDER BY clock

@@ -53,7 +53,8 @@ def _pinned(claim: Execute) -> Operation[tuple[list[Row], Row]]:
 # tries it one message at a time (`inbox.by_key.due`), so that one bad message does not roll back the batches of others.
 # A claim that takes the message that failed also deletes the key_state row: a rollback restores both, a commit makes
 # the key healthy. It keeps the row while the key has messages below the healthy floor (alone_to), where claims do not
-# search for healthy keys.
+# search for healthy keys. And it keeps the row of a key that was paused after its snapshot: nothing but a resume ends a
+# pause.
 # (SELECT ...) IS NULL stays an index probe; NOT EXISTS may be planned as a join that reads all of key_state.
 KEY_STATE = "(SELECT s.clock FROM {schema}.my_key_state s WHERE s.inbox = '{inbox}' AND s.key = %s"
 HEALTHY = f"{KEY_STATE}) IS NULL"
@@ -62,7 +63,15 @@ HEALED = """
 healed AS (
     DELETE FROM {schema}.my_key_state s
     USING (SELECT key, max(clock) AS clock FROM gone GROUP BY key) AS g
-    WHERE s.inbox = '{inbox}' AND s.key = g.key AND s.clock <= g.clock AND s.alone_to <= g.clock)"""
+    WHERE s.inbox = '{inbox}' AND s.key = g.key AND s.clock <= g.clock AND s.alone_to <= g.clock
+      AND s.paused_at IS NULL)"""
+
+# A paused inbox gives nothing: each claim reads the registry's row anyway, and takes a floor from it that no clock is
+# above. So nothing is scanned, a claim costs no more where nothing is paused, and a row that is missing is told apart.
+# A paused key has a row in key_state with `retry_at = 'infinity'`, as a parked one (`inbox.by_key.paused_keys`).
+NO_CLOCK = str(2**63 - 1)
+OPEN = f"CASE WHEN paused_at IS NULL THEN %s ELSE {NO_CLOCK} END"
+FLOOR = OPEN % "floor" + " AS floor"
 
 # The head is selected by its clock, never by LIMIT 1 FOR UPDATE, which would skip a head deleted while we waited for
 # its lock and return the next message. If the transaction that held the head deletes it, no row comes back and the
@@ -83,7 +92,7 @@ FITTING = f"""fitting AS MATERIALIZED (
         WHERE is_over ORDER BY clock LIMIT 1), {2**63 - 1}))"""
 REAP_KEY = Sql(
     """
-WITH bound AS MATERIALIZED (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}'),
+WITH bound AS MATERIALIZED (SELECT {floor} FROM {schema}.inbox_registry WHERE name = '{inbox}'),
 head AS MATERIALIZED (
     SELECT clock FROM {schema}.inbox_{inbox}
     WHERE key = %(key)s::text
@@ -105,6 +114,7 @@ SELECT {nulls}, {unpinned}
 ORDER BY clock
 """,
     columns=COLUMNS | {"is_unpinned": "boolean"},
+    floor=FLOOR,
     not_waiting=NOT_WAITING % "%(key)s::text",
     picked=PICKED,
     fitting=FITTING % SIZE,
@@ -115,12 +125,13 @@ ORDER BY clock
 )
 HAS_MORE = Sql(
     """
-WITH bound AS MATERIALIZED (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}')
+WITH bound AS MATERIALIZED (SELECT {floor} FROM {schema}.inbox_registry WHERE name = '{inbox}')
 SELECT CASE WHEN EXISTS (SELECT FROM bound) THEN
            EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock > (SELECT floor FROM bound))
            AND {not_waiting} END, {unpinned}
 """,
     columns=("boolean", "boolean"),
+    floor=FLOOR,
     not_waiting=NOT_WAITING % "%(key)s::text",
     unpinned=UNPINNED,
 )
@@ -175,8 +186,9 @@ WALK = f"""
             WHERE key %s AND clock > (SELECT healthy FROM bound) ORDER BY key, clock LIMIT 1) AS i OFFSET 0"""
 TEXT = """
 WITH RECURSIVE bound AS MATERIALIZED (
-    SELECT floor, greatest(floor, healthy_floor) AS healthy FROM {schema}.inbox_registry WHERE name = '{inbox}'),
-due_next AS MATERIALIZED (SELECT {due_in_s} AS in_s),
+    SELECT {floor}, {healthy_floor} AS healthy, paused_at IS NULL AS is_open
+    FROM {schema}.inbox_registry WHERE name = '{inbox}'),
+due_next AS MATERIALIZED (SELECT {due_in_s} AS in_s FROM bound WHERE is_open),
 {due_heads}oldest AS MATERIALIZED (
     SELECT key, clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > (SELECT healthy FROM bound)
     ORDER BY {by_clock} LIMIT {window}),
@@ -238,6 +250,8 @@ ENDING = {
     "is_unpinned": "boolean",
 }  # fmt: skip
 PARTS: dict[str, Any] = {
+    "floor": FLOOR,
+    "healthy_floor": OPEN % "greatest(floor, healthy_floor)",
     "by_clock": BY_CLOCK,
     "healthy": HEALTHY % "head.key",
     "picked": PICKED,
@@ -270,7 +284,8 @@ REAP_ANY = Sql(
     due_heads="""due AS MATERIALIZED (
     SELECT l.key, l.clock, l.xmax FROM (
         SELECT key FROM {schema}.my_due
-        WHERE inbox = '{inbox}' AND retry_at <= (SELECT clock_timestamp()) ORDER BY retry_at, key) AS d, LATERAL (
+        WHERE inbox = '{inbox}' AND retry_at <= (SELECT clock_timestamp() FROM bound WHERE is_open)
+        ORDER BY retry_at, key) AS d, LATERAL (
         SELECT key, clock, xmax FROM {schema}.inbox_{inbox} AS i
         WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
                                            WHERE key = d.key AND clock > (SELECT floor FROM bound))

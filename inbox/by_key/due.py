@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from uuid import UUID
 
-from inbox.by_key.claim import FITTING, NULLS, PICKED, PIN, SIZE, UNPINNED, Claimed
+from inbox.by_key.claim import FITTING, FLOOR, NULLS, PICKED, PIN, SIZE, UNPINNED, Claimed
 from mailroom.message.answer import ASKS, MAY_ANSWER, Undone, answering_undone
 from mailroom.message.columns import DELIVERED, MESSAGE, MOVING, listed
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
@@ -25,7 +25,8 @@ BUT_ORPHANED = " AND key NOT IN (SELECT {schema}.orphaned_keys('{inbox}', %(mine
 NOW = "(SELECT clock_timestamp())"
 LOCK_HEAD = Sql(
     """
-WITH bound AS MATERIALIZED (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}'),
+WITH bound AS MATERIALIZED (
+    SELECT {floor}, paused_at IS NULL AS is_open FROM {schema}.inbox_registry WHERE name = '{inbox}'),
 due_next AS MATERIALIZED (
     SELECT (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_due
             WHERE inbox = '{inbox}' AND retry_at < 'infinity' AND retry_at > {now} LIMIT 1) AS in_s),
@@ -45,7 +46,8 @@ SELECT NULL, NULL, (SELECT in_s FROM due_next),
 ORDER BY clock
 """,
     columns={"key": "text", "clock": "bigint", "due_in_s": "float8", "is_unpinned": "boolean"},
-    now=NOW,
+    floor=FLOOR,
+    now="(SELECT clock_timestamp() FROM bound WHERE is_open)",  # null, and so no key is due, while the inbox is paused
     unpinned=UNPINNED,
 )
 # This is a statement of its own, run with the head's lock held: its snapshot sees everything that was recorded before
@@ -105,7 +107,8 @@ dead AS (
     FROM gone, last WHERE last.outcome = 'skip'),
 healed AS (
     DELETE FROM {schema}.my_key_state AS s USING gone, last
-    WHERE s.inbox = '{inbox}' AND s.key = gone.key AND last.outcome = 'skip' AND s.alone_to <= gone.clock)
+    WHERE s.inbox = '{inbox}' AND s.key = gone.key AND last.outcome = 'skip' AND s.alone_to <= gone.clock
+      AND s.paused_at IS NULL)
 SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
        (SELECT coalesce(error_class, 'Skip') FROM last WHERE outcome = 'skip' AND {asks}),
        (SELECT {may_answer} FROM last WHERE outcome = 'skip' AND {asks}), NULL::float8, NULL::boolean
@@ -194,7 +197,7 @@ HEAL = Sql(
     """
 WITH healed AS (
     DELETE FROM {schema}.my_key_state WHERE inbox = '{inbox}' AND key = %(key)s::text
-        AND clock <= %(clock)s::bigint AND alone_to <= %(clock)s::bigint)
+        AND clock <= %(clock)s::bigint AND alone_to <= %(clock)s::bigint AND paused_at IS NULL)
 UPDATE {schema}.my_key_state AS s SET retry_at = greatest(clock_timestamp(), (
     SELECT retry_at FROM {schema}.my_attempt
     WHERE inbox = '{inbox}' AND key = %(key)s::text

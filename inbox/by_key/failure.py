@@ -29,7 +29,8 @@ Outcome: TypeAlias = Literal["gone", "alone", "retry", "park", "skip"]
 # (`suspect_to`). A message behind others of its key (not `is_head`) is counted like any other: the earlier ones are
 # tried at once, and it when its own time comes (`inbox.by_key.due.HEAL`).
 # History is deleted after a while, so the count of a key's last failed message is also in the key's row.
-# A parked key stays parked, whatever is recorded late for its other messages: its first one is held already.
+# A parked key stays parked, whatever is recorded late for its other messages: its first one is held already. So does a
+# key that was paused while the message was in hand, and `resume_at` keeps when it is tried next.
 # The backoff is exponential with jitter, so that keys which failed together are not retried together.
 DECIDED = """decided AS MATERIALIZED (
     SELECT *, CASE WHEN %(failure)s::text IN ('park', 'skip') THEN %(failure)s::text
@@ -53,7 +54,7 @@ WITH tried AS MATERIALIZED (
     WHERE name = '{inbox}'
       AND EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock = %(clock)s::bigint)
       AND NOT EXISTS (SELECT FROM {schema}.my_key_state
-                      WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at = 'infinity')),
+                      WHERE inbox = '{inbox}' AND key = %(key)s::text AND parked_at IS NOT NULL)),
 {decided},
 changed AS (
     INSERT INTO {schema}.my_key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
@@ -62,19 +63,21 @@ changed AS (
            %(clock)s::bigint, %(clock)s::bigint
     FROM decided
     ON CONFLICT (inbox, key) DO UPDATE SET
-        clock = excluded.clock, attempts = excluded.attempts, retry_at = excluded.retry_at,
+        clock = excluded.clock, attempts = excluded.attempts,
+        retry_at = CASE WHEN s.paused_at IS NULL THEN excluded.retry_at ELSE s.retry_at END,
+        resume_at = CASE WHEN s.paused_at IS NOT NULL THEN excluded.retry_at END,
         last_error = excluded.last_error, alone_to = greatest(s.alone_to, s.clock, excluded.alone_to),
         suspect_to = greatest(s.suspect_to, s.clock, excluded.suspect_to)
-        WHERE s.retry_at < 'infinity'
-    RETURNING extract(epoch FROM retry_at - clock_timestamp())::float8 AS due_in_s),
+        WHERE s.parked_at IS NULL
+    RETURNING extract(epoch FROM nullif(retry_at, 'infinity') - clock_timestamp())::float8 AS due_in_s),
 history AS (
     INSERT INTO {schema}.my_attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error, error_class)
     SELECT name, %(key)s::text, %(clock)s::bigint, %(id)s::uuid, attempt, outcome,
            CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text, %(error_class)s::text
     FROM decided)
-SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed) FROM decided
+SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed), max_attempts::bigint FROM decided
 """,
-    columns=("text", "bigint", "float8"),
+    columns=("text", "bigint", "float8", "bigint"),
     decided=DECIDED,
 )
 
@@ -84,13 +87,14 @@ class Recorded:
     """The outcome of a failed attempt: the message is tried again (`retry`), its key parked, or the message skipped.
 
     `gone` means that another transaction has consumed the message or parked its key in the meantime; `alone`, that it
-    is not known which message of the batch failed, so that each is tried alone. `attempt` counts from 1. `due_in_s` is
-    the number of seconds until the key is tried next, None if it is not.
+    is not known which message of the batch failed, so that each is tried alone. `attempt` counts from 1, up to the
+    inbox's `max_attempts`. `due_in_s` is the number of seconds until the key is tried next, None if it is not.
     """
 
     outcome: Outcome
     attempt: int
     due_in_s: float | None
+    max_attempts: int = 0
 
 
 GONE = Recorded("gone", 0, None)
@@ -150,8 +154,8 @@ def recording(schema: str, inbox: str, attempt: Failed, statement: Sql = RECORD)
     )  # fmt: skip
     if not rows:
         return GONE
-    [(outcome, number, due_in_s)] = rows
-    return Recorded(cast(Outcome, outcome), number, due_in_s)
+    [(outcome, number, due_in_s, max_attempts)] = rows
+    return Recorded(cast(Outcome, outcome), number, due_in_s, max_attempts)
 
 
 def last_clocks(messages: Sequence[Message]) -> dict[str, int]:

@@ -60,6 +60,9 @@ class KeyOrder:
     def check_parks_keys(self) -> None:
         """Keys are parked one by one."""
 
+    def check_pauses_keys(self) -> None:
+        """Each key waits by itself."""
+
     def check_in_parts(self) -> None:
         """No key is in two parts, so each keeps its order."""
 

@@ -1,9 +1,9 @@
 """Parked keys: held in order, away from all other keys, until an operator replays or discards them.
 
-A key is parked while its row in `key_state` has `retry_at = 'infinity'`. Every claim leaves such a key out, in the same
-snapshot in which it reads the messages. So the messages may be in either table meanwhile: the claim that ends the first
-one moves it to `parked` (`inbox.by_key.due`), `moving_parked` moves those behind it, and deliveries still insert into
-the inbox. Whoever moves or deletes messages of a parked key locks the key's row first.
+A key is parked while its row in `key_state` has `parked_at`; then `retry_at` is infinity. Every claim leaves such a key
+out, in the same snapshot in which it reads the messages. So the messages may be in either table meanwhile: the claim
+that ends the first one moves it to `parked` (`inbox.by_key.due`), `moving_parked` moves those behind it, and deliveries
+still insert into the inbox. Whoever moves or deletes messages of a parked key locks the key's row first.
 """
 
 from collections.abc import Mapping
@@ -47,14 +47,14 @@ MOVE = Sql(
     """
 WITH checked AS MATERIALIZED (
     SELECT key FROM {schema}.key_state
-    WHERE inbox = '{inbox}' AND retry_at = 'infinity' AND key > %(cursor)s::text
+    WHERE inbox = '{inbox}' AND retry_at = 'infinity' AND parked_at IS NOT NULL AND key > %(cursor)s::text
     ORDER BY key LIMIT %(keys)s::bigint),
 behind AS MATERIALIZED (
     SELECT l.key FROM checked AS l, LATERAL (SELECT FROM {schema}.inbox_{inbox} WHERE key = l.key LIMIT 1) AS i),
 held AS MATERIALIZED (
     SELECT s.key FROM (SELECT * FROM behind) AS b, LATERAL (
         SELECT key FROM {schema}.key_state AS k
-        WHERE k.inbox = '{inbox}' AND k.key = b.key AND k.retry_at = 'infinity' FOR UPDATE SKIP LOCKED) AS s),
+        WHERE k.inbox = '{inbox}' AND k.key = b.key AND k.parked_at IS NOT NULL FOR UPDATE SKIP LOCKED) AS s),
 picked AS MATERIALIZED (
     SELECT i.* FROM (SELECT * FROM held) AS h, LATERAL (
         SELECT ctid AS place, clock, coalesce(octet_length(value), pg_catalog.pg_column_size(value_json)) AS size
@@ -113,7 +113,7 @@ class ParkedKey:
 # Which parked keys are meant, for all inboxes; of a total inbox there is one at most, ''.
 CHOSEN = """
     SELECT key, attempts, parked_at, last_error FROM {schema}.key_state
-    WHERE inbox = '{inbox}' AND retry_at = 'infinity'
+    WHERE inbox = '{inbox}' AND retry_at = 'infinity' AND parked_at IS NOT NULL
       AND (%(keys)s::text[] IS NULL OR key = ANY(%(keys)s::text[]))
       AND (%(matching)s::text IS NULL OR position(%(matching)s::text IN last_error) > 0)
     ORDER BY parked_at, key LIMIT %(limit)s::bigint"""
@@ -138,7 +138,7 @@ MESSAGES = Sql(
     """
 SELECT {selected} FROM ({held}) AS held
 WHERE EXISTS (SELECT FROM {schema}.key_state
-              WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at = 'infinity')
+              WHERE inbox = '{inbox}' AND key = %(key)s::text AND parked_at IS NOT NULL)
 ORDER BY clock LIMIT %(limit)s::bigint
 """,
     columns=COLUMNS,
@@ -171,6 +171,10 @@ class Changed:
     freed: int
 
 
+# Of a key that is paused too: it stays paused, and nothing else is left of it.
+UNPARKED = (
+    "parked_at = NULL, clock = 0, attempts = 0, last_error = NULL, alone_to = 0, suspect_to = 0, resume_at = NULL"
+)
 # Messages of the keys that are in the inbox already stay there; they are counted, since they are replayed as well.
 # Attempts are counted from the history of a message (`inbox.by_key.failure`), so a replay is recorded there to restart
 # the count.
@@ -189,7 +193,10 @@ restarted AS (
         SELECT message_id FROM {schema}.attempt
         WHERE inbox = '{inbox}' AND key = f.key AND clock = f.clock ORDER BY id DESC LIMIT 1) AS a),
 freed AS (
-    DELETE FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = ANY(%(keys)s::text[]))
+    DELETE FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = ANY(%(keys)s::text[]) AND paused_at IS NULL),
+paused AS (
+    UPDATE {schema}.key_state SET {unparked}
+    WHERE inbox = '{inbox}' AND key = ANY(%(keys)s::text[]) AND paused_at IS NOT NULL)
 SELECT c.key, coalesce(p.messages, 0) + h.messages, least(p.clock, h.clock)
 FROM pg_catalog.unnest(%(keys)s::text[]) AS c (key)
 LEFT JOIN first AS p USING (key),
@@ -199,6 +206,7 @@ ORDER BY c.key
 """,
     columns=("text", "bigint", "bigint"),
     delivered=DELIVERED,
+    unparked=UNPARKED,
 )
 # The row is updated even if its floors stay the same, because it must be locked until the commit. Otherwise a janitor
 # that does not see the replayed messages yet could raise the floor above them, and no claim would find them.
@@ -259,14 +267,18 @@ parked AS (
 waiting AS (
     DELETE FROM {schema}.inbox_{inbox} AS i USING doomed AS d WHERE i.key = d.key AND i.clock <= d.last
     RETURNING i.key, i.clock, i.message_id, i.kind, i.headers),
-freed AS (
-    DELETE FROM {schema}.key_state AS s USING doomed AS d
-    WHERE s.inbox = '{inbox}' AND s.key = d.key
-      AND NOT EXISTS (SELECT FROM {schema}.parked AS p
+emptied AS MATERIALIZED (
+    SELECT d.key FROM doomed AS d
+    WHERE NOT EXISTS (SELECT FROM {schema}.parked AS p
                       WHERE p.inbox = '{inbox}' AND p.key = d.key AND p.clock > d.last)
-      AND NOT EXISTS (SELECT FROM {schema}.inbox_{inbox} AS i WHERE i.key = d.key AND i.clock > d.last)
-    RETURNING s.key)
-SELECT key, messages, EXISTS (SELECT FROM freed AS f WHERE f.key = d.key), NULL::bigint AS clock,
+      AND NOT EXISTS (SELECT FROM {schema}.inbox_{inbox} AS i WHERE i.key = d.key AND i.clock > d.last)),
+freed AS (
+    DELETE FROM {schema}.key_state AS s USING emptied AS e
+    WHERE s.inbox = '{inbox}' AND s.key = e.key AND s.paused_at IS NULL),
+paused AS (
+    UPDATE {schema}.key_state AS s SET {unparked} FROM emptied AS e
+    WHERE s.inbox = '{inbox}' AND s.key = e.key AND s.paused_at IS NOT NULL)
+SELECT key, messages, EXISTS (SELECT FROM emptied AS e WHERE e.key = d.key), NULL::bigint AS clock,
        NULL::uuid, NULL::text, NULL::text
 FROM doomed AS d
 UNION ALL
@@ -278,6 +290,7 @@ ORDER BY key, clock
 """,
     columns=("text", "bigint", "boolean", "bigint", "uuid", "text", "text"),
     clocks=CLOCKS,
+    unparked=UNPARKED,
     asks=ASKS,
 )
 

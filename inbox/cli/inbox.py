@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,14 +16,16 @@ from inbox.by_key.claim import Share
 from inbox.claims import Claims
 from inbox.inbox import Inbox
 from inbox.worker.process import serve
-from inbox.worker.worker import AsyncWorker, Worker, limit
+from inbox.worker.worker import AsyncWorker, Worker, home_of, limit
 from mailroom.cli.acting import answering, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.failures import drop_output
 from mailroom.cli.group import Group
+from mailroom.cli.logs import log_to_stderr
 from mailroom.cli.messages import print_messages
-from mailroom.cli.output import document, duration, log_to_stderr, note, say, table, working
+from mailroom.cli.output import document, duration, note, progress_bar, say, table, working
 from mailroom.cli.parameters import INBOX, KEY, LIMIT, ORIGIN, PATTERN, seconds, seconds_above_0
+from mailroom.cli.serving import metrics_option, serving
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.links.links import Links
 from mailroom.message.message import Message
@@ -127,6 +130,9 @@ def create(
     By default a message that fails is tried 16 times over about 3 hours, long enough for most outages of a service that
     the handler calls. The command prints how long the attempts take with these settings.
 
+    A new inbox is a table of its own: other roles than the owner's reap it after `mailroom grant reaper ROLE --inbox
+    NAME`, and a dispatcher or operator that is not the owner needs its grant again.
+
     With --order total all messages form one queue, in the same order on all nodes. One batch at a time is worked on,
     and a message that fails holds up the inbox until it succeeds, is skipped or somebody acts.
 
@@ -144,7 +150,7 @@ def create(
         raise click.UsageError("--origin says whose messages to subscribe to: give --subscribe too.")
     if backoff_s is not None and backoff_max_s is not None and backoff_max_s < backoff_s:
         raise click.UsageError("--backoff-max-s, the longest wait, is shorter than --backoff-s, the first wait.")
-    with call.connection("inbox create") as connection:
+    with call.connection("inbox create") as connection, progress_bar("created", len(names), of="inboxes") as bar:
         for first in range(0, len(names), AT_ONCE):
             create_inbox(
                 connection,
@@ -160,6 +166,7 @@ def create(
                 order=order,
             )
             connection.commit()
+            bar.show(*[min(first + AT_ONCE, len(names))] * 2)
         made = {each["name"]: each for each in run(connection, _listing(call.schema))}
         known = run(connection, _knowing(call.schema, origin))
     named = [made[name] for name in dict.fromkeys(names)]
@@ -292,6 +299,92 @@ def rename(call: Call, name: str, new: str, actor: str, why: str | None) -> None
     note(f"It has subscribed to {name}, so what is sent there comes: mailroom inbox unsubscribe {new} {name}")
 
 
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.option("--key", metavar="K", type=KEY, help="Only this key; the others go on.")
+@click.option(
+    "--wait",
+    "waits",
+    is_flag=True,
+    help="Return once nobody has messages in hand that were taken before the pause.",
+)
+@click.option("--timeout-s", metavar="S", type=seconds, default=60.0, show_default=True, help="How long --wait waits.")
+@answering
+@pass_call
+def pause(call: Call, name: str, key: str | None, waits: bool, timeout_s: float, actor: str, why: str | None) -> None:
+    """Pause an inbox, or one key of it: nobody gets messages of it until it is resumed.
+
+    Deliveries go on, and the messages wait in order. Workers need not be stopped: they finish the messages in hand, and
+    then wait. A pause outlasts restarts. Repeating the command changes nothing.
+
+    \b
+    Examples:
+      mailroom inbox pause shipping --why "the carrier is down"
+      mailroom inbox pause shipping --wait --timeout-s 300
+      mailroom inbox pause shipping --key order-42
+      mailroom inbox resume shipping
+    """
+    of = Inbox(name, schema=call.schema)
+    with call.connection("inbox pause") as connection:
+        is_new = of.pause(connection, key, actor=actor, why=why)
+    if waits:
+        with working("waiting for batches"), call.connection("inbox pause wait", autocommit=True) as connection:
+            of.wait_for_batches(connection, timeout_s)
+    _tell_paused(call, name, key, is_new, "is paused", "was paused before")
+    if not call.json:
+        note(f"To go on: mailroom inbox resume {name}" + ("" if key is None else f" --key {shlex.quote(key)}"))
+
+
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.option("--key", metavar="K", type=KEY, help="Only this key, which was paused by itself.")
+@answering
+@pass_call
+def resume(call: Call, name: str, key: str | None, actor: str, why: str | None) -> None:
+    """End the pause of an inbox, or of one key of it. Workers go on at once.
+
+    Keys that were paused by themselves stay paused: see mailroom inbox paused.
+
+    \b
+    Examples:
+      mailroom inbox resume shipping
+      mailroom inbox resume shipping --key order-42
+    """
+    with call.connection("inbox resume") as connection:
+        was_paused = Inbox(name, schema=call.schema).resume(connection, key, actor=actor, why=why)
+    _tell_paused(call, name, key, was_paused, "goes on", "is not paused")
+
+
+def _tell_paused(call: Call, name: str, key: str | None, changed: bool, then: str, otherwise: str) -> None:
+    if call.json:
+        document({"inbox": name, "schema": call.schema, "key": key, "changed": changed})
+    else:
+        say(f"{f'Inbox {name}' if key is None else f'Key {key} of inbox {name}'} {then if changed else otherwise}.")
+
+
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many keys at most.")
+@pass_call
+def paused(call: Call, name: str, limit: int) -> None:
+    """List the paused keys of an inbox, the longest paused first. `mailroom status` shows paused inboxes.
+
+    \b
+    Examples:
+      mailroom inbox paused shipping
+      mailroom inbox paused shipping --json | jq -r '.[].key'
+    """
+    with working("counting messages of paused keys"), call.connection("inbox paused") as connection:
+        found = Inbox(name, schema=call.schema).paused_keys(connection, limit)
+    if call.json:
+        document(found)
+    elif found:
+        rows = ((each.key, each.messages, each.paused_at, each.paused_by, each.is_parked) for each in found)
+        table(("key", "messages", "paused", "by", "parked too"), rows, numbers=("messages",))
+    else:
+        say(f"Inbox {name} has no paused keys.")
+
+
 def _of_failures(inbox: dict[str, Any]) -> str:
     """Return sentences about what follows when a message of this inbox fails."""
     then = {
@@ -320,7 +413,8 @@ def _wait(call: Call, name: str, topics: tuple[str, ...], origin: str, timeout_s
         lease = links_status(connection, schema=call.schema)
         if lease is None or not lease.leads:
             note("No dispatcher of this node runs, which has to tell the source: mailroom dispatcher run")
-        Links(schema=call.schema).wait(connection, name, origin=origin, topics=topics, timeout_s=timeout_s)
+        with working("waiting for the source"):
+            Links(schema=call.schema).wait(connection, name, origin=origin, topics=topics, timeout_s=timeout_s)
 
 
 def _note_unknown(origin: str) -> None:
@@ -344,11 +438,13 @@ SELECT name,
        (SELECT pg_catalog.json_object_agg(origin, topics)::text
         FROM (SELECT origin, pg_catalog.json_agg(topic ORDER BY topic) AS topics FROM {schema}.subscription
               WHERE inbox = name GROUP BY origin) AS s),
-       "order", backoff_s, backoff_max_s, max_attempts::bigint, on_failure, keep_s, created_at
+       "order", backoff_s, backoff_max_s, max_attempts::bigint, on_failure, keep_s, created_at, paused_at, paused_by
 FROM {schema}.inbox_registry ORDER BY name
 """,
-    columns=("text", "text", "text", "float8", "float8", "bigint", "text", "float8", "timestamptz"),
-)
+    columns=(
+        "text", "text", "text", "float8", "float8", "bigint", "text", "float8", "timestamptz", "timestamptz", "text",
+    ),
+)  # fmt: skip
 
 
 def _listing(schema: str) -> Operation[list[dict[str, Any]]]:
@@ -366,11 +462,16 @@ def _listing(schema: str) -> Operation[list[dict[str, Any]]]:
             "on_failure": on_failure,
             "keep_s": keep_s,
             "created_at": created_at,
+            "paused_at": paused_at,
+            "paused_by": paused_by,
         }
-        for name, topics, order, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, created_at in (
+        for (
+            name, topics, order, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, created_at, paused_at,
+            paused_by,
+        ) in (
             (name, json.loads(topics or "{}"), *settings) for name, topics, *settings in rows
         )
-    ]
+    ]  # fmt: skip
 
 
 @inbox.command("list")
@@ -394,6 +495,7 @@ def list_(call: Call) -> None:
             ]
             each["topics"] = "\n".join(each["topics"] + of_others) or None
             each["attempts_spread_s"] = duration(each["attempts_spread_s"])
+            del each["paused_by"]  # `mailroom status` has room for it
         rows = [each.values() for each in found]
         table(
             (
@@ -407,6 +509,7 @@ def list_(call: Call) -> None:
                 "then",
                 "keep s",
                 "created",
+                "paused",
             ),
             rows,
         )
@@ -458,10 +561,11 @@ def reap(call: Call, name: str, key: str | None, any_key: bool, limit: int) -> N
     if any_key == (key is not None):
         raise click.UsageError("Give --key K or --any.")
     with call.connection("inbox reap") as connection:
-        if key is None:
-            messages = run(connection, _reaping(call.schema, name, limit))
-        else:
-            messages = Inbox(name, schema=call.schema).reap(connection, key, limit)
+        with working("taking messages"):  # it may wait for the key
+            if key is None:
+                messages = run(connection, _reaping(call.schema, name, limit))
+            else:
+                messages = Inbox(name, schema=call.schema).reap(connection, key, limit)
         _hand_over(messages, as_json=call.json)
     if not messages:
         note("Nothing to reap.")
@@ -499,8 +603,9 @@ def worker() -> None:
     help="Seconds that a handler may take with a message, for workers that set none; after that "
     "the message has failed.",
 )
+@metrics_option
 @pass_call
-def run_worker(call: Call, targets: tuple[str, ...], timeout_s: float | None) -> None:
+def run_worker(call: Call, targets: tuple[str, ...], timeout_s: float | None, address: str | None) -> None:
     """Run workers until SIGTERM or Ctrl-C; then they finish their batches. A second Ctrl-C ends them at once.
 
     MODULE is imported from the current directory or from the installed packages. WORKER is an `inbox.Worker` or
@@ -535,9 +640,12 @@ def run_worker(call: Call, targets: tuple[str, ...], timeout_s: float | None) ->
             )
         limit(found, timeout_s)
         workers.append(found)
-    log_to_stderr()
-    note("Running until SIGTERM or Ctrl-C; then the workers finish their batches.")
-    serve(workers)
+    log_to_stderr(call.log_format)
+    if call.log_format != "json":
+        note("Running until SIGTERM or Ctrl-C; then the workers finish their batches.")
+    homes = {worker.schema: home_of(worker) for worker in workers}
+    with serving(address, workers, homes):
+        serve(workers)
 
 
 def _loaded(target: str) -> Worker | AsyncWorker:

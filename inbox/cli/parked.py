@@ -11,9 +11,11 @@ from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.messages import message_json, print_messages
-from mailroom.cli.output import document, note, say, shown, table, working
+from mailroom.cli.output import as_json, document, note, say, shown, table, working
 from mailroom.cli.parameters import INBOX, KEY, LIMIT, TEXT
 from mailroom.errors import MailroomError
+from mailroom.sql.operation import Operation, Row, Sql
+from mailroom.sql.runner import run
 
 ATTEMPTS_SHOWN = 20
 WHOLE = "(the whole inbox)"
@@ -57,34 +59,58 @@ def parked() -> None:
 
 
 @parked.command("list")
-@click.argument("inbox", type=INBOX)
+@click.argument("inbox", metavar="[INBOX]", type=INBOX, required=False)
 @click.option("--matching", metavar="TEXT", type=TEXT, help="Only keys whose reason contains TEXT.")
-@click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many keys at most.")
+@click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many keys at most, of each inbox.")
 @pass_call
-def list_(call: Call, inbox: str, matching: str | None, limit: int) -> None:
-    """List the parked keys of an inbox, the longest parked first.
+def list_(call: Call, inbox: str | None, matching: str | None, limit: int) -> None:
+    """List the parked keys of an inbox or of all, the longest parked first.
 
     Their messages are counted, so this may take a while if there are millions of them.
 
     \b
     Examples:
+      mailroom parked list
       mailroom parked list shipping
       mailroom parked list shipping --matching "no such street" --limit 1000
       mailroom parked list shipping --json | jq -r '.[].key'
     """
     with working("counting messages of parked keys"), call.connection("parked list") as connection:
-        found = Parked(inbox, schema=call.schema).keys(connection, matching=matching, limit=limit)
+        inboxes = [name for (name,) in run(connection, _with_parked(call.schema))] if inbox is None else [inbox]
+        found = [
+            (name, each)
+            for name in inboxes
+            for each in Parked(name, schema=call.schema).keys(connection, matching=matching, limit=limit)
+        ]
     if call.json:
-        document(found)
+        document([{"inbox": name} | as_json(each) for name, each in found])
     elif found:
-        columns = ("key", "messages", "first clock", "attempts", "parked", "reason")
+        columns = ("inbox", "key", "messages", "first clock", "attempts", "parked", "reason")[inbox is not None :]
         rows = (
-            (each.key or WHOLE, each.messages, str(each.clock), each.attempts, each.parked_at, each.reason)
-            for each in found
+            (name, each.key or WHOLE, each.messages, str(each.clock), each.attempts, each.parked_at, each.reason)
+            for name, each in found
         )
-        table(columns, rows, numbers=("messages", "first clock", "attempts"))
+        table(columns, (row[inbox is not None :] for row in rows), numbers=("messages", "first clock", "attempts"))
     else:
-        say(f"Inbox {inbox} has no parked keys{'' if matching is None else f' whose reason contains {matching!r}'}.")
+        what = "No inbox" if inbox is None else f"Inbox {inbox}"
+        keys = "parked keys" if inbox else "a parked key"
+        reason = "" if matching is None else f" whose reason contains {matching!r}"
+        say(f"{what} has {'no ' if inbox else ''}{keys}{reason}.")
+
+
+# A loop over an index, since DISTINCT would read every failing key.
+WITH_PARKED = Sql(
+    """
+SELECT name FROM {schema}.inbox_registry AS r
+WHERE EXISTS (SELECT FROM {schema}.key_state WHERE inbox = r.name AND retry_at = 'infinity') ORDER BY name
+""",
+    columns=("text",),
+)
+
+
+def _with_parked(schema: str) -> Operation[list[Row]]:
+    """Return the inboxes that hold parked keys."""
+    return list((yield WITH_PARKED.at(schema=schema)()))
 
 
 @parked.command()
@@ -103,7 +129,7 @@ def show(call: Call, inbox: str, key: str | None, limit: int) -> None:
       mailroom parked show shipping --key order-42 --limit 100 --json | jq '.messages[].value'
       mailroom parked show ledger                               # an inbox of total order is parked as a whole
     """
-    with call.connection("parked show") as connection:
+    with working("counting messages of the key"), call.connection("parked show") as connection:
         of = Parked(inbox, schema=call.schema)
         messages = of.messages(connection, key, limit)
         found = of.keys(connection, key)

@@ -13,7 +13,7 @@ which a key is suspected, these are sent_clocks.
 from collections.abc import Sequence
 from uuid import UUID
 
-from inbox.by_key.claim import FITTING, KEY_STATE, NULLS, PIN, SIZE, UNPINNED, Claimed, Share, unregistered
+from inbox.by_key.claim import FITTING, KEY_STATE, NULLS, OPEN, PIN, SIZE, UNPINNED, Claimed, Share, unregistered
 from inbox.by_key.due import ANSWERED, ENDED, NOW, ending
 from mailroom.message.answer import ASKS, MAY_ANSWER
 from mailroom.message.columns import MESSAGE
@@ -22,10 +22,10 @@ from mailroom.registry.inboxes import BY_CLOCK, BY_SENT
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 # `sent_floor` only saves the way over dead rows: nothing stands at or below it (`dispatcher.housekeeping.total_floor`).
-BOUND = """bound AS MATERIALIZED (
-    SELECT r.sent_floor AS low, (
-        SELECT s.clock FROM {schema}.stable AS s WHERE s.inbox = '{inbox}' ORDER BY s.clock DESC LIMIT 1) AS top
-    FROM {schema}.inbox_registry AS r WHERE r.name = '{inbox}')"""
+BOUND = f"""bound AS MATERIALIZED (
+    SELECT {OPEN % "r.sent_floor"} AS low, r.paused_at IS NULL AS is_open, (
+        SELECT s.clock FROM {{schema}}.stable AS s WHERE s.inbox = '{{inbox}}' ORDER BY s.clock DESC LIMIT 1) AS top
+    FROM {{schema}}.inbox_registry AS r WHERE r.name = '{{inbox}}')"""
 LOWEST = f"""FROM {{schema}}.inbox_{{inbox}}
         WHERE {BY_SENT} > (SELECT low FROM bound) AND {BY_SENT} <= (SELECT top FROM bound)
         ORDER BY {BY_SENT}, origin"""
@@ -43,7 +43,7 @@ mine AS MATERIALIZED (
 SELECT CASE WHEN EXISTS (SELECT FROM bound) THEN EXISTS (SELECT FROM head) END, EXISTS (SELECT FROM mine),
     EXISTS (SELECT FROM head WHERE xmax <> '0'), (
     SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_key_state
-    WHERE inbox = '{inbox}' AND key = '' AND retry_at < 'infinity'),
+    WHERE inbox = '{inbox}' AND key = '' AND retry_at < 'infinity' AND (SELECT is_open FROM bound)),
     CASE WHEN NOT EXISTS (SELECT FROM mine) THEN {unpinned} END
 """,
     columns=("boolean", "boolean", "boolean", "float8", "boolean"),

@@ -42,9 +42,9 @@ history AS (
     SELECT name, '', %(clock)s::bigint, %(id)s::uuid, attempt, outcome,
            CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text, %(error_class)s::text
     FROM decided)
-SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed) FROM decided
+SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed), max_attempts::bigint FROM decided
 """,
-    columns=("text", "bigint", "float8"),
+    columns=("text", "bigint", "float8", "bigint"),
     decided=DECIDED,
     by_sent=BY_SENT,
 )

@@ -70,6 +70,14 @@ class TotalOrder:
             code="MR-total-order-has-no-keys",
         )
 
+    def check_pauses_keys(self) -> None:
+        """The others could not go on without the key's messages."""
+        raise ConfigurationError(
+            f"Inbox {self.inbox!r} has total order, so no key can be paused by itself: leave the key out, which pauses "
+            "the inbox.",
+            code="MR-total-order-has-no-keys",
+        )
+
     def check_in_parts(self) -> None:
         """Parts side by side would lose the order."""
         raise ConfigurationError(

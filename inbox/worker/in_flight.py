@@ -27,6 +27,7 @@ from psycopg.errors import InsufficientPrivilege
 from inbox.by_key.claim import PINNED
 from inbox.by_key.failure import Failed, last_clocks
 from inbox.handling.batch import Batch
+from inbox.handling.told import told
 from inbox.order import reading_order
 from inbox.sessions.alive import HOLDS, SESSION, Processes, terminating
 from inbox.sessions.unawaited import WITHIN_S, NoSession, Unanswered, Unawaited
@@ -406,13 +407,16 @@ class InFlight:
         order = yield from reading_order(**self._names)
         if messages > 1:
             yield from order.suspecting(keys, clocks, DIED_IN_BATCH)
-            log.warning("%s: %s died while handling a batch of %d messages", inbox, dead, messages)
+            text = "%s: %s died while handling a batch of %d messages"
+            log.warning(text, inbox, dead, messages, extra={"inbox": inbox})
         else:
             key, clock = keys[0], clocks[0]
             # A message that kills its worker probably killed the last one too, so that start counts as well.
             if (yield from order.was_in_batch(key, clock, DIED_IN_BATCH)):
                 yield from order.recording(Failed(key, clock, first, DIED_IN_BATCH, DIED_CLASS))
             recorded = yield from order.recording(Failed(key, clock, first, DIED, DIED_CLASS))
-            log.warning(
-                "%s: %s died while handling %s, attempt %d: %s", inbox, dead, first, recorded.attempt, recorded.outcome
-            )
+            of = told(order, recorded, first, key, DIED)
+            log.log(
+                of.level, "%s: %s died while handling %s (key %r), %s", inbox, dead, first, key, of.text,
+                extra=of.fields,
+            )  # fmt: skip

@@ -19,6 +19,7 @@ from inbox.handling.arguments import NotAwaited
 from inbox.handling.batch import Batch, Ended, HandlerFailed, Patience, Size, blaming, is_transient
 from inbox.handling.frames import frames
 from inbox.handling.overtime import TimedOut
+from inbox.handling.told import told
 from inbox.sessions.wakeup import InboxListener
 from inbox.worker.connecting import NotConnected, reason
 from inbox.worker.in_flight import Entry, InFlight
@@ -127,6 +128,13 @@ class Loop:
         self._is_held = False  # what the handler needs is down, since it last handled a batch
         self._is_drained = False
         self._was_due = False
+        self._claimed_at = time.monotonic()
+        self._is_working = False
+
+    def idle_s(self) -> float:
+        """Return since when it has claimed nothing, in seconds; 0 while a batch is in hand. Safe from any thread."""
+        is_in_hand = self._is_working and bool(self._batch.messages)
+        return 0.0 if is_in_hand else time.monotonic() - self._claimed_at
 
     async def run(self) -> None:
         """Run until the worker stops; raises errors that no retry can fix."""
@@ -187,13 +195,16 @@ class Loop:
         self._batch = batch = Batch(due, min(self._size.next(), self._pace.next()))
         self._was_due = due
         began = time.monotonic()
+        self._is_working = True
         try:
             await self._service.work(batch, self._entry)
         except TimedOut:
             self._entry = Entry()  # a handler that still has the last batch keeps that one's
             raise
         finally:
+            self._is_working = False
             if batch.claimed is not None:
+                self._claimed_at = time.monotonic()
                 self._learn(batch.claimed, batch)
             if batch.begun and not due:
                 took_s = time.monotonic() - began
@@ -254,7 +265,8 @@ class Loop:
             self._service.troubles[self], why = error, reason(error)
         again = self._service.repeats.struck(f"{what} ({why})")
         if again is not None and not self._service.stopping.is_set():
-            log.warning("%s: %s (%s)%s", self._service.inbox, what, why, again)
+            fields = {"inbox": self._service.inbox, "error": why}
+            log.warning("%s: %s (%s)%s", self._service.inbox, what, why, again, extra=fields)
         await heard(self._service.stopping, pause_s)
 
     async def _report(self, recorded: Recorded, error: Exception) -> None:
@@ -265,11 +277,15 @@ class Loop:
             events.emit(events.AttemptFailed(service.schema, service.inbox, batch.message, attempt, outcome, error))
         # The text of any other error may contain values of the message.
         what = coded(str(error) if isinstance(error, HandlerFailed | TimedOut) else type(error).__name__, error)
-        if batch.message is None:
+        level, fields, where = logging.WARNING, {"inbox": service.inbox, "error": what}, frames(error)
+        if batch.message is None or batch.order is None:
             text = f"a batch of {len(batch.messages)} failed ({what}), trying its messages one at a time"
         else:
-            text = f"{batch.message.id} failed, attempt {recorded.attempt}: {what}; {recorded.outcome}"
-        log.warning("%s: %s%s", service.inbox, text, frames(error))
+            message = batch.message
+            of = told(batch.order, recorded, message.id, message.key, what, error)
+            level, fields = of.level, of.fields | {"topic": message.topic}
+            text = f"{message.id} (topic {message.topic}, key {message.key!r}) failed, {of.text}"
+        log.log(level, "%s: %s%s", service.inbox, text, where, extra={**fields, "frames": where})
         try:
             await service.report(batch.message, error)
         except Exception as another:

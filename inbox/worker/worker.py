@@ -8,6 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -44,9 +45,11 @@ from inbox.worker.tasks import first_error
 from inbox.worker.threads import Threads, in_thread
 from mailroom import events
 from mailroom import schema as node
+from mailroom.health import Health
 from mailroom.message.message import Message
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.numbers import seconds
+from mailroom.roles.advice import advise
 from mailroom.session import backoff, settings
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
@@ -59,6 +62,7 @@ log = logging.getLogger("mailroom.worker")
 
 CANCELLED_S = 1.0  # the time for a cancelled task to end before it is cancelled again
 LONGEST_PAUSE_S = 10.0  # between two tries to connect at first
+LEAST_IDLE_S = 5.0  # a loop that has claimed nothing for so long may only be slow
 
 
 class _Worker(ABC):
@@ -93,7 +97,9 @@ class _Worker(ABC):
         self._is_open = False
         self._troubles: dict[object, Exception] = {}
         self._repeats = Repeats()
-        self._has_begun = False
+        self._has_begun = self._was_running = False
+        self._since = datetime.now(UTC)
+        self._loops: list[Loop] = []
         self._ended_by: BaseException | None = None
         self._on_first_try: Callable[[], None] = lambda: None  # a connection was made or refused, or `run` ends
 
@@ -109,6 +115,24 @@ class _Worker(ABC):
     def healthy(self) -> bool:
         """Whether the worker runs, has found its inbox, and could claim when it last tried; for a service's probe."""
         return self._has_begun and self.failure is None
+
+    def health(self) -> Health:
+        """Return how the worker is: connecting, running, stopped, or ended by an error. It asks no database.
+
+        It is ready if it is `healthy`, and if each of its loops has a batch in hand or has claimed within the last
+        three poll intervals, but at least 5 s.
+        """
+        why = None if self.failure is None else reason(self.failure)
+        if self._ended_by is not None:
+            state = "ended"
+        elif self._has_begun:
+            state = "running"
+            idle_s = max((loop.idle_s() for loop in self._loops), default=0.0)
+            if why is None and idle_s > max(LEAST_IDLE_S, 3 * self._poll_interval_s):
+                why = f"a loop has claimed nothing for {idle_s:.0f} s"
+        else:
+            state = "stopped" if self._is_stopped else "connecting"
+        return Health(self.inbox, state, state == "running" and why is None, self._was_running, self._since, why)
 
     def stop(self) -> None:
         """Let every loop finish its batch, and `run` return. Call it from any thread or signal, at any time."""
@@ -129,10 +153,12 @@ class _Worker(ABC):
             raise
         except BaseException as error:
             self._ended_by = error
-            log.error("%s: the worker has ended: %s", self.inbox, reason(error))
+            advised = advise(error, "reaper", inbox=self.inbox, schema=self.schema)
+            log.error("%s: the worker has ended: %s%s", self.inbox, reason(error), f". {advised}" if advised else "")
             raise
         finally:
             self._has_begun = False
+            self._since = datetime.now(UTC)
             self._on_first_try()
 
     async def _main(self) -> None:
@@ -163,7 +189,8 @@ class _Worker(ABC):
                 await heard(self._stopping, pause_s)
             else:
                 self._troubles.pop(self, None)
-                self._has_begun = True
+                self._has_begun = self._was_running = True
+                self._since = datetime.now(UTC)
                 self._on_first_try()
                 return self._home
         return None
@@ -182,12 +209,8 @@ class _Worker(ABC):
                 "%s: running in schema %s of %s: %d at once, batches of up to %d",
                 self.inbox, self.schema, home.whereabouts, self._parallel, self._batch,
             )  # fmt: skip
-            await self._run_loops(
-                [Loop(self._service(), listener, self._in_flight, due) for _ in range(self._parallel)],
-                listener,
-                due,
-                home,
-            )
+            self._loops = [Loop(self._service(), listener, self._in_flight, due) for _ in range(self._parallel)]
+            await self._run_loops(self._loops, listener, due, home)
         finally:
             if self._overtime is not None:
                 await self._in_flight.run_in_thread(self._overtime.close)
@@ -665,3 +688,8 @@ def limit(worker: Worker | AsyncWorker, timeout_s: float | None) -> None:
     """Let a worker that was given no `timeout_s` have this one."""
     if worker._timeout_s is None:
         worker._timeout_s = timeout_s
+
+
+def home_of(worker: Worker | AsyncWorker) -> Callable[[], Home]:
+    """Return what says where a worker's database is, once it has connected."""
+    return lambda: worker._home

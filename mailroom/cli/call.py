@@ -10,6 +10,7 @@ import psycopg
 from psycopg import conninfo
 
 from mailroom import schema as node
+from mailroom.cli.logs import LogFormat
 from mailroom.embedded import embedded_server
 from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
@@ -18,13 +19,15 @@ from mailroom.session import settings
 
 @dataclass
 class Call:
-    """The node that the shared options name (a database and a schema), and whether output is for a program."""
+    """The node that the shared options name (a database and a schema), and the form of its output and its log."""
 
     given_dsn: str | None = None
     given_schema: str | None = None
     embedded: bool = False
     json: bool = False
+    log_format: LogFormat | None = None
     _dsn: str | None = None
+    _context: click.Context | None = None
 
     @property
     def schema(self) -> str:
@@ -46,6 +49,7 @@ class Call:
             raise ConfigurationError(
                 "--dsn and --embedded name two databases: give one of them.", code="MR-two-databases-named"
             )
+        self._context = click.get_current_context(silent=True)
         if self._dsn is None:
             embedded = self.embedded or (embedded_by_default and not self._is_named())
             self._dsn = self._started() if embedded else settings.dsn(self.given_dsn)
@@ -60,6 +64,18 @@ class Call:
         default = next(option.val for option in psycopg.pq.Conninfo.get_defaults() if option.keyword == b"user")
         user = conninfo.conninfo_to_dict(self._dsn).get("user") or (default or b"").decode()
         return str(user) or None
+
+    @property
+    def command(self) -> str:
+        """The words of the command that asked for the connection string, without `mailroom`; empty before it does."""
+        return "" if self._context is None else self._context.command_path.partition(" ")[2]
+
+    @property
+    def inbox(self) -> str | None:
+        """The inbox that the command was given, if it was given one."""
+        given = {} if self._context is None else self._context.params
+        found = given.get("inbox") or (given.get("name") if self.command.startswith("inbox ") else None)
+        return found if isinstance(found, str) else None
 
     @contextmanager
     def connection(

@@ -9,8 +9,10 @@ import psycopg
 from click.exceptions import NoArgsIsHelpError
 
 from mailroom.cli.call import Call
+from mailroom.cli.logs import error_line
 from mailroom.cli.output import one_line
-from mailroom.errors import MailroomError, coded
+from mailroom.errors import Coded, MailroomError, coded
+from mailroom.roles.advice import advice, noted, purpose_of
 from mailroom.session.settings import connection_failed
 from mailroom.sql.sight import ADVICE
 from mailroom.sql.sqlstate import is_of_row_security
@@ -34,11 +36,16 @@ def tell(error: Exception, call: Call | None = None) -> int:
     if isinstance(error, NoArgsIsHelpError):
         error.show()
         return error.exit_code
+    call = call or Call()
     if isinstance(error, Interrupted | click.Abort):
         click.echo("mailroom: interrupted", err=True)
         return Interrupted.exit_code
-    text, code = _text(error, call or Call())
-    click.echo(f"mailroom: error: {one_line(redacted(text))}", err=True)
+    text, code = _text(error, call)
+    line = one_line(redacted(text))
+    if call.log_format == "json":
+        click.echo(error_line(line, error.code if isinstance(error, Coded) else None), err=True)
+    else:
+        click.echo(f"mailroom: error: {line}", err=True)
     return code
 
 
@@ -79,18 +86,17 @@ def _text_of_database_error(error: psycopg.Error, call: Call) -> str:
     if is_of_row_security(error):
         hint = f" {ADVICE}"
     elif isinstance(error, psycopg.errors.InsufficientPrivilege):
-        hint += _grant(error.diag.message_primary or "", call.user)
+        hint += _grant(error, call)
     return f"The database refused: {error.diag.message_primary} ({error.sqlstate}).{hint}"
 
 
-def _grant(message: str, user: str | None) -> str:
-    """Return which privilege is missing, if the server says so, and where the grants are documented."""
-    found = DENIED.match(message)
+def _grant(error: psycopg.Error, call: Call) -> str:
+    """Return which privilege is missing, if the server says so, and the command that grants it."""
+    found = DENIED.match(error.diag.message_primary or "")
     right = f"{RIGHTS.get(found['kind'], 'a grant')} on this {found['kind']}" if found else "the right to do it"
-    return (
-        f" {'The user' if user is None else f'User {user}'} lacks {right}: see Permissions in docs/dispatcher.md, or "
-        "do it as the role that ran `mailroom migrate`."
-    )
+    # A worker or dispatcher knows better than its command what it is.
+    what = noted(error) or advice(purpose_of(call.command), call.user, inbox=call.inbox, schema=call.schema)
+    return f" {'The user' if call.user is None else f'User {call.user}'} lacks {right}. {what}"
 
 
 def _text_of_library_error(error: Exception, call: Call) -> str:

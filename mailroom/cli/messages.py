@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from mailroom.cli.output import as_json, json_text, printable, shown
+from mailroom.cli.output import as_json, json_text, printable, shown, wrapped
 from mailroom.message.message import Message
 
 FIELDS = (
@@ -68,7 +68,7 @@ def content_lines(held: HasContent) -> list[str]:
 
 def _for_people(message: Message) -> str:
     heading = f"{message.clock}  {message.topic}  key {message.key}  {shown(message.sent_at)}  {message.id}"
-    return printable("\n".join([heading, *content_lines(message)]))
+    return printable("\n".join([wrapped(heading), *content_lines(message)]))
 
 
 def _base64(raw: bytes) -> str:

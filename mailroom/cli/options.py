@@ -1,19 +1,28 @@
 """The options that every command of `mailroom` takes, before the sub-command or after it."""
 
+from typing import get_args
+
 import click
 from click.core import ParameterSource
 
 import mailroom
 from mailroom.cli.call import Call
+from mailroom.cli.help import Context
+from mailroom.cli.logs import LogFormat
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.session import settings
+
+LOG_FORMAT_VARIABLE = "MAILROOM_LOG_FORMAT"
 
 
 def _take(ctx: click.Context, option: click.Parameter, value: object) -> None:
     call = ctx.ensure_object(Call)
-    # An option that is not given here may have been given further left.
-    if option.name is not None and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
-        setattr(call, option.name, value)
+    name = option.name or ""
+    source = ctx.get_parameter_source(name)
+    # An option that is not given here may have been given further left, where it counts more than the environment.
+    is_new = source is ParameterSource.ENVIRONMENT and getattr(call, name) is None
+    if source is ParameterSource.COMMANDLINE or is_new:
+        setattr(call, name, value)
 
 
 def _show_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
@@ -44,6 +53,15 @@ SHARED = (
         callback=_take,
         help="Use the embedded PostgreSQL in your data directory; it is started if necessary.",
     ),
+    click.Option(
+        ["--log-format"],
+        type=click.Choice(get_args(LogFormat)),
+        envvar=LOG_FORMAT_VARIABLE,
+        expose_value=False,
+        callback=_take,
+        show_envvar=True,
+        help="The log on stderr: lines of text, or a JSON object a line. [text]",
+    ),
     click.Option(["--json"], is_flag=True, expose_value=False, callback=_take, help="Print JSON, for programs."),
     click.Option(
         ["--version"],
@@ -57,7 +75,8 @@ SHARED = (
 
 
 def share(command: click.Command) -> None:
-    """Give the shared options to a command and its sub-commands, except where one uses the name for itself."""
+    """Give shared options and help to a command and its sub-commands, but no option whose name one uses itself."""
+    command.context_class = Context
     own = {name for option in command.params for name in option.opts}
     command.params.extend(option for option in SHARED if own.isdisjoint(option.opts))
     if isinstance(command, click.Group):

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import logging
 import math
 import os
 import shutil
@@ -31,29 +30,47 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from mailroom.cli.call import Call
+
 LEAST_WIDTH = 20
 LONG_WORD = 40  # a longer one may be broken
 GAP = 2  # between two columns
 
 
 def say(text: str) -> None:
-    """Print a line for people on stdout."""
+    """Print a line for people on stdout; on a terminal it is wrapped to its width."""
+    say_whole(wrapped(text))
+
+
+def say_whole(text: str) -> None:
+    """Print lines on stdout as they are: a value, or an id that is copied or piped on."""
     click.echo(printable(text))
 
 
 def note(text: str) -> None:
     """Print a line for people on stderr, beside output that may be piped on."""
-    click.echo(printable(text), err=True)
+    click.echo(printable(wrapped(text)), err=True)
+
+
+def wrapped(text: str) -> str:
+    """Return `text` wrapped to the width of the terminal; as it is if no terminal shows it."""
+    width = _width()
+    return text if width is None else "\n".join(_broken(text, max(width, LEAST_WIDTH)))
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> None:
     """Print lines of name and text; on a terminal they are wrapped to its width."""
-    indent = max(len(name) for name, _ in pairs) + 2
     width = _width()
+    indent = max(len(name) for name, _ in pairs) + 2
+    if width is not None:
+        # A long name, such as that of a node, leaves room for its text.
+        indent = min(indent, width // 2)
     for name, text in pairs:
-        heading = name.ljust(indent)
+        if len(name) + 2 > indent:
+            say(name)
+        heading = "" if len(name) + 2 > indent else name
         lines = [text] if width is None else _broken(text, max(width - indent, LEAST_WIDTH))
-        say(heading + ("\n" + " " * indent).join(lines))
+        say_whole(heading.ljust(indent) + ("\n" + " " * indent).join(lines))
 
 
 def table(columns: Sequence[str], rows: Iterable[Iterable[object]], *, numbers: Sequence[str] = ()) -> None:
@@ -187,7 +204,7 @@ def _escaped(character: str) -> str:
 
 
 class Bar:
-    """A progress bar on stderr, there only if that is a terminal."""
+    """A progress bar on stderr, there only if that is a terminal and people read the output."""
 
     def __init__(self, progress: Progress, total: int | None) -> None:
         self._progress = progress
@@ -199,9 +216,9 @@ class Bar:
 
 
 @contextmanager
-def progress_bar(what: str, total: int | None = None) -> Iterator[Bar]:
-    """Show a bar while the block runs; `total` is how much there is to do, in messages or bytes."""
-    count = TextColumn("{task.fields[messages]:,} messages " + what)
+def progress_bar(what: str, total: int | None = None, *, of: str = "messages") -> Iterator[Bar]:
+    """Show a bar while the block runs; `total` is how much there is to do, in bytes or in messages (or `of`)."""
+    count = TextColumn("{task.fields[messages]:,} " + f"{of} {what}")
     with _progress(count, BarColumn(), TaskProgressColumn()) as progress:
         yield Bar(progress, total)
 
@@ -217,14 +234,11 @@ def working(what: str) -> Iterator[None]:
 @contextmanager
 def _progress(*columns: ProgressColumn) -> Iterator[Progress]:
     console = Console(stderr=True)
+    call = context.find_object(Call) if (context := click.get_current_context(silent=True)) else None
+    is_hidden = not console.is_terminal or (call is not None and call.json)
     progress = Progress(
-        SpinnerColumn(), *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
+        SpinnerColumn(), *columns, TimeElapsedColumn(), console=console, transient=True, disable=is_hidden
     )
     # A disabled one is not entered, since rich 13.0 prints a newline for it.
     with nullcontext() if progress.disable else progress:
         yield progress
-
-
-def log_to_stderr() -> None:
-    """Show what a daemon logs."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points, packages_distributions
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from mailroom.cli.call import Call
 from mailroom.cli.failures import Interrupted, tell
@@ -21,19 +22,26 @@ EXTRAS = {"bench": "bench"}
 # The first sentences of our commands' own texts, so that listing them imports none of them: that took a second.
 ABOUT = {
     "bench": "Measure Mailroom on this machine and compare it with the limits of the machine.",
+    "completion": "Print a script that lets a shell complete commands and options.",
     "dead-letter": "List, show, requeue or discard dead letters.",
     "demo": "Send real flights through Mailroom, kill parts of it midway, and check that nothing went wrong.",
     "dispatcher": "Deliver committed messages into inboxes.",
+    "doctor": "Look for what is wrong with a node now.",
     "embedded": "Keep a PostgreSQL of your own running, to try things out without a server.",
     "executor": "Run executables, and register what they may reach.",
-    "explain": "Print what an error's CODE means, why it is an error, and what to do.",
+    "explain": "Print what an error's CODE, or a finding of the doctor, means and what to do.",
+    "grant": "Give a database role what it needs for a purpose, and nothing else.",
+    "health": "Ask a process of this machine whether it is ready: a dispatcher, an executor or workers with --metrics.",
     "inbox": "Create inboxes and subscribe them, show their messages, and reap from a shell.",
     "link": "Read messages of nodes in other databases, and let those nodes read this one's.",
     "migrate": "Create the schema of a node, or bring it up to date.",
     "node": "Say who this node is to the others.",
     "outbox": "Send messages from a shell.",
     "parked": "Show parked keys; replay or discard their messages.",
+    "periodic": "Send messages at the times of a cron expression.",
+    "revoke": "Take from a database role what it needs for a purpose.",
     "status": "Show the status of a node.",
+    "tail": "Show messages as they are delivered into an inbox, without taking them, until Ctrl-C.",
     "trace": "Tell where a message is, what caused it and what it caused, by the id that its send returned.",
     "unwatch": "Stop sending messages about a table.",
     "watch": "Send a message for each row of a table that is inserted, updated or deleted.",
@@ -59,6 +67,12 @@ class Root(Group):
             return _missing(cmd_name, _explained(cmd_name, found, error))
         share(command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a sub-command, or an option. No sub-command is imported for that."""
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=ABOUT.get(name)) for name in names]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the sub-commands. Only one of another distribution, or one that is hidden, is imported for that."""

@@ -29,6 +29,7 @@ __all__ = [
     "TokenExpired",
     "UnknownInbox",
     "UnknownLink",
+    "UnknownPeriodic",
     "UnsupportedConnection",
 ]
 
@@ -182,6 +183,12 @@ class UnknownLink(MailroomError):
     """There is no link to a reader, or from a source, of that name in this schema."""
 
     code = "MR-unknown-link"
+
+
+class UnknownPeriodic(MailroomError):
+    """There is no periodic message of that name in this schema."""
+
+    code = "MR-unknown-periodic"
 
 
 class NotSubscribed(MailroomError):

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Callable, Mapping
 from types import GenericAlias, UnionType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from mailroom.errors import ConfigurationError, DecodeError
 from mailroom.message.message import Message, holding, plain
+from mailroom.message.periodic import Missed, PeriodicMessage
 from mailroom.message.typed.values import PLAIN, Values, values_of
-from mailroom.names import shown, topic_name, topic_pattern
+from mailroom.names import Key, shown, topic_name, topic_pattern
 from mailroom.numbers import whole
 
 if TYPE_CHECKING:
@@ -109,6 +110,28 @@ class Topic(Generic[T, A]):
     def write(self, value: T) -> object:
         """Return a value as the plain one that is sent. Raises `EncodeError` if it does not fit, naming the field."""
         return self._values.write(value)
+
+    def periodic(
+        self,
+        name: str,
+        cron: str,
+        value: T,
+        *,
+        key: Key | None = None,
+        headers: Mapping[str, str] | None = None,
+        kind: Literal["M", "E", "C"] = "M",
+        time_zone: str = "UTC",
+        missed: Missed = "once",
+        jitter_s: float = 0.0,
+    ) -> PeriodicMessage:
+        """Return a periodic message of this topic, for `Periodic.add` or `Periodic.sync`; nothing is sent by this.
+
+        The value is written now, in the topic's version. The other arguments are the fields of `PeriodicMessage`.
+        """
+        return PeriodicMessage(
+            name, cron, self.name, self.write(value), key, topic_headers(self, headers), kind, time_zone, missed,
+            jitter_s,
+        )  # fmt: skip
 
     def read_answer(self, message: Message) -> A:
         """Return the typed value of the answer to a command of this topic. Raises `DecodeError`."""

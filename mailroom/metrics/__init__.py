@@ -1,1 +1,5 @@
-"""Metrics of a node and of a process: what they are, where each comes from, and the ways out."""
+"""Metrics of a node and of a process: what they are, where each comes from, and the ways out of a program of yours."""
+
+from mailroom.metrics.library import Collector, instrument, serve
+
+__all__ = ["Collector", "instrument", "serve"]

@@ -17,8 +17,20 @@ from mailroom.sql.sight import NODE_ROW, the_one
 EXACT = 1_000  # rows that are counted; of more, the statistics tell
 # The tables beside the inboxes whose rows come and go. Staging tables of Spark do so themselves: each would be a label.
 CHANGING = (
-    *("outbox", "outbox_executable", "scheduled", "fan_out", "fan_out_way", "transit", "link", "origin", "receipt"),
-    *("known", "inbox_registry", "key_state", "parked", "dead_letter", "attempt", "audit", "worker", "stable", "lease"),
+    *("outbox", "outbox_executable", "scheduled", "periodic", "fan_out", "fan_out_way", "transit", "link", "origin"),
+    *(
+        "receipt",
+        "known",
+        "inbox_registry",
+        "key_state",
+        "parked",
+        "dead_letter",
+        "attempt",
+        "audit",
+        "worker",
+        "stable",
+        "lease",
+    ),
     *("store", "accounting", "commit_token", "node", "subscription", "spark_bulk", "spark_staging", "spark_stream"),
 )
 
@@ -32,6 +44,12 @@ INBOX_DEAD_ROWS = Family(
     "inbox_dead_rows", "gauge", "Rows of an inbox that were reaped and are not vacuumed: an estimate.", ("inbox",)
 )
 TABLE_DEAD_ROWS = Family("table_dead_rows", "gauge", "The same of the tables beside the inboxes.", ("table",))
+INBOX_PAUSED = Family(
+    "inbox_paused",
+    "gauge",
+    "Whether an inbox is paused: 1 or 0. Paused keys of an inbox that is not do not count.",
+    ("inbox",),
+)
 LEASE_HELD = Family("lease_held", "gauge", "Whether somebody leads: 1 or 0.", ("role",))
 LEASE_REMAINING = Family(
     "lease_remaining_seconds", "gauge", "How long the lease is still valid; negative once it has expired.", ("role",)
@@ -77,15 +95,15 @@ FROM {schema}.node AS n, {schema}.clock AS c
     most=EXACT + 1,
 )
 # By name, through the session's cache: a way through pg_class took twice as long, and longer with tables of users. An
-# inbox that is just being made has no partition yet.
+# inbox that is just being made has no partition yet. Other tables are neither paused nor not.
 TABLES = Sql(
     """
-SELECT t.name, t.is_inbox, pg_catalog.pg_stat_get_live_tuples(t.oid), pg_catalog.pg_stat_get_dead_tuples(t.oid)
-FROM (SELECT name, true, pg_catalog.to_regclass(pg_catalog.concat('{schema}.inbox_', name))::oid
+SELECT t.name, t.is_paused, pg_catalog.pg_stat_get_live_tuples(t.oid), pg_catalog.pg_stat_get_dead_tuples(t.oid)
+FROM (SELECT name, paused_at IS NOT NULL, pg_catalog.to_regclass(pg_catalog.concat('{schema}.inbox_', name))::oid
       FROM {schema}.inbox_registry
       UNION ALL
-      SELECT name, false, pg_catalog.to_regclass(pg_catalog.concat('{schema}.', name))::oid
-      FROM pg_catalog.unnest(%(tables)s::text[]) AS given (name)) AS t (name, is_inbox, oid)
+      SELECT name, NULL, pg_catalog.to_regclass(pg_catalog.concat('{schema}.', name))::oid
+      FROM pg_catalog.unnest(%(tables)s::text[]) AS given (name)) AS t (name, is_paused, oid)
 WHERE t.oid IS NOT NULL
 """,
     columns=("text", "boolean", "bigint", "bigint"),
@@ -138,13 +156,18 @@ def reading_catalog(schema: str) -> Operation[dict[Family, Samples]]:
     clock, ceiling, queue, snapshot = singles
     inboxes: dict[str, tuple[int, int]] = {}
     tables: dict[str, tuple[int, int]] = {}
-    for name, is_inbox, live, dead in (yield TABLES.at(schema=schema)(tables=list(CHANGING))):
-        (inboxes if is_inbox else tables)[name] = live, dead
+    paused: dict[str, int] = {}
+    for name, is_paused, live, dead in (yield TABLES.at(schema=schema)(tables=list(CHANGING))):
+        if is_paused is None:
+            tables[name] = live, dead
+        else:
+            inboxes[name], paused[name] = (live, dead), int(is_paused)
     leases = {role: (int(held), left_s) for role, held, left_s in (yield LEASES.at(schema=schema)())}
     stages = yield from _counting_stages(schema, tables["dead_letter"][0])
     return {
         INBOX_MESSAGES: [((name,), live) for name, (live, _) in inboxes.items()],
         INBOX_DEAD_ROWS: [((name,), dead) for name, (_, dead) in inboxes.items()],
+        INBOX_PAUSED: _by_label(paused),
         TABLE_DEAD_ROWS: [((name,), dead) for name, (_, dead) in tables.items()],
         # A node whose dispatcher was never started has no lease of one.
         LEASE_HELD: _by_label({"dispatcher": 0} | {role: held for role, (held, _) in leases.items()}),

@@ -35,6 +35,12 @@ class Histogram:
     def __post_init__(self) -> None:
         self.counts = [0] * (len(self.bounds) + 1)
 
+    def copy(self) -> "Histogram":
+        """Return one that does not change any more."""
+        copied = Histogram(self.bounds)
+        copied.counts, copied.sum = self.counts.copy(), self.sum
+        return copied
+
     def observe(self, value: float, times: int = 1) -> None:
         """Count a value so many times."""
         self.counts[bisect_left(self.bounds, value)] += times
@@ -45,19 +51,20 @@ class Histogram:
 Samples: TypeAlias = Iterable[tuple[tuple[str, ...], "float | Histogram"]]
 
 
-def text(metrics: Mapping[Family, Samples], node: str) -> str:
-    """Return metrics of a node in Prometheus' text format, version 0.0.4."""
+def text(nodes: Mapping[str, Mapping[Family, Samples]]) -> str:
+    """Return the metrics of nodes, by their names, in Prometheus' text format, version 0.0.4."""
     lines = []
-    for family, samples in metrics.items():
+    for family in dict.fromkeys(family for metrics in nodes.values() for family in metrics):
         name = PREFIX + family.name
         lines.append(f"# HELP {name} {_escaped(family.help)}\n# TYPE {name} {family.kind}\n")
         names = ("node", *family.labels)
-        for labels, value in samples:
-            label = ",".join(f'{each}="{_quoted(of)}"' for each, of in zip(names, (node, *labels), strict=True))
-            if isinstance(value, Histogram):
-                lines.extend(_histogram(name, label, value))
-            else:
-                lines.append(f"{name}{{{label}}} {_number(value)}\n")
+        for node, metrics in nodes.items():
+            for labels, value in metrics.get(family, ()):
+                label = ",".join(f'{each}="{_quoted(of)}"' for each, of in zip(names, (node, *labels), strict=True))
+                if isinstance(value, Histogram):
+                    lines.extend(_histogram(name, label, value))
+                else:
+                    lines.append(f"{name}{{{label}}} {_number(value)}\n")
     return "".join(lines)
 
 

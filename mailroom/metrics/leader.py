@@ -45,13 +45,15 @@ INBOX_OLDEST = Family(
     "inbox_oldest_seconds",
     "gauge",
     "How long an inbox waits for a worker: since the delivery of its oldest message whose key does not fail, or since "
-    "a failing key may be tried again. What waits for that time, or is parked, does not count.",
+    "a failing key may be tried again. What waits for that time, is parked, or is paused with its key, does not count.",
     ("inbox",),
 )
 INBOX_KEYS = Family(
-    "inbox_keys", "gauge", "Failing keys: waiting for their next attempt, or parked until somebody acts.",
+    "inbox_keys",
+    "gauge",
+    "Failing keys: waiting for their next attempt, or parked until somebody acts. Paused ones are neither.",
     ("inbox", "state"),
-)  # fmt: skip
+)
 SCHEDULED = Family(
     "scheduled_messages", "gauge", f"Messages that are not yet due: above {EXACT:,} an estimate from statistics."
 )
@@ -64,6 +66,12 @@ LINK_LAG = Family(
     "How far this node is behind one that it reads: since when that is not read, or how old its newest rows were when "
     "they came. A node that is excluded by hand is left out.",
     ("origin",),
+)
+PERIODIC_LATE = Family(
+    "periodic_late_seconds",
+    "gauge",
+    "How long a periodic message has been due and is not sent. Paused ones are left out.",
+    ("periodic",),
 )
 DEAD_LETTERS_ADDED = Family(
     "dead_letters_added_total",
@@ -89,9 +97,9 @@ FROM (SELECT coalesce(%(now)s::timestamptz, clock_timestamp())) AS at (now)
 KEYS = Sql(
     """
 SELECT inbox, count(*) FILTER (WHERE retry_at > now AND retry_at < 'infinity'),
-       count(*) FILTER (WHERE retry_at = 'infinity'),
+       count(*) FILTER (WHERE retry_at = 'infinity' AND paused_at IS NULL),
        max(extract(epoch FROM now - retry_at)::float8) FILTER (WHERE retry_at <= now)
-FROM (SELECT inbox, retry_at, coalesce(%(now)s::timestamptz, clock_timestamp()) AS now
+FROM (SELECT inbox, retry_at, paused_at, coalesce(%(now)s::timestamptz, clock_timestamp()) AS now
       FROM {schema}.key_state WHERE retry_at > '-infinity') AS k
 GROUP BY inbox
 """,
@@ -140,6 +148,14 @@ WHERE o.state <> 'excluded'
 """,
     columns=("text", "float8"),
     recent_s=RECENT_S,
+)
+PERIODIC = Sql(
+    """
+SELECT name, greatest(
+           extract(epoch FROM coalesce(%(now)s::timestamptz, clock_timestamp()) - next_at)::float8, 0::float8)
+FROM {schema}.periodic WHERE NOT paused
+""",
+    columns=("text", "float8"),
 )
 HIGHEST = Sql("SELECT coalesce(max(id), 0::bigint) FROM {schema}.dead_letter", columns=("bigint",))
 # Numbers are drawn before their transactions commit, so one may appear below others that were counted. `seen` are
@@ -209,6 +225,7 @@ def sampling(schema: str, added: Added, *, now: datetime | None = None) -> Opera
         for inbox, delivered_s in (yield OLDEST.at(each=each, schema=schema)(now=now)):
             oldest[inbox] = max(oldest[inbox], delivered_s)
     links = yield LINKS.at(schema=schema)(now=now)
+    periodic = yield PERIODIC.at(schema=schema)(now=now)
     yield from added.counting()
     return {
         # A sender may have given a sent_at in the future.
@@ -218,6 +235,7 @@ def sampling(schema: str, added: Added, *, now: datetime | None = None) -> Opera
         INBOX_OLDEST: [((name,), seconds) for name, seconds in oldest.items()],
         INBOX_KEYS: list(keys.items()),
         LINK_LAG: [((name,), lag_s) for name, lag_s in links],
+        PERIODIC_LATE: [((name,), late_s) for name, late_s in periodic],
         DEAD_LETTERS_ADDED: [((stage,), number) for stage, number in added.counts.items()],
     }
 

@@ -27,7 +27,9 @@ WITH held AS MATERIALIZED (SELECT * FROM pg_catalog.pg_locks),
 waiting AS MATERIALIZED (
     SELECT w.*, a.application_name FROM held AS w JOIN pg_catalog.pg_stat_activity AS a ON a.pid = w.pid
     WHERE NOT w.granted AND a.datname = pg_catalog.current_database()
-      AND a.application_name ^@ %(application)s::text)
+      AND (a.application_name ^@ %(application)s::text OR w.relation IN (
+          SELECT c.oid FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+          WHERE n.nspname = %(schema)s::text::name)))
 SELECT w.pid::bigint, w.application_name, {locked},
        coalesce(extract(epoch FROM pg_catalog.clock_timestamp() - w.waitstart), 0)::float8,
        b.pid::bigint, coalesce(s.application_name, ''), coalesce(s.usename::text, ''), coalesce(s.state, ''),
@@ -85,10 +87,15 @@ class Wait:
         return f"{self.application} (pid {self.pid}) waits for {self.what}, blocked by {by}"
 
 
-def reading_waits(application: str = APPLICATION, at_least_s: float = 0.0) -> Operation[list[Wait]]:
-    """Return the waits of the database's sessions whose application name begins so, the longest first."""
+def reading_waits(
+    application: str = APPLICATION, at_least_s: float = 0.0, schema: str | None = None
+) -> Operation[list[Wait]]:
+    """Return the waits of the database's sessions whose application name begins so, the longest first.
+
+    With `schema` also those of any session for a lock on something in it.
+    """
     found: dict[int, Wait] = {}
-    for pid, name, what, seconds, *blocker in (yield WAITS.at()(application=application)):
+    for pid, name, what, seconds, *blocker in (yield WAITS.at()(application=application, schema=schema)):
         before = found.get(pid)
         blockers = (*(before.blockers if before else ()), Blocker(*blocker))
         found[pid] = Wait(pid, name, what, seconds, blockers)

@@ -5,7 +5,7 @@ Each operation runs in a transaction of its own.
 
 from dataclasses import dataclass
 
-from inbox.by_key.claim import PIN
+from inbox.by_key.claim import OPEN, PIN
 from inbox.order import finding_by_key
 from inbox.sessions.wakeup import PARTITION_KEY
 from mailroom import locks
@@ -108,17 +108,20 @@ def finding_lowest(schema: str, inbox: str, above: int) -> Operation[int | None]
 
 
 # The n-th message after the start, else the last one. All that was delivered up to there is visible, so none of it is
-# missed, but for what is parked: its clocks would have been passed by the time it is replayed.
+# missed, but for what is parked: its clocks would have been passed by the time it is replayed; nor may the stream have
+# the messages of a paused key. A paused inbox has nothing for it, as for anybody: `start` is then above all clocks.
 # A worker that has nothing to do holds "asleep"; deliveries try for the same lock in another mode.
 PLAN = Sql(
     """
-WITH nth AS MATERIALIZED (
+WITH start AS MATERIALIZED (
+    SELECT {start} AS clock FROM {schema}.inbox_registry WHERE name = '{inbox}'),
+nth AS MATERIALIZED (
     SELECT clock, message_id FROM {schema}.inbox_{inbox}
-    WHERE {by_clock} > %(start)s::bigint AND %(number)s::bigint IS NOT NULL
+    WHERE {by_clock} > (SELECT clock FROM start) AND %(number)s::bigint IS NOT NULL
     ORDER BY {by_clock} OFFSET %(number)s::bigint - 1 LIMIT 1),
 last AS MATERIALIZED (
     SELECT clock, message_id FROM {schema}.inbox_{inbox}
-    WHERE {by_clock} > %(start)s::bigint AND NOT EXISTS (SELECT FROM nth)
+    WHERE {by_clock} > (SELECT clock FROM start) AND NOT EXISTS (SELECT FROM nth)
     ORDER BY {by_clock} DESC LIMIT 1)
 SELECT coalesce((SELECT clock FROM nth), (SELECT clock FROM last)),
        coalesce((SELECT message_id FROM nth), (SELECT message_id FROM last))::text,
@@ -129,6 +132,7 @@ SELECT coalesce((SELECT clock FROM nth), (SELECT clock FROM last)),
                AND classid = {asleep_lock}::oid AND objid::bigint = {partition_key}::bigint & 4294967295)
 """,
     columns=("bigint", "text", "boolean", "boolean", "boolean"),
+    start=OPEN % "%(start)s::bigint",
     by_clock=BY_CLOCK,
     asleep_lock=locks.ASLEEP,
     partition_key=PARTITION_KEY,
@@ -142,7 +146,8 @@ LOGGED = Sql(
 def planning(schema: str, inbox: str, start: int, number: int | None) -> Operation[BatchEnd | None]:
     """Return where a batch of `number` messages (None: all) ends that begins above `start`; None if there is none.
 
-    Raises `ConfigurationError` where a message may be missed: keys are parked, or a worker reads the inbox.
+    None too while the inbox is paused. Raises `ConfigurationError` where a message may be missed: keys are parked or
+    paused, or a worker reads the inbox.
     """
     yield PIN.at()()
     [(end, message_id, parked, passed, workers)] = yield PLAN.at(schema=schema, inbox=inbox)(start=start, number=number)
@@ -155,8 +160,9 @@ def planning(schema: str, inbox: str, start: int, number: int | None) -> Operati
         )
     if parked:
         raise ConfigurationError(
-            f"Keys of inbox {inbox!r} are parked, and a stream would pass them by for ever. Stop it, replay or discard "
-            f"them (mailroom parked list {inbox}), and start it again.",
+            f"Keys of inbox {inbox!r} are parked or paused, and a stream would pass them by for ever. Stop it, replay, "
+            f"discard or resume them (mailroom parked list {inbox}, mailroom inbox paused {inbox}), and start it "
+            "again.",
             code="MR-spark-keys-parked",
         )
     if workers:

@@ -10,6 +10,8 @@ from inbox import Inbox
 from tests.support.command import done, error_of, mailroom
 from tests.support.node import Node
 
+pytestmark = pytest.mark.one_version
+
 ORDERS = ("outbox", "send", "orders")
 
 

@@ -142,6 +142,18 @@ def test_a_long_statement_is_seen_to_go_on(node: Node, connect: Connect, argumen
     assert output.startswith("1 dead letter" if "dead-letter" in arguments else "0 messages of 1 parked key")
 
 
+def test_a_program_that_reads_json_sees_no_progress(node: Node) -> None:
+    terminal = Terminal()
+    call = process("migrate", "--json", dsn=node.dsn, stdout=subprocess.PIPE, stderr=terminal.end)
+    try:
+        output, _ = call.communicate(timeout=WITHIN_S)
+    finally:
+        call.kill()
+        terminal.close()
+    assert (call.returncode, terminal.shown) == (0, b"")
+    assert output.startswith("{")
+
+
 def test_where_nobody_looks_nothing_is_shown(node: Node) -> None:
     call = process("dead-letter", "discard", "--all", dsn=node.dsn, stdout=subprocess.PIPE)
     assert call.communicate(timeout=WITHIN_S) == ("0 dead letters discarded.\n", "")

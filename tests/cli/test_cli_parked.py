@@ -70,6 +70,27 @@ def test_list_tells_of_every_parked_key_why(held: Node) -> None:
     assert (second["key"], second["reason"]) == ("b", "no such town")
 
 
+def test_list_without_an_inbox_tells_of_all(held: Node) -> None:
+    node = held
+    node.inbox("billing", on_failure="park")
+    node.inbox("idle")
+    node.send("billing", key="c")
+    node.deliver_all()
+    with node.connection.transaction():
+        [message] = Inbox("billing").peek(node.connection, "c")
+        run(node.connection, failing("billing", message, Park("no such town")))
+    found = json_of("parked", "list", dsn=node.dsn)
+    assert [(each["inbox"], each["key"]) for each in found] == [("billing", "c"), ("shipping", "a"), ("shipping", "b")]
+    narrowed = json_of("parked", "list", "--matching", "town", "--limit", "1", dsn=node.dsn)
+    assert [(each["inbox"], each["key"]) for each in narrowed] == [("billing", "c"), ("shipping", "b")]
+    lines = done("parked", "list", dsn=node.dsn).splitlines()
+    assert lines[0].split()[:2] == ["inbox", "key"]
+    assert [line.split()[0] for line in lines[2:]] == ["billing", "shipping", "shipping"]
+    assert done("parked", "list", "--matching", "x", dsn=node.dsn) == (
+        "No inbox has a parked key whose reason contains 'x'.\n"
+    )
+
+
 def test_list_may_be_narrowed(held: Node) -> None:
     assert [each["key"] for each in json_of("parked", "list", "shipping", "--matching", "town", dsn=held.dsn)] == ["b"]
     assert [each["key"] for each in json_of("parked", "list", "shipping", "--limit", "1", dsn=held.dsn)] == ["a"]

@@ -286,12 +286,12 @@ def _fails_or(twice: Callable[[Any], Any], arguments: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_200_000_mixed_operations_equal_the_model_and_the_books_sum_up(connect: Connect) -> None:
+def test_50_000_mixed_operations_equal_the_model_and_the_books_sum_up(connect: Connect) -> None:
     random = Random(5)
     connection = connect(autocommit=True)
     make_things(connection)
     model = Model(Things())
-    executables = [_one_of_many(random, nth) for nth in range(200_000)]
+    executables = [_one_of_many(random, nth) for nth in range(50_000)]
     model.apply(executables)
     send(connection, executables)
     # The settings of a lane, under which no plan that was made for an empty table reads a full one.

@@ -1,10 +1,8 @@
 """Parked keys: held in order, not slowing others down, and replayed in order whatever runs beside the replay."""
 
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -15,13 +13,11 @@ import sqlalchemy
 from dispatcher.delivery.deliver import delivering
 from dispatcher.housekeeping.janitor import raising_floor
 from dispatcher.lanes.leading import KEEPER
-from inbox import AsyncParked, Inbox, Park, Parked, Retry, Skip
+from inbox import AsyncParked, Inbox, Park, Parked, Retry
 from inbox.by_key.failure import Recorded
 from inbox.by_key.parked_keys import MOVE, Changed, MovedParked, moving_parked
 from mailroom import locks
-from mailroom.dead_letter import DeadLetters
 from mailroom.errors import InvalidMessage, InvalidName, NotInTransaction, UnknownInbox
-from mailroom.schema import check
 from mailroom.sql.runner import run
 from tests.interleavings.sessions import Step, interleave, orders, sessions
 from tests.sql.test_plans import generic_plan
@@ -834,28 +830,3 @@ async def test_async_autocommit_outside_a_transaction_is_refused(node: Node, dry
             with pytest.raises(NotInTransaction):
                 await call(connection, "k", actor="ada", dry_run=dry_run)
     assert node.rows(HELD) == before
-
-
-def test_grants_of_the_page_about_failure_are_enough(node: Node, connect: Connect) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "failure.md").read_text()
-    [grants] = re.findall(r"```sql\n(GRANT .*?)```", page, re.S)
-    held_key(node)
-    node.send("nobody")
-    node.deliver()
-    deliver(node, "skipped")
-    with node.connection.transaction():
-        fail(node.connection, "skipped", error=Skip("no"))
-    connection = connect()
-    # Everything is rolled back, also the role, which belongs to the whole server.
-    connection.execute("CREATE ROLE shop_operator")
-    connection.execute(grants)
-    connection.execute("SET LOCAL ROLE shop_operator")
-    letters = DeadLetters()
-    check(connection)
-    assert len(PARKED.keys(connection)) == len(PARKED.messages(connection, "k", limit=1)) == 1
-    assert len(PARKED.attempts(connection)) == 2
-    assert PARKED.discard(connection, "k", actor="ada", per_key=1).messages == 1
-    assert PARKED.replay(connection, "k", actor="ada").messages == 4
-    assert letters.requeue(connection, None, actor="ada") == 2
-    assert letters.discard(connection, None, actor="ada") == 0
-    connection.rollback()

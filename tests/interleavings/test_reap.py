@@ -1,7 +1,7 @@
 """Two reapers of one key, in every order of their steps: nothing lost, doubled or overtaken (T-04)."""
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import combinations_with_replacement, product
 from typing import Any
 
 import psycopg
@@ -64,25 +64,28 @@ PLANS = {
 }
 
 
+# With one plan and two calls, either session may have either of them: one of the two ways is all there is.
+CASES = [
+    pytest.param(a, b, calls, marks=[pytest.mark.slow] if len(PLANS[a]) + len(PLANS[b]) > 8 else [])
+    for a, b in combinations_with_replacement(sorted(PLANS), 2)
+    for calls in product(("reap", "reap_any"), repeat=2)
+    if a != b or calls != ("reap_any", "reap")
+]
+
+
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("calls", list(product(("reap", "reap_any"), repeat=2)), ids="-".join)
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        pytest.param(a, b, marks=[pytest.mark.slow] if len(PLANS[a]) + len(PLANS[b]) > 8 else [])
-        for a in PLANS
-        for b in PLANS
-        if a <= b
-    ],
-)
+@pytest.mark.parametrize(("a", "b", "calls"), CASES)
 def test_two_reapers_of_one_key_never_overtake(
-    dsn: str, connect: Connect, calls: tuple[str, str], a: str, b: str
+    dsn: str, connect: Connect, a: str, b: str, calls: tuple[str, str]
 ) -> None:
+    alike = a == b and calls[0] == calls[1]
     observer = connect(autocommit=True)
     with connect() as setup:
         create_inbox(setup, "shipping")
     with sessions(dsn, observer, "a", "b") as opened:
         for order in orders("a", len(PLANS[a]), "b", len(PLANS[b])):
+            if alike and order[0] == "b":
+                continue  # the same as another order with the names exchanged
             with observer.transaction():
                 observer.execute("DELETE FROM mailroom.inbox")
                 Outbox().send_many(observer, [Outgoing("shipping", n, key="k") for n in range(MESSAGES)])

@@ -33,10 +33,10 @@ from tests.support.waiting import eventually
 
 Point = tuple[str, int]  # a statement's name, and at which of its passes
 Fault = tuple[str, str, str, int]  # as `Failpoint` has it
-# Name, when and action. Where a session is cut before a statement, the server sees the end of a process as well.
+# Name, when and action. Where a session is cut before a statement, the server sees the end of a process as well. A
+# carrier does one thing after the other: killed behind a statement, it is killed before the next one.
 WAYS = {
     "killed": ("before", "kill"),
-    "killed behind": ("after", "kill"),
     "cut": ("before", "cut"),
     "sent and killed": ("before", "kill when sent"),
     "sent and its answer lost": ("before", "cut when sent"),
@@ -48,7 +48,7 @@ SENT = 6  # messages before each fault: two batches
 SEED = 18
 CRASHES = 24  # places at which both servers are killed, one after the other
 SAMPLE = 30  # cases of the bounded part, of two faults each
-PARTS = 6  # of the whole matrix, so that each ends within its time on a slow machine
+PARTS = 4  # of the rest of the matrix, so that each ends within its time on a slow machine
 
 # What a link consists of. A statement that is renamed, or no longer passed, is missed here.
 STATEMENTS = {
@@ -226,8 +226,8 @@ def test_carrier_struck_at_any_statement_loses_nothing_and_brings_nothing_twice(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_whole_crash_matrix(ring: Ring, part: int) -> None:
-    run_cases(ring, faults(ring.points())[part::PARTS])
+def test_rest_of_the_crash_matrix(ring: Ring, part: int) -> None:
+    run_cases(ring, faults(ring.points())[2 * SAMPLE :][part::PARTS])
 
 
 # -- Either server crashes --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The grants of docs/links.md: a reader's login has what it needs at the source, and no more."""
+"""What `mailroom grant link-reader` gives: a reader's login has what it needs at the source, and no more."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from mailroom.sql.runner import run
 from tests.links.test_links import do, stamp
 from tests.project.test_docs import ROOT, blocks
 from tests.support.node import SCHEMA, Node
-from tests.support.roles import take_over
+from tests.support.roles import named, rights, role, take_over
 from tests.support.waiting import eventually_async
 
 PAGE: Path = ROOT / "docs" / "links.md"
@@ -67,9 +67,9 @@ def login(source: Node, target: Node) -> Iterator[Login]:
 
 
 def grant(login: Login, *, apart: bool) -> None:
-    """Run the SQL of the page, with that which holds readers apart or without, and become the login."""
-    rights, policies = [block.text for block in blocks(PAGE) if block.language == "sql"]
-    login.connection.execute(rights.encode())
+    """Grant what a reader needs, with the policies of the page or without, and become the login."""
+    [policies] = [block.text for block in blocks(PAGE) if block.language == "sql"]
+    login.connection.execute(named(rights("link-reader"), "lyon_reader").encode())
     if apart:
         login.connection.execute(policies.encode())
     login.connection.execute("SET LOCAL ROLE lyon_reader")
@@ -206,14 +206,15 @@ def test_limits_that_are_hidden_from_the_owner_too_are_not_taken_for_none(source
 def login_dsn(source: Node) -> Iterator[str]:
     """The source's database, as a login of its own that has what the page says, and is held apart from others."""
     known = conninfo_to_dict(source.dsn)
-    role = "lyon_reader_" + str(known["dbname"])[-20:]
-    source.connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{known.get('password', '')}'".encode())
+    name = "lyon_reader_" + str(known["dbname"])[-20:]
+    source.connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{known.get('password', '')}'".encode())
+    source.connection.execute(named(rights("link-reader"), name).encode())
     for block in blocks(PAGE):
         if block.language == "sql":
-            source.connection.execute(block.text.replace("lyon_reader", role).encode())
-    yield make_conninfo(source.dsn, user=role)
-    source.connection.execute(f"DROP OWNED BY {role}".encode())
-    source.connection.execute(f"DROP ROLE {role}".encode())
+            source.connection.execute(block.text.replace("lyon_reader", name).encode())
+    yield make_conninfo(source.dsn, user=name)
+    source.connection.execute(f"DROP OWNED BY {name}".encode())
+    source.connection.execute(f"DROP ROLE {name}".encode())
 
 
 @pytest.mark.slow
@@ -227,7 +228,12 @@ async def test_dispatcher_reads_with_this_login(
         "INSERT INTO mailroom.subscription (topic, inbox, origin) VALUES ('order', 'invoices', 'paris')"
     )
     monkeypatch.setenv("MAILROOM_DSN_PARIS", login_dsn)
-    lane = LinksLane(target.dsn, poll_interval_s=0.1)
+    with role(target.dsn, *rights("dispatcher", "invoices")) as (_, dsn):
+        await reads_over_link(source, target, LinksLane(dsn, poll_interval_s=0.1))
+
+
+async def reads_over_link(source: Node, target: Node, lane: LinksLane) -> None:
+    """Run the lane until it has received a message and acknowledged it."""
     running = asyncio.create_task(lane.run())
     try:
         await eventually_async(lambda: source.rows("SELECT FROM mailroom.link_topic"))

@@ -22,7 +22,7 @@ from outbox import Outbox
 from tests.support.databases import Connect
 from tests.support.drivers import SYNC, opened
 from tests.support.node import SCHEMA, Node
-from tests.support.roles import grants_of_a_consumer, role
+from tests.support.roles import rights, role
 from tests.support.waiting import eventually
 from tests.support.working import working
 
@@ -210,7 +210,7 @@ def consumer(connection: psycopg.Connection[Any], inbox: str) -> None:
     """Go on as a role with the grants of a consumer that sends nothing. It goes with the transaction."""
     name = f"mailroom_test_{token_hex(8)}"
     connection.execute(f"CREATE ROLE {name}")
-    for grant in grants_of_a_consumer(inbox):
+    for grant in rights("reaper", inbox):
         connection.execute(grant.replace("{role}", name).encode())
     connection.execute(f"SET LOCAL ROLE {name}")
 
@@ -245,7 +245,7 @@ def test_command_cannot_stop_a_worker_whose_role_may_not_answer(
 
 def test_worker_whose_role_may_not_answer_goes_on(node: Node) -> None:
     with (
-        role(node.dsn, *grants_of_a_consumer("shipping")) as (_, dsn),
+        role(node.dsn, *rights("reaper", "shipping")) as (_, dsn),
         working(Worker(dsn, "shipping", failing(OutOfStock()))),
     ):
         command(node, "shipping")

@@ -59,6 +59,11 @@ def test_messages_of_inboxes_and_dead_rows_are_told_by_the_statistics(node: Node
     assert tables["transit"] == 0
 
 
+def test_paused_inbox_is_told(node: Node) -> None:
+    node.connection.execute("UPDATE mailroom.inbox_registry SET paused_at = now() WHERE name = 'billing'")
+    assert by_label(read(node)[catalog.INBOX_PAUSED]) == {"shipping": 0, "billing": 1}
+
+
 def test_labels_are_bounded_by_the_registry_and_the_schema(node: Node) -> None:
     node.connection.execute("CREATE TABLE mailroom.staging_0198 ()")
     node.connection.execute("DELETE FROM mailroom.inbox_registry WHERE name = 'billing'")

@@ -1,6 +1,6 @@
 """The text of metrics, byte by byte."""
 
-from mailroom.metrics.family import Family, Histogram, text
+from mailroom.metrics.family import Family, Histogram, Samples, text
 
 GAUGE = Family("inbox_messages", "gauge", "Messages that wait.", ("inbox",))
 SECONDS = Family("handle_seconds", "histogram", "How long handlers took.\nEach.", ("inbox",))
@@ -11,8 +11,11 @@ def test_text_of_a_gauge_and_a_histogram() -> None:
     for value in (0.05, 0.1, 0.5, 7.0):
         took.observe(value)
     took.observe(0.2, times=2)
-    samples = {GAUGE: [(("shipping",), 3), (("billing",), float("inf"))], SECONDS: [(("shipping",), took)]}
-    assert text(samples, 'a "node"\\') == (
+    samples: dict[Family, Samples] = {
+        GAUGE: [(("shipping",), 3), (("billing",), float("inf"))],
+        SECONDS: [(("shipping",), took)],
+    }
+    assert text({'a "node"\\': samples}) == (
         "# HELP mailroom_inbox_messages Messages that wait.\n"
         "# TYPE mailroom_inbox_messages gauge\n"
         'mailroom_inbox_messages{node="a \\"node\\"\\\\",inbox="shipping"} 3\n'

@@ -122,6 +122,25 @@ def test_parked_key_waits_for_nobody_and_is_counted(node: Node) -> None:
     assert by_label(found[leader.INBOX_KEYS])["shipping/parked"] == 1
 
 
+def test_paused_key_is_not_parked(node: Node) -> None:
+    node.connection.execute(
+        "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, paused_at) "
+        "VALUES ('shipping', 'a', 1, 0, 'infinity', now())"
+    )
+    assert set(by_label(sample(node)[leader.INBOX_KEYS]).values()) == {0}
+
+
+def test_periodic_message_is_late_once_it_is_due(node: Node) -> None:
+    node.connection.execute(
+        "INSERT INTO mailroom.periodic "
+        "(name, cron, time_zone, topic, kind, value, missed, jitter_s, due_at, next_at, paused) SELECT "
+        "name, '@daily', 'UTC', 't', 'M', '\\x00', 'skip', 0, now(), now() + in_s * interval '1 s', name = 'paused' "
+        "FROM (VALUES ('late', -50), ('coming', 5000), ('paused', -50)) AS p (name, in_s)"
+    )
+    late = {name: s // 10 * 10 for name, s in by_label(sample(node, 0)[leader.PERIODIC_LATE]).items()}
+    assert late == {"late": 50, "coming": 0}
+
+
 def test_what_lies_below_the_floors_is_not_read(node: Node) -> None:
     node.send("shipping", key="a")
     node.deliver()

@@ -14,6 +14,7 @@ from mailroom.message.outgoing import Outgoing
 from mailroom.sql.runner import run
 from outbox import Outbox
 from tests.support.node import SCHEMA, Node
+from tests.support.roles import named, rights
 
 REACH = "SELECT mailroom.clock_reach()"
 EXECUTABLE = (
@@ -88,11 +89,7 @@ def test_ceiling_counts_where_a_crash_has_set_the_clock_back(node: Node) -> None
 def test_writer_needs_no_right_on_the_clock(node: Node) -> None:
     node.connection.execute("CREATE ROLE writing")
     try:
-        node.connection.execute("GRANT USAGE ON SCHEMA mailroom TO writing")
-        node.connection.execute(
-            "GRANT INSERT (message_id, topic, key, kind, message_type, event_type, value, value_json, headers, "
-            "deliver_at, expires_at, after_clock, source, sent_at) ON mailroom.outbox TO writing"
-        )
+        node.connection.execute(named(rights("writer"), "writing").encode())
         reach = far(node)
         node.connection.execute("SET ROLE writing")
         insert = "INSERT INTO mailroom.outbox (topic, value_json, after_clock) VALUES ('t', '1', %s)"

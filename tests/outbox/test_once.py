@@ -16,10 +16,10 @@ from mailroom.errors import InvalidMessage, NotInTransaction
 from mailroom.sql.operation import Execute, Operation
 from mailroom.sql.runner import run
 from outbox import AsyncOutbox, Outbox, Outgoing
-from tests.sql.test_sql import statements
 from tests.support.command import done, error_of, mailroom
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
+from tests.support.roles import named, rights
 from tests.support.waiting import wait_until_blocked
 
 pytestmark = pytest.mark.sample(2)
@@ -237,9 +237,9 @@ def test_lone_statement_is_refused(session: Session) -> None:
 
 @pytest.fixture
 def as_writer(session: Session, connect: Connect, dsn: str) -> Iterator[Session]:
-    """A session of the page's role of writers, with the page's grants and nothing else."""
+    """A session of a writer's role, with what `mailroom grant` gives and nothing else."""
     role = f"{conninfo_to_dict(dsn)['dbname']}_shop_writer"[-63:]
-    session.execute(statements("CREATE ROLE shop_writer").replace("shop_writer", role).encode())
+    session.execute(f"CREATE ROLE {role}; {named(rights('writer'), role)}".encode())
     writer = connect()
     writer.execute(f"SET SESSION AUTHORIZATION {role}".encode())
     writer.commit()
@@ -249,7 +249,7 @@ def as_writer(session: Session, connect: Connect, dsn: str) -> Iterator[Session]
     session.execute(f"DROP ROLE {role}".encode())
 
 
-def test_role_of_the_page_may_send_once(session: Session, as_writer: Session) -> None:
+def test_role_may_send_once(session: Session, as_writer: Session) -> None:
     for value in (1, 2):
         pay(as_writer, value)
     as_writer.commit()
@@ -257,7 +257,7 @@ def test_role_of_the_page_may_send_once(session: Session, as_writer: Session) ->
 
 
 @pytest.mark.parametrize("do", ["SELECT id FROM", "DELETE FROM"])
-def test_role_of_the_page_can_neither_see_nor_forget_ids(as_writer: Session, do: str) -> None:
+def test_role_can_neither_see_nor_forget_ids(as_writer: Session, do: str) -> None:
     with pytest.raises(errors.InsufficientPrivilege):
         as_writer.execute(f"{do} mailroom.outbox_jdbc_id".encode())
 

@@ -18,8 +18,8 @@ from inbox import Inbox
 from mailroom import create_inbox, schema
 from mailroom.session import settings
 from mailroom.testing import deliver
-from tests.sql.test_sql import statements
 from tests.support.databases import Connect
+from tests.support.roles import named, rights
 from tests.support.waiting import WITHIN_S, wait_until_blocked
 
 Session = psycopg.Connection[Any]
@@ -307,9 +307,9 @@ def test_nodes_of_one_database_do_not_share_their_ids(session: Session, dsn: str
 
 @pytest.fixture
 def as_writer(session: Session, connect: Connect, dsn: str) -> Iterator[Callable[[], Session]]:
-    """Return what opens a session of the page's role for this view, with the page's grants and nothing else."""
+    """Return what opens a session of a role for this view, with what `mailroom grant` gives and nothing else."""
     role = f"{conninfo_to_dict(dsn)['dbname']}_shop_spark"[-63:]
-    session.execute(statements("CREATE ROLE shop_spark").replace("shop_spark", role).encode())
+    session.execute(f"CREATE ROLE {role}; {named(rights('jdbc-writer'), role)}".encode())
 
     def open_session() -> Session:
         writer = connect(autocommit=True)
@@ -321,7 +321,7 @@ def as_writer(session: Session, connect: Connect, dsn: str) -> Iterator[Callable
     session.execute(f"DROP ROLE {role}".encode())
 
 
-def test_role_of_the_page_writes_by_insert_and_by_copy(session: Session, as_writer: Callable[[], Session]) -> None:
+def test_role_writes_by_insert_and_by_copy(session: Session, as_writer: Callable[[], Session]) -> None:
     writer = as_writer()
     assert [write(writer, 1), write(writer, 1)] == [1, 0]
     with writer.cursor().copy("COPY mailroom.outbox_jdbc (message_id, topic, value_json) FROM STDIN") as copy:
@@ -341,7 +341,7 @@ def test_role_of_the_page_writes_by_insert_and_by_copy(session: Session, as_writ
         "UPDATE mailroom.outbox_jdbc_id SET at = now()",
     ],
 )
-def test_role_of_the_page_can_do_nothing_else(as_writer: Callable[[], Session], statement: str) -> None:
+def test_role_can_do_nothing_else(as_writer: Callable[[], Session], statement: str) -> None:
     with pytest.raises(errors.InsufficientPrivilege):
         as_writer().execute(statement.encode())
 

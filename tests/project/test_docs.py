@@ -33,16 +33,10 @@ import pytest
 import sqlalchemy
 from click.testing import CliRunner
 
-from inbox import AsyncWorker, Inbox, Worker
-from inbox.by_key.failure import failed, recording
-from mailroom import create_inbox
+from inbox import AsyncWorker, Worker
 from mailroom.cli.root import root as mailroom_command
 from mailroom.embedded import Binaries
-from mailroom.schema import check
 from mailroom.session.settings import DSN_VARIABLE, LIBPQ_VARIABLES
-from mailroom.sql.runner import run
-from mailroom.testing import deliver
-from outbox import Outbox
 from tests.cli_reference import PAGE as CLI_PAGE
 from tests.cli_reference import reference
 from tests.support.waiting import WITHIN_S, eventually
@@ -337,23 +331,3 @@ def _anchors(page: Path) -> set[str]:
 
 def test_the_page_of_the_command_line_is_what_the_commands_say() -> None:
     assert CLI_PAGE.read_text() == reference(), "docs/cli.md is out of date: python -m tests.cli_reference"
-
-
-def test_the_grants_of_the_page_about_the_dispatcher_are_enough(connect: Any) -> None:
-    [grants] = [block for block in blocks(ROOT / "docs" / "dispatcher.md") if block.language == "sql"]
-    connection = connect()
-    create_inbox(connection, "shipping")
-    # All of it is rolled back, the roles too: they are the whole server's.
-    connection.execute("CREATE ROLE shop_writer; CREATE ROLE shop_consumer")
-    connection.execute(grants.text)
-    connection.execute("SET LOCAL ROLE shop_writer")
-    Outbox().send(connection, "shipping", {"order": 42}, key="order-42")
-    connection.execute("RESET ROLE")
-    deliver(connection)
-    connection.execute("SET LOCAL ROLE shop_consumer")
-    check(connection)
-    [message] = Inbox("shipping").peek(connection)
-    with connection.transaction(force_rollback=True):
-        assert run(connection, recording("mailroom", "shipping", failed(message, ValueError()))).attempt == 1
-    assert [message.key for message in Inbox("shipping").reap_any(connection)] == ["order-42"]
-    connection.rollback()

@@ -22,7 +22,8 @@ ATTRIBUTES = {
     "NotAtomic": "",
     "Stamp": "clock is_stale what",
     "TokenExpired": "token",
-    "Topic": "name read read_answer typed upcast version write write_answer",
+    "Topic": "name periodic read read_answer typed upcast version write write_answer",
+    "RightsChange": "inboxes kept statements",
     "Watched": "fault key_prefix table topic without",
     "carrying": "",
     "ConfigurationError": "",
@@ -40,6 +41,7 @@ ATTRIBUTES = {
     "SchemaError": "",
     "UnknownInbox": "",
     "UnknownLink": "",
+    "UnknownPeriodic": "",
     "UnsupportedConnection": "",
     "MessagesSent": "messages schema topics",
     "MessagesDelivered": "carried dead delivered expired scheduled schema seconds taken unrouted",
@@ -52,6 +54,8 @@ ATTRIBUTES = {
     "BatchEnded": "due inbox messages outcome schema seconds",
     "AttemptFailed": "attempt error inbox message outcome schema",
     "TriedAgain": "error inbox reconnects role schema",
+    "Collector": "close collect describe",
+    "Health": "has_begun name ready since state why",
     "LinkStates": "readers sources",
     "LinkMoved": "reader source",
     "ReaderState": (
@@ -66,10 +70,15 @@ ATTRIBUTES = {
     ),
     "MessageObject": "clock dumps event from_cluster from_host from_id loads object of outgoing type",
     "NewId": "before id links origins rows",
+    "Finding": "command evidence id what",
+    "Limits": (
+        "batch_s behind_xids connections_share dead_times frozen_xids lease_s lock_s queue_share sequence_share "
+        "silent_s snapshot_s unled_s unread_s vacuum_s waiting_s wal_bytes"
+    ),
     "DispatcherStatus": "counts epoch host leads lease_left_s origins pid state",
     "InboxStatus": (
         "backlog consumer_lag_s dispatcher_lag_s dropped held_back is_stopped lag_s name on_the_way order parked_keys "
-        "parked_messages waiting_keys waits_for"
+        "parked_messages paused_at paused_by paused_keys waiting_keys waits_for"
     ),
     "LinkStatus": "backlog lag_s name on_the_way state",
     "Status": (
@@ -91,16 +100,22 @@ ATTRIBUTES = {
     "Executable": (
         "after_clock amount arguments at bytes end_key expected headers id key notify operation row_limit target value"
     ),
-    "Outbox": "command publish reply schema send send_many",
+    "Outbox": "cancel command publish reply schema send send_many",
     "Outgoing": (
         "after_clock deliver_after deliver_at event_type expires_at headers id key kind message_type topic value"
     ),
+    "Periodic": "add list next_times pause remove resume schema sync",
+    "PeriodicMessage": "cron headers jitter_s key kind missed name time_zone topic value",
+    "PeriodicState": ("cron due_at jitter_s key kind last_at last_error missed name next_at paused time_zone topic"),
     "Store": "account books call delete delete_range get increment put schema send_many target",
     "Attempt": "at attempt clock error key message_id outcome worker",
     "BatchHandler": "",
     "Changed": "freed keys messages",
     "Handlers": "on on_error_reply schema",
-    "Inbox": "backlog create drop inbox peek reap reap_any rename schema subscribe unsubscribe",
+    "Inbox": (
+        "backlog create drop inbox pause paused_keys peek reap reap_any rename resume schema subscribe unsubscribe "
+        "wait_for_batches"
+    ),
     "Message": (
         "clock delivered_at event_type expires_at headers id key kind message_type origin raw sent_at sent_clock "
         "source status topic value"
@@ -109,6 +124,7 @@ ATTRIBUTES = {
     "Park": "",
     "Parked": "attempts discard inbox keys messages replay schema",
     "ParkedKey": "attempts clock key messages parked_at reason",
+    "PausedKey": "is_parked key messages paused_at paused_by",
     "Pending": "id wait",
     "ErrorReply": "code status value",
     "Reject": "value",
@@ -116,10 +132,10 @@ ATTRIBUTES = {
     "Retry": "after_s",
     "Skip": "",
     "Unavailable": "after_s",
-    "Worker": "failure healthy inbox run schema stop",
-    "Dispatcher": "run stop totals",
+    "Worker": "failure health healthy inbox run schema stop",
+    "Dispatcher": "health run stop totals",
     "Executed": "dead replied taken",
-    "Executor": "run stop totals",
+    "Executor": "health run stop totals",
     "RegisteredFunction": "created_at fault function name timeout_s",
     "RegisteredTarget": "created_at fault key name number table value",
     "Registrations": "functions register_function register_target remove_function remove_target schema targets",

@@ -1420,6 +1420,8 @@ CREATE TABLE mailroom.inbox_registry (
     dropped bigint DEFAULT 0 NOT NULL,
     "order" text DEFAULT 'key'::text NOT NULL COLLATE pg_catalog."C",
     sent_floor bigint DEFAULT 0 NOT NULL,
+    paused_at timestamp with time zone,
+    paused_by text,
     CONSTRAINT inbox_registry_backoff_s_check CHECK ((backoff_s >= (0)::double precision)),
     CONSTRAINT inbox_registry_check CHECK ((backoff_max_s >= backoff_s)),
     CONSTRAINT inbox_registry_keep_s_check CHECK ((keep_s > (0)::double precision)),
@@ -1456,6 +1458,10 @@ COMMENT ON COLUMN mailroom.inbox_registry."order" IS 'The order in which message
 
 COMMENT ON COLUMN mailroom.inbox_registry.sent_floor IS 'Of a total inbox: no message has a sent_clock at or below it, nor will have one. It saves time.';
 
+COMMENT ON COLUMN mailroom.inbox_registry.paused_at IS 'Since when it is paused: claims give nothing, deliveries go on. Null if it is not.';
+
+COMMENT ON COLUMN mailroom.inbox_registry.paused_by IS 'Who paused it, and why.';
+
 CREATE TABLE mailroom.key_state (
     inbox text NOT NULL COLLATE pg_catalog."C",
     key text NOT NULL COLLATE pg_catalog."C",
@@ -1465,11 +1471,14 @@ CREATE TABLE mailroom.key_state (
     last_error text,
     parked_at timestamp with time zone,
     alone_to bigint DEFAULT 0 NOT NULL,
-    suspect_to bigint DEFAULT 0 NOT NULL
+    suspect_to bigint DEFAULT 0 NOT NULL,
+    paused_at timestamp with time zone,
+    paused_by text,
+    resume_at timestamp with time zone
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
 
-COMMENT ON TABLE mailroom.key_state IS 'The failing keys: those with a message whose last attempt failed, or that was in a batch that failed.';
+COMMENT ON TABLE mailroom.key_state IS 'The failing keys: those with a message whose last attempt failed, or that was in a batch that failed. And the paused ones.';
 
 COMMENT ON COLUMN mailroom.key_state.inbox IS 'The inbox.';
 
@@ -1479,7 +1488,7 @@ COMMENT ON COLUMN mailroom.key_state.clock IS 'Clock of the message that failed 
 
 COMMENT ON COLUMN mailroom.key_state.attempts IS 'How often that message failed; 0 if only its batch failed.';
 
-COMMENT ON COLUMN mailroom.key_state.retry_at IS 'The key waits until this time, infinity while it is parked. Other keys go on.';
+COMMENT ON COLUMN mailroom.key_state.retry_at IS 'The key waits until this time, infinity while it is parked or paused. Other keys go on.';
 
 COMMENT ON COLUMN mailroom.key_state.last_error IS 'The last failure, truncated.';
 
@@ -1488,6 +1497,12 @@ COMMENT ON COLUMN mailroom.key_state.parked_at IS 'Since when the key is parked:
 COMMENT ON COLUMN mailroom.key_state.alone_to IS 'Up to this clock the key is claimed by itself, and keeps this row.';
 
 COMMENT ON COLUMN mailroom.key_state.suspect_to IS 'Up to this clock the key is tried one message at a time.';
+
+COMMENT ON COLUMN mailroom.key_state.paused_at IS 'Since when the key is paused; null if it is not.';
+
+COMMENT ON COLUMN mailroom.key_state.paused_by IS 'Who paused it, and why.';
+
+COMMENT ON COLUMN mailroom.key_state.resume_at IS 'What retry_at would be if the key were not paused; null if the key is healthy.';
 
 CREATE TABLE mailroom.known (
     origin bigint NOT NULL,
@@ -1680,7 +1695,10 @@ CREATE VIEW mailroom.my_due WITH (security_barrier='true') AS
     last_error,
     parked_at,
     alone_to,
-    suspect_to
+    suspect_to,
+    paused_at,
+    paused_by,
+    resume_at
    FROM mailroom.key_state
   WHERE mailroom.is_mine(inbox)
   ORDER BY inbox, retry_at, key;
@@ -1696,7 +1714,10 @@ CREATE VIEW mailroom.my_key_state WITH (security_barrier='true') AS
     last_error,
     parked_at,
     alone_to,
-    suspect_to
+    suspect_to,
+    paused_at,
+    paused_by,
+    resume_at
    FROM mailroom.key_state
   WHERE mailroom.is_mine(inbox);
 
@@ -2159,6 +2180,61 @@ ALTER TABLE mailroom.outbox ALTER COLUMN "position" ADD GENERATED ALWAYS AS IDEN
     CACHE 1
 );
 
+CREATE TABLE mailroom.periodic (
+    name text NOT NULL COLLATE pg_catalog."C",
+    cron text NOT NULL,
+    time_zone text NOT NULL,
+    topic text NOT NULL COLLATE pg_catalog."C",
+    key text COLLATE pg_catalog."C",
+    kind "char" NOT NULL,
+    value bytea NOT NULL,
+    headers jsonb,
+    missed text NOT NULL COLLATE pg_catalog."C",
+    jitter_s double precision NOT NULL,
+    due_at timestamp with time zone NOT NULL,
+    next_at timestamp with time zone NOT NULL,
+    last_at timestamp with time zone,
+    paused boolean DEFAULT false NOT NULL,
+    last_error text,
+    CONSTRAINT periodic_jitter CHECK (((jitter_s >= (0)::double precision) AND (jitter_s <= (3600)::double precision))),
+    CONSTRAINT periodic_kind CHECK ((kind = ANY (ARRAY['M'::"char", 'E'::"char", 'C'::"char"]))),
+    CONSTRAINT periodic_missed CHECK ((missed = ANY (ARRAY['skip'::text, 'once'::text, 'all'::text]))),
+    CONSTRAINT periodic_name CHECK ((name ~ '^[A-Za-z][A-Za-z0-9_.-]{0,62}$'::text))
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
+
+COMMENT ON TABLE mailroom.periodic IS 'Messages that are sent at the times of a cron expression, a row each.';
+
+COMMENT ON COLUMN mailroom.periodic.name IS 'Its name; a part of the ids of its messages.';
+
+COMMENT ON COLUMN mailroom.periodic.cron IS 'The cron expression: five fields, or a name such as @daily.';
+
+COMMENT ON COLUMN mailroom.periodic.time_zone IS 'The time zone of its times, by its name.';
+
+COMMENT ON COLUMN mailroom.periodic.topic IS 'The topic of its messages.';
+
+COMMENT ON COLUMN mailroom.periodic.key IS 'Their key; null for a key of its own for each of them.';
+
+COMMENT ON COLUMN mailroom.periodic.kind IS 'Their kind: M message, E event, C command.';
+
+COMMENT ON COLUMN mailroom.periodic.value IS 'Their value as CBOR.';
+
+COMMENT ON COLUMN mailroom.periodic.headers IS 'Their headers, to which `periodic` and `due` are added.';
+
+COMMENT ON COLUMN mailroom.periodic.missed IS 'What is sent for times at which no dispatcher ran: skip, once or all.';
+
+COMMENT ON COLUMN mailroom.periodic.jitter_s IS 'Each send is delayed by up to so many seconds.';
+
+COMMENT ON COLUMN mailroom.periodic.due_at IS 'The next time for which a message is to be sent.';
+
+COMMENT ON COLUMN mailroom.periodic.next_at IS 'When it is to be sent: due_at, delayed by the jitter. It is late once this has passed.';
+
+COMMENT ON COLUMN mailroom.periodic.last_at IS 'The last time for which a message was sent.';
+
+COMMENT ON COLUMN mailroom.periodic.paused IS 'Whether an operator has paused it.';
+
+COMMENT ON COLUMN mailroom.periodic.last_error IS 'Why the last try to send failed; null if it did not.';
+
 CREATE TABLE mailroom.receipt (
     origin bigint NOT NULL,
     last bigint NOT NULL,
@@ -2510,6 +2586,9 @@ ALTER TABLE ONLY mailroom.outbox
 ALTER TABLE ONLY mailroom.parked
     ADD CONSTRAINT parked_pkey PRIMARY KEY (inbox, key, clock);
 
+ALTER TABLE ONLY mailroom.periodic
+    ADD CONSTRAINT periodic_pkey PRIMARY KEY (name);
+
 ALTER TABLE ONLY mailroom.receipt
     ADD CONSTRAINT receipt_pkey PRIMARY KEY (origin, last);
 
@@ -2561,6 +2640,8 @@ CREATE INDEX link_topic_link ON mailroom.link_topic USING btree (link);
 CREATE INDEX link_topic_pattern ON mailroom.link_topic USING btree (fits, words, link) WHERE (fits IS NOT NULL);
 
 CREATE INDEX outbox_jdbc_id_at ON mailroom.outbox_jdbc_id USING btree (at);
+
+CREATE INDEX periodic_next ON mailroom.periodic USING btree (next_at) WHERE (NOT paused);
 
 CREATE INDEX registry_total ON mailroom.inbox_registry USING btree (name) WHERE ("order" = 'total'::text);
 

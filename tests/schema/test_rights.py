@@ -1,4 +1,4 @@
-"""Rights: what a consumer with the documented grants can do to the inboxes of others. Nothing."""
+"""Rights: what a consumer with the rights of a reaper can do to the inboxes of others. Nothing."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ from inbox.worker import in_flight
 from inbox.worker.in_flight import InFlight
 from tests.support.databases import Connect
 from tests.support.node import Node
-from tests.support.roles import grants_of_a_consumer, role
+from tests.support.roles import rights, role
 from tests.support.waiting import eventually
 from tests.support.working import working
 
@@ -38,7 +38,7 @@ def node(node: Node) -> Node:
 @pytest.fixture
 def consumer(node: Node) -> Iterator[str]:
     """The DSN of a consumer of `mine`."""
-    with role(node.dsn, *grants_of_a_consumer("mine")) as (_, dsn):
+    with role(node.dsn, *rights("reaper", "mine")) as (_, dsn):
         yield dsn
 
 

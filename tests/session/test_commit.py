@@ -30,11 +30,11 @@ from mailroom.session.commit import CommitAttempt, Next, Phase, following, sweep
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
 from outbox import AsyncOutbox, Outbox
-from tests.project.test_docs import ROOT, blocks
 from tests.support.committing import KINDS, Client, client, url
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 from tests.support.proxy import CommitFault, Proxy, proxied
+from tests.support.roles import named, rights
 from tests.support.unknown_commits import run_unknown_commits
 from tests.support.waiting import eventually, eventually_async, wait_until_blocked
 
@@ -664,12 +664,12 @@ def test_database_that_refuses_the_question_leaves_it_unknown_at_once(node: Node
         resolve(connect, uuid4(), schema="elsewhere")
 
 
-def test_grants_of_the_page_are_enough(connect: Connect) -> None:
-    [grants] = [block for block in blocks(ROOT / "docs" / "commits.md") if block.language == "sql"]
+@pytest.mark.parametrize("purpose", ["writer", "reaper"])
+def test_rights_of_writers_and_reapers_are_enough(connect: Connect, purpose: str) -> None:
     connection = connect()
     # All of it is rolled back, the role too: it is the whole server's.
     connection.execute("CREATE ROLE shop_writer")
-    connection.execute(grants.text)
+    connection.execute(named(rights(purpose), "shop_writer").encode())
     connection.execute("SET LOCAL ROLE shop_writer")
     attempt = CommitAttempt(SCHEMA, reconnecting=False)
     run(connection, attempt.beginning())
@@ -778,7 +778,8 @@ def test_token_that_is_swept_while_somebody_asks_is_expired(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_many_unknown_commits_are_all_resolved_as_the_ledger_says(node: Node) -> None:
-    counts = run_unknown_commits(node.dsn, unknown=300, seed=20261121)
+    """`make faults` does it with 300, on a server that is durable."""
+    counts = run_unknown_commits(node.dsn, unknown=100, seed=20261121)
     assert counts.violations == []
-    assert counts.unknown >= 300
-    assert 0.3 <= counts.committed / counts.unknown <= 0.7
+    assert counts.unknown >= 100
+    assert 0.2 <= counts.committed / counts.unknown <= 0.8

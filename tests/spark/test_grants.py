@@ -1,6 +1,5 @@
-"""The role of the page about clusters: its grants are what `format("outbox")` needs, each of them, and no more."""
+"""The rights of a spark-writer are what `format("outbox")` needs, each of them, and no more."""
 
-import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -18,6 +17,7 @@ from pyspark.sql import types as spark
 
 from mailroom import resolve
 from mailroom.errors import CommitUnknown, SchemaError
+from mailroom.roles.statements import Atom, Thing, fixed_atoms
 from mailroom.sql.runner import run
 from outbox.bulk import advancing
 from spark_jobs.node import Node
@@ -28,10 +28,10 @@ from spark_jobs.write.shape import Shape
 from spark_jobs.write.staging import Staged, drop, stage, sweep
 from spark_jobs.write.user_sql import UserSql
 from tests.support.databases import Connect
+from tests.support.roles import named, rights
 
 ROOT = Path(__file__).parent.parent.parent
-[PAGE] = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "spark-cluster.md").read_text(), re.S)
-ROLE = "spark_writer"
+ROLE = "spark-writer"
 COLUMNS: dict[str, spark.DataType] = {
     **dict.fromkeys(("message_id", "topic", "key", "kind", "message_type", "event_type"), spark.StringType()),
     "value": spark.LongType(),
@@ -42,25 +42,19 @@ COLUMNS: dict[str, spark.DataType] = {
 SHAPE = Shape.of(spark.StructType([spark.StructField(name, kind) for name, kind in COLUMNS.items()]), {})
 
 
-def atoms(page: str) -> list[tuple[str, str]]:
-    """Every privilege that the page grants, and on what: those on columns one by one."""
-    found: list[tuple[str, str]] = []
-    for privileges, on in re.findall(rf"^GRANT (.+?)\s+ON (\S+|SCHEMA \S+) TO {ROLE};$", page, re.S | re.M):
-        for name, columns in re.findall(r"([A-Z]+)(?: \((.*?)\))?", privileges, re.S):
-            found += [(f"{name} ({column.strip()})", on) for column in columns.split(",")] if columns else [(name, on)]
-    return found
-
-
-ATOMS = atoms(PAGE)
+ATOMS = [
+    (atom.privilege if atom.column is None else f"{atom.privilege} ({atom.column})", of)
+    for atom in sorted((*fixed_atoms(ROLE), Atom(Thing("schema", "mailroom"), "CREATE")), key=str)
+    for of in [f"SCHEMA {atom.thing.name}" if atom.thing.kind == "schema" else f"mailroom.{atom.thing.name}"]
+]
 
 
 @pytest.fixture
 def node(dsn: str, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    """The node as the page's role sees it, whose password stands in a file, as on a cluster."""
-    role = f"{conninfo_to_dict(dsn)['dbname']}_{ROLE}"[-63:]
+    """The node as a spark-writer sees it, whose password stands in a file, as on a cluster."""
+    role = f"{conninfo_to_dict(dsn)['dbname']}_spark_writer"[-63:]
     owner = connect(autocommit=True)
-    owner.execute(PAGE.replace(ROLE, role).encode())
-    owner.execute(f"ALTER ROLE {role} PASSWORD 'from-a-file'".encode())
+    owner.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'from-a-file'; {named(rights(ROLE), role)}".encode())
     passfile = tmp_path / "passfile"
     passfile.write_text(f"*:*:*:{role}:from-a-file\n")
     passfile.chmod(0o600)
@@ -96,7 +90,7 @@ def staged(node: Node, batch: SparkBatch) -> Staged:
 
 def all_that_spark_does(node: Node) -> None:
     """A job, the same one again, one that is aborted, a sweep; and what becomes of a COMMIT that gets no answer."""
-    node = node.pinned()
+    node = node.check()
     for _ in range(2):
         commit(node, SparkBatch("job"), SHAPE, [staged(node, SparkBatch("job"))])
     large = SparkBatch("large")
@@ -112,7 +106,7 @@ def token_of_now() -> str:
     return f"{int(datetime.now(UTC).timestamp() * 1000):012x}7{uuid4().hex[13:]}"
 
 
-def test_grants_of_the_page_are_enough(node: Node, connect: Connect) -> None:
+def test_rights_are_enough(node: Node, connect: Connect) -> None:
     all_that_spark_does(node)
     sent = connect().execute("SELECT topic, key, after_clock FROM mailroom.outbox").fetchall()
     assert sent == [("numbers", "k", 5)] * 4
@@ -171,18 +165,11 @@ def test_owner_of_the_outbox_goes_on_with_what_the_role_has_left(node: Node, con
 
 
 @pytest.mark.parametrize(("privilege", "on"), ATOMS)
-def test_each_grant_of_the_page_is_needed(
-    node: Node, without: Callable[[str, str], None], privilege: str, on: str
-) -> None:
+def test_each_right_is_needed(node: Node, without: Callable[[str, str], None], privilege: str, on: str) -> None:
     without(privilege, on)
     with pytest.raises((errors.InsufficientPrivilege, SendFailed, BulkUnfinished, CommitUnknown)) as refused:
         all_that_spark_does(node)
     assert isinstance(refused.value, psycopg.Error) or f"{errors.InsufficientPrivilege.sqlstate}" in str(refused.value)
-
-
-def test_every_grant_of_the_page_was_tried() -> None:
-    assert len(ATOMS) == 2 + 12 + 1 + 6 + 10 + 11 + 2 + 2 + 2
-    assert PAGE.count("GRANT ") == len({on for _, on in ATOMS}) + 1  # two are on the outbox
 
 
 @pytest.mark.parametrize(

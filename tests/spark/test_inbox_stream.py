@@ -23,7 +23,7 @@ from spark_jobs.read import inbox_stream, offsets
 from spark_jobs.read.inbox_stream import InboxStreamReader
 from tests.support.node import Node, failing
 from tests.support.proxy import proxied
-from tests.support.roles import documented_role, role
+from tests.support.roles import rights, role
 from tests.support.waiting import eventually
 from tests.support.working import working
 
@@ -359,14 +359,14 @@ def run_batches(reader: InboxStreamReader, count: int, start: dict[str, Any] | N
     return ends
 
 
-def test_the_rights_of_the_page_are_enough_and_show_no_other_stream(node: Node) -> None:
+def test_the_rights_of_a_spark_reader_are_enough_and_show_no_other_stream(node: Node) -> None:
     node.inbox("billing")
     node.connection.execute(
         "INSERT INTO mailroom.spark_stream (inbox, checkpoint, batch, above, upto, message_id, messages, digest) "
         "VALUES ('billing', 'of another', 1, 0, 9, 'id', 1, 1)"
     )
     send(node, *range(25))
-    with role(node.dsn, *documented_role("spark-reading.md", "shop_stream")) as (_, dsn):
+    with role(node.dsn, *rights("spark-reader", "shipping")) as (_, dsn):
         reader = InboxStreamReader(SparkNode(dsn=dsn), "shipping", None, 10)
         try:
             reader.commit(run_batches(reader, 3)[-1])

@@ -212,7 +212,10 @@ def test_schema_that_cannot_be_used_is_told_before_anything_runs(
     dsn: str, owner: psycopg.Connection[Any], role: str, schema: str
 ) -> None:
     owner.execute("CREATE SCHEMA closed")
-    with acting_as(role), pytest.raises(ConfigurationError, match=f"GRANT USAGE, CREATE ON SCHEMA {schema} TO it"):
+    with (
+        acting_as(role),
+        pytest.raises(ConfigurationError, match=f"mailroom grant spark-writer ROLE --staging-schema {schema}"),
+    ):
         Node(dsn=dsn, staging=schema).check()
     with pytest.raises(InvalidName, match="Schema name 'Upper' is not valid"):
         Node.of({"stagingSchema": "Upper"})

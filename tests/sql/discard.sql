@@ -13,14 +13,18 @@ parked AS (
 waiting AS (
     DELETE FROM "mailroom".inbox_shipping AS i USING doomed AS d WHERE i.key = d.key AND i.clock <= d.last
     RETURNING i.key, i.clock, i.message_id, i.kind, i.headers),
-freed AS (
-    DELETE FROM "mailroom".key_state AS s USING doomed AS d
-    WHERE s.inbox = 'shipping' AND s.key = d.key
-      AND NOT EXISTS (SELECT FROM "mailroom".parked AS p
+emptied AS MATERIALIZED (
+    SELECT d.key FROM doomed AS d
+    WHERE NOT EXISTS (SELECT FROM "mailroom".parked AS p
                       WHERE p.inbox = 'shipping' AND p.key = d.key AND p.clock > d.last)
-      AND NOT EXISTS (SELECT FROM "mailroom".inbox_shipping AS i WHERE i.key = d.key AND i.clock > d.last)
-    RETURNING s.key)
-SELECT key, messages, EXISTS (SELECT FROM freed AS f WHERE f.key = d.key), NULL::bigint AS clock,
+      AND NOT EXISTS (SELECT FROM "mailroom".inbox_shipping AS i WHERE i.key = d.key AND i.clock > d.last)),
+freed AS (
+    DELETE FROM "mailroom".key_state AS s USING emptied AS e
+    WHERE s.inbox = 'shipping' AND s.key = e.key AND s.paused_at IS NULL),
+paused AS (
+    UPDATE "mailroom".key_state AS s SET parked_at = NULL, clock = 0, attempts = 0, last_error = NULL, alone_to = 0, suspect_to = 0, resume_at = NULL FROM emptied AS e
+    WHERE s.inbox = 'shipping' AND s.key = e.key AND s.paused_at IS NOT NULL)
+SELECT key, messages, EXISTS (SELECT FROM emptied AS e WHERE e.key = d.key), NULL::bigint AS clock,
        NULL::uuid, NULL::text, NULL::text
 FROM doomed AS d
 UNION ALL

@@ -12,7 +12,7 @@ head AS MATERIALIZED (
         SELECT key FROM "mailroom".inbox_shipping AS i
         WHERE i.key = o.key AND i.clock = o.clock
           AND (SELECT s.clock FROM "mailroom".key_state AS s
-               WHERE s.inbox = 'shipping' AND s.key = o.key AND s.retry_at = 'infinity') IS NULL
+               WHERE s.inbox = 'shipping' AND s.key = o.key AND s.parked_at IS NOT NULL) IS NULL
           AND NOT EXISTS (SELECT FROM "mailroom".attempt AS a
                           WHERE a.inbox = 'shipping' AND a.key = o.key AND a.outcome = 'replay'
                             AND a.at > (SELECT since FROM registered))

@@ -2,7 +2,7 @@
 -- $1 key, $2 clock
 WITH healed AS (
     DELETE FROM "mailroom".my_key_state WHERE inbox = 'shipping' AND key = $1::text
-        AND clock <= $2::bigint AND alone_to <= $2::bigint)
+        AND clock <= $2::bigint AND alone_to <= $2::bigint AND paused_at IS NULL)
 UPDATE "mailroom".my_key_state AS s SET retry_at = greatest(clock_timestamp(), (
     SELECT retry_at FROM "mailroom".my_attempt
     WHERE inbox = 'shipping' AND key = $1::text

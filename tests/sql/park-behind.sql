@@ -2,14 +2,14 @@
 -- $1 cursor, $2 keys, $3 rows
 WITH checked AS MATERIALIZED (
     SELECT key FROM "mailroom".key_state
-    WHERE inbox = 'shipping' AND retry_at = 'infinity' AND key > $1::text
+    WHERE inbox = 'shipping' AND retry_at = 'infinity' AND parked_at IS NOT NULL AND key > $1::text
     ORDER BY key LIMIT $2::bigint),
 behind AS MATERIALIZED (
     SELECT l.key FROM checked AS l, LATERAL (SELECT FROM "mailroom".inbox_shipping WHERE key = l.key LIMIT 1) AS i),
 held AS MATERIALIZED (
     SELECT s.key FROM (SELECT * FROM behind) AS b, LATERAL (
         SELECT key FROM "mailroom".key_state AS k
-        WHERE k.inbox = 'shipping' AND k.key = b.key AND k.retry_at = 'infinity' FOR UPDATE SKIP LOCKED) AS s),
+        WHERE k.inbox = 'shipping' AND k.key = b.key AND k.parked_at IS NOT NULL FOR UPDATE SKIP LOCKED) AS s),
 picked AS MATERIALIZED (
     SELECT i.* FROM (SELECT * FROM held) AS h, LATERAL (
         SELECT ctid AS place, clock, coalesce(octet_length(value), pg_catalog.pg_column_size(value_json)) AS size

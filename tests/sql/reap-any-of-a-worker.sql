@@ -1,12 +1,14 @@
 -- REAP_ANY in inbox/by_key/claim.py
 -- $1 depth, $2 but, $3 cursor, $4 mine
 WITH RECURSIVE bound AS MATERIALIZED (
-    SELECT floor, greatest(floor, healthy_floor) AS healthy FROM "mailroom".inbox_registry WHERE name = 'shipping'),
-due_next AS MATERIALIZED (SELECT (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM "mailroom".my_due WHERE inbox = 'shipping' AND retry_at < 'infinity' LIMIT 1) AS in_s),
+    SELECT CASE WHEN paused_at IS NULL THEN floor ELSE 9223372036854775807 END AS floor, CASE WHEN paused_at IS NULL THEN greatest(floor, healthy_floor) ELSE 9223372036854775807 END AS healthy, paused_at IS NULL AS is_open
+    FROM "mailroom".inbox_registry WHERE name = 'shipping'),
+due_next AS MATERIALIZED (SELECT (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM "mailroom".my_due WHERE inbox = 'shipping' AND retry_at < 'infinity' LIMIT 1) AS in_s FROM bound WHERE is_open),
 due AS MATERIALIZED (
     SELECT l.key, l.clock, l.xmax FROM (
         SELECT key FROM "mailroom".my_due
-        WHERE inbox = 'shipping' AND retry_at <= (SELECT clock_timestamp()) ORDER BY retry_at, key) AS d, LATERAL (
+        WHERE inbox = 'shipping' AND retry_at <= (SELECT clock_timestamp() FROM bound WHERE is_open)
+        ORDER BY retry_at, key) AS d, LATERAL (
         SELECT key, clock, xmax FROM "mailroom".inbox_shipping AS i
         WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM "mailroom".inbox_shipping
                                            WHERE key = d.key AND clock > (SELECT floor FROM bound))
@@ -83,7 +85,8 @@ gone AS (
 healed AS (
     DELETE FROM "mailroom".my_key_state s
     USING (SELECT key, max(clock) AS clock FROM gone GROUP BY key) AS g
-    WHERE s.inbox = 'shipping' AND s.key = g.key AND s.clock <= g.clock AND s.alone_to <= g.clock)
+    WHERE s.inbox = 'shipping' AND s.key = g.key AND s.clock <= g.clock AND s.alone_to <= g.clock
+      AND s.paused_at IS NULL)
 SELECT key, clock, sent_clock, origin, message_id, topic, kind::text, message_type::text, event_type::text, value, value_json::text, headers::text, source, sent_at AT TIME ZONE 'UTC', expires_at AT TIME ZONE 'UTC', delivered_at AT TIME ZONE 'UTC', NULL::boolean, NULL::boolean, NULL::text AS cursor, NULL::bigint, NULL::float8 AS due_in_s,
        NULL::boolean
 FROM gone

@@ -1,13 +1,14 @@
 -- LOCK_HEAD in inbox/by_key/due.py
 -- $1 mine
-WITH bound AS MATERIALIZED (SELECT floor FROM "mailroom".inbox_registry WHERE name = 'shipping'),
+WITH bound AS MATERIALIZED (
+    SELECT CASE WHEN paused_at IS NULL THEN floor ELSE 9223372036854775807 END AS floor, paused_at IS NULL AS is_open FROM "mailroom".inbox_registry WHERE name = 'shipping'),
 due_next AS MATERIALIZED (
     SELECT (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM "mailroom".my_due
-            WHERE inbox = 'shipping' AND retry_at < 'infinity' AND retry_at > (SELECT clock_timestamp()) LIMIT 1) AS in_s),
+            WHERE inbox = 'shipping' AND retry_at < 'infinity' AND retry_at > (SELECT clock_timestamp() FROM bound WHERE is_open) LIMIT 1) AS in_s),
 head AS MATERIALIZED (
     SELECT l.key, l.clock FROM (
         SELECT key FROM "mailroom".my_due
-        WHERE inbox = 'shipping' AND retry_at <= (SELECT clock_timestamp()) AND key NOT IN (SELECT "mailroom".orphaned_keys('shipping', $1::uuid[])) ORDER BY retry_at, key) AS d, LATERAL (
+        WHERE inbox = 'shipping' AND retry_at <= (SELECT clock_timestamp() FROM bound WHERE is_open) AND key NOT IN (SELECT "mailroom".orphaned_keys('shipping', $1::uuid[])) ORDER BY retry_at, key) AS d, LATERAL (
         SELECT key, clock FROM "mailroom".inbox_shipping AS i
         WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM "mailroom".inbox_shipping
                                            WHERE key = d.key AND clock > (SELECT floor FROM bound))

@@ -34,7 +34,8 @@ dead AS (
     FROM gone, last WHERE last.outcome = 'skip'),
 healed AS (
     DELETE FROM "mailroom".my_key_state AS s USING gone, last
-    WHERE s.inbox = 'shipping' AND s.key = gone.key AND last.outcome = 'skip' AND s.alone_to <= gone.clock)
+    WHERE s.inbox = 'shipping' AND s.key = gone.key AND last.outcome = 'skip' AND s.alone_to <= gone.clock
+      AND s.paused_at IS NULL)
 SELECT key, clock, sent_clock, origin, message_id, topic, kind::text, message_type::text, event_type::text, value, value_json::text, headers::text, source, sent_at AT TIME ZONE 'UTC', expires_at AT TIME ZONE 'UTC', delivered_at AT TIME ZONE 'UTC', (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
        (SELECT coalesce(error_class, 'Skip') FROM last WHERE outcome = 'skip' AND (kind = 'C' AND (headers ->> 'reply_to'::text) COLLATE pg_catalog."C" ~ '^[A-Za-z][A-Za-z0-9_.-]*$'::text
            AND octet_length(headers ->> 'reply_to'::text) <= 200)),

@@ -1,8 +1,9 @@
 -- REAP_PLAIN in inbox/by_key/claim.py
 -- $1 depth, $2 but, $3 mine, $4 cursor
 WITH RECURSIVE bound AS MATERIALIZED (
-    SELECT floor, greatest(floor, healthy_floor) AS healthy FROM "mailroom".inbox_registry WHERE name = 'shipping'),
-due_next AS MATERIALIZED (SELECT (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM "mailroom".my_due WHERE inbox = 'shipping' AND retry_at < 'infinity' LIMIT 1) AS in_s),
+    SELECT CASE WHEN paused_at IS NULL THEN floor ELSE 9223372036854775807 END AS floor, CASE WHEN paused_at IS NULL THEN greatest(floor, healthy_floor) ELSE 9223372036854775807 END AS healthy, paused_at IS NULL AS is_open
+    FROM "mailroom".inbox_registry WHERE name = 'shipping'),
+due_next AS MATERIALIZED (SELECT (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM "mailroom".my_due WHERE inbox = 'shipping' AND retry_at < 'infinity' LIMIT 1) AS in_s FROM bound WHERE is_open),
 oldest AS MATERIALIZED (
     SELECT key, clock FROM "mailroom".inbox_shipping WHERE (clock + 0) > (SELECT healthy FROM bound)
     ORDER BY (clock + 0) LIMIT 2000),

@@ -38,4 +38,4 @@ history AS (
     SELECT name, '', $1::bigint, $6::uuid, attempt, outcome,
            CASE outcome WHEN 'retry' THEN retry_at END, $5::text, $7::text
     FROM decided)
-SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed) FROM decided
+SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed), max_attempts::bigint FROM decided

@@ -12,7 +12,7 @@ WITH tried AS MATERIALIZED (
     WHERE name = 'shipping'
       AND EXISTS (SELECT FROM "mailroom".inbox_shipping WHERE key = $2::text AND clock = $1::bigint)
       AND NOT EXISTS (SELECT FROM "mailroom".my_key_state
-                      WHERE inbox = 'shipping' AND key = $2::text AND retry_at = 'infinity')),
+                      WHERE inbox = 'shipping' AND key = $2::text AND parked_at IS NOT NULL)),
 decided AS MATERIALIZED (
     SELECT *, CASE WHEN $3::text IN ('park', 'skip') THEN $3::text
                    WHEN $3::text = 'fatal' OR attempt >= max_attempts THEN on_failure
@@ -28,14 +28,16 @@ changed AS (
            $1::bigint, $1::bigint
     FROM decided
     ON CONFLICT (inbox, key) DO UPDATE SET
-        clock = excluded.clock, attempts = excluded.attempts, retry_at = excluded.retry_at,
+        clock = excluded.clock, attempts = excluded.attempts,
+        retry_at = CASE WHEN s.paused_at IS NULL THEN excluded.retry_at ELSE s.retry_at END,
+        resume_at = CASE WHEN s.paused_at IS NOT NULL THEN excluded.retry_at END,
         last_error = excluded.last_error, alone_to = greatest(s.alone_to, s.clock, excluded.alone_to),
         suspect_to = greatest(s.suspect_to, s.clock, excluded.suspect_to)
-        WHERE s.retry_at < 'infinity'
-    RETURNING extract(epoch FROM retry_at - clock_timestamp())::float8 AS due_in_s),
+        WHERE s.parked_at IS NULL
+    RETURNING extract(epoch FROM nullif(retry_at, 'infinity') - clock_timestamp())::float8 AS due_in_s),
 history AS (
     INSERT INTO "mailroom".my_attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error, error_class)
     SELECT name, $2::text, $1::bigint, $6::uuid, attempt, outcome,
            CASE outcome WHEN 'retry' THEN retry_at END, $5::text, $7::text
     FROM decided)
-SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed) FROM decided
+SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed), max_attempts::bigint FROM decided

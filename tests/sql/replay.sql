@@ -13,7 +13,10 @@ restarted AS (
         SELECT message_id FROM "mailroom".attempt
         WHERE inbox = 'shipping' AND key = f.key AND clock = f.clock ORDER BY id DESC LIMIT 1) AS a),
 freed AS (
-    DELETE FROM "mailroom".key_state WHERE inbox = 'shipping' AND key = ANY($1::text[]))
+    DELETE FROM "mailroom".key_state WHERE inbox = 'shipping' AND key = ANY($1::text[]) AND paused_at IS NULL),
+paused AS (
+    UPDATE "mailroom".key_state SET parked_at = NULL, clock = 0, attempts = 0, last_error = NULL, alone_to = 0, suspect_to = 0, resume_at = NULL
+    WHERE inbox = 'shipping' AND key = ANY($1::text[]) AND paused_at IS NOT NULL)
 SELECT c.key, coalesce(p.messages, 0) + h.messages, least(p.clock, h.clock)
 FROM pg_catalog.unnest($1::text[]) AS c (key)
 LEFT JOIN first AS p USING (key),

@@ -32,7 +32,7 @@ from outbox.executable import Executable
 from tests.support.command import mailroom
 from tests.support.drivers import opened
 from tests.support.node import Node
-from tests.support.roles import grants_of_a_consumer, role
+from tests.support.roles import rights, role
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import NEVER_S, working
 
@@ -137,7 +137,7 @@ def test_claim_that_does_not_see_its_inbox_says_so_whatever_the_reason(node: Nod
 
 
 def test_worker_that_runs_ends_and_says_what_to_do(owner: Owner, caplog: pytest.LogCaptureFixture) -> None:
-    with role(owner.node.dsn, *grants_of_a_consumer("shipping")) as (_, dsn):
+    with role(owner.node.dsn, *rights("reaper", "shipping")) as (_, dsn):
         worker = Worker(dsn, "shipping", lambda message, connection: None, poll_interval_s=0.1, handle_signals=False)
         with working(worker, raises=SchemaError) as thread:
             eventually(lambda: not owner.node.delivered())

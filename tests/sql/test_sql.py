@@ -1,4 +1,4 @@
-"""Mailroom from SQL: docs/sql.md block by block, its roles, its reap, and cbor_to_jsonb."""
+"""Mailroom from SQL: docs/sql.md block by block, its reap, roles, and cbor_to_jsonb."""
 
 import json
 import math
@@ -35,12 +35,13 @@ from mailroom.testing import deliver, execute
 from outbox import Executable, Outbox, Outgoing, Store
 from tests.message.test_codec import supported
 from tests.support.databases import Connect
+from tests.support.roles import named, rights
 from tests.support.waiting import wait_until_blocked
 
 pytestmark = pytest.mark.sample(4)
 
 PAGE = Path(__file__).parents[2] / "docs" / "sql.md"
-ROLES = ("shop_writer", "shop_shipping", "shop_spark")
+ROLES = {"shop_writer": rights("writer"), "shop_shipping": rights("reaper", "shipping")}
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
@@ -82,6 +83,8 @@ def do_as_command(connection: psycopg.Connection[Any], line: str) -> None:
             deliver(connection)
         case ["$", "mailroom", "executor", "execute-all"]:
             execute(connection)
+        case ["$", "mailroom", "grant", _, _, *_]:
+            pass  # tests/roles
         case _:
             raise AssertionError(f"the page shows a command that its test does not know: {line}")
     connection.commit()
@@ -226,9 +229,9 @@ def test_pages_reap_leaves_a_key_that_waits_and_heals_one_that_waited(shipping: 
 def as_role(
     shipping: psycopg.Connection[Any], connect: Connect, in_own_roles: Callable[[str], str]
 ) -> Callable[[str], psycopg.Connection[Any]]:
-    """Return what opens a session of one of the page's roles, with the page's grants and nothing else."""
-    for role in ROLES:
-        shipping.execute(in_own_roles(statements(f"CREATE ROLE {role}")).encode())
+    """Return what opens a session of a writer or a reaper, with what `mailroom grant` gives and nothing else."""
+    for role, granted in ROLES.items():
+        shipping.execute(in_own_roles(f"CREATE ROLE {role}; {named(granted, role)}").encode())
     shipping.commit()
 
     def open_session(role: str) -> psycopg.Connection[Any]:

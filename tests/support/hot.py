@@ -11,7 +11,7 @@ from dispatcher.delivery import deliver, fan_out, plain, refusal, writers
 from dispatcher.executor.applying import delete_range, guarded
 from dispatcher.executor.batch import accounting, take
 from dispatcher.executor.targets import function, target
-from dispatcher.housekeeping import healthy_floor, janitor, outstayed, total_floor
+from dispatcher.housekeeping import healthy_floor, janitor, outstayed, periodic, total_floor
 from dispatcher.lanes import doorbell, lease
 from dispatcher.links import receive
 from dispatcher.links import refusal as link_refusal
@@ -182,6 +182,10 @@ KEEPING_HOUSE = {
     "sweep-key-state": Hot(janitor.IDLE_KEYS),
     "keeping-inboxes": Hot(outstayed.KEEPING),
     "drop-what-outstayed": Hot(outstayed.OUTSTAYED),
+    "periodic-look": Hot(periodic.LOOK),
+    "periodic-take": Hot(periodic.TAKE),
+    "periodic-send": Hot(periodic.SEND),
+    "periodic-move": Hot(periodic.MOVE),
     "status-of-inboxes": Hot(INBOXES, {"names": "shipping"}),
 }
 LINKING = {

@@ -1,27 +1,28 @@
-"""Roles of a test's own, with a login: some with exactly the rights that the pages tell to grant."""
+"""Roles of a test's own, with a login: some with exactly the rights that `mailroom grant` gives."""
 
 import contextlib
-import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator
 from secrets import token_hex
 
 import psycopg
 from sqlalchemy import make_url
 
-DOCS = Path(__file__).parents[2] / "docs"
+from mailroom.roles.statements import GrantedInbox, fixed_atoms, grants, inbox_atoms, schema_atoms
+
+SCHEMA = "mailroom"
 
 
-def documented_role(page: str, role: str) -> list[str]:
-    """Return the statements of a page that give a role its rights, with `{role}` for its name."""
-    created, *grants = documented(page, f"CREATE ROLE {role} LOGIN;")
-    assert created.startswith("CREATE ROLE")
-    return [grant.replace(role, "{role}") for grant in grants]
+def rights(purpose: str, *inboxes: str, total: Collection[str] = (), staging: str | None = None) -> list[str]:
+    """Return the statements that give `{role}` what the matrix says for a purpose; some inboxes are in total order."""
+    atoms = set(schema_atoms(SCHEMA, purpose, staging)) | fixed_atoms(purpose)
+    for inbox in inboxes:
+        atoms |= inbox_atoms(purpose, GrantedInbox(inbox, inbox in total))
+    return grants(SCHEMA, "{role}", atoms)
 
 
-def grants_of_a_consumer(inbox: str) -> list[str]:
-    """Return what makes `{role}` a consumer of `inbox` that sends nothing."""
-    return [each.replace("inbox_shipping", f"inbox_{inbox}") for each in documented_role("sql.md", "shop_shipping")]
+def named(statements: Iterable[str], role: str) -> str:
+    """Return statements of `rights` as one text for this role."""
+    return "; ".join(statements).replace("{role}", role)
 
 
 @contextlib.contextmanager
@@ -67,9 +68,3 @@ DO $$ DECLARE each record; BEGIN
     END LOOP;
 END $$"""
     )
-
-
-def documented(page: str, first: str) -> list[str]:
-    """Return the statements of the SQL block of a page that begins with `first`, without its comments."""
-    [block] = [text for text in re.findall(r"```sql\n(.*?)```", (DOCS / page).read_text(), re.S) if first in text]
-    return [each.strip() for each in re.sub(r"--.*", "", block).split(";") if each.strip()]

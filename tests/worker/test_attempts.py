@@ -352,7 +352,7 @@ def test_log_shows_where_a_handler_failed_and_no_value(node: Node, caplog: pytes
             raise ValueError(message.value) from error
 
     with working(Worker(node.dsn, "shipping", handle)):
-        eventually(lambda: "failed, attempt 1: ValueError; retry" in caplog.text)
+        eventually(lambda: "failed, attempt 1 of 16: ValueError; retry" in caplog.text)
     lines = [line.strip() for line in caplog.text.splitlines()]
     assert "raise ValueError(message.value) from error" in lines
     assert "caused by LookupError" in lines

@@ -30,6 +30,8 @@ from tests.support.working import (
     write_ledger_async,
 )
 
+pytestmark = pytest.mark.one_version
+
 DROP = (
     "DELETE FROM mailroom.subscription",
     "DELETE FROM mailroom.inbox_registry",

@@ -9,7 +9,7 @@ from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.messages import content_json, content_lines
-from mailroom.cli.output import as_json, document, note, say, shown, table, working
+from mailroom.cli.output import as_json, document, note, say, say_whole, shown, table, working
 from mailroom.cli.parameters import INBOX, LIMIT, TEXT
 from mailroom.dead_letter import DeadLetters, Stage
 from mailroom.errors import MailroomError
@@ -75,7 +75,7 @@ def list_(call: Call, matching: str | None, stage: Stage | None, inbox: str | No
       mailroom dead-letter list --inbox audit_log --matching ValueError
       mailroom dead-letter list --json | jq -r '.[].message_id'
     """
-    with call.connection("dead-letter list") as connection:
+    with working("reading dead letters"), call.connection("dead-letter list") as connection:
         found = DeadLetters(schema=call.schema).find(
             connection, matching=matching, stage=stage, inbox=inbox, limit=limit
         )
@@ -116,7 +116,7 @@ def show(call: Call, id: int) -> None:
     if letter.attempts is not None:
         say(f"It was tried {counted(letter.attempts, 'time')}, with clock {letter.clock}.")
     say(f"{letter.topic}  key {letter.key}  {shown(letter.sent_at)}  {letter.message_id}")
-    say("\n".join(content_lines(content)))
+    say_whole("\n".join(content_lines(content)))
 
 
 @dead_letter.command()

@@ -4,7 +4,8 @@ import os
 import shutil
 import signal
 import subprocess
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ from psycopg import conninfo
 
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
-from mailroom.cli.output import document, facts, note, say
+from mailroom.cli.output import document, facts, note, say, working
 from mailroom.embedded import Server, embedded_server, find_binaries
 from mailroom.errors import EmbeddedServerError
 from mailroom.session import settings
@@ -48,7 +49,7 @@ def dsn(call: Call) -> None:
       export MAILROOM_DSN=$(mailroom embedded dsn)
       mailroom embedded dsn --json | jq -r .dsn
     """
-    with _server(call) as server:
+    with _started(call) as server:
         if server.keep():
             note("The embedded server runs until you stop it: mailroom embedded stop")
         if call.json:
@@ -70,7 +71,7 @@ def psql(call: Call, arguments: tuple[str, ...]) -> None:
       mailroom embedded psql
       mailroom embedded psql -c 'SELECT * FROM mailroom.outbox'
     """
-    with _server(call) as server:
+    with _started(call) as server:
         # Also in PATH: a server may be installed without its client programs.
         program = shutil.which("psql", path=os.pathsep.join([*_programs(), *os.get_exec_path()]))
         if program is None:
@@ -120,7 +121,8 @@ def stop(call: Call) -> None:
     """
     server = _server(call)
     found = server.condition()
-    down = server.end()
+    with working("stopping the server"):
+        down = server.end()
     if call.json:
         document({"running": not down})
         click.get_current_context().exit(0 if down else 1)
@@ -186,6 +188,14 @@ def _lines(state: dict[str, Any]) -> list[tuple[str, str]]:
         ("Sessions", f"{state['sessions']:,}"),
         ("Data", size),
     ]
+
+
+@contextmanager
+def _started(call: Call) -> Iterator[Server]:
+    with ExitStack() as stack:
+        with working("starting the server"):  # the first time it is made, too
+            server = stack.enter_context(_server(call))
+        yield server
 
 
 def _server(call: Call) -> Server:

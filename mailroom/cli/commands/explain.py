@@ -1,4 +1,4 @@
-"""`mailroom explain`: the page of an error's code."""
+"""`mailroom explain`: the page of an error's code, and what a finding of the doctor means."""
 
 import difflib
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from mailroom.cli.output import say
+from mailroom.doctor.kinds import KINDS
 from mailroom.errors.codes import CODES
 
 _PACKAGE = Path(__file__).parents[2]
@@ -16,19 +17,23 @@ PAGES = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "docs" / "error
 @click.command()
 @click.argument("code", required=False)
 def explain(code: str | None) -> None:
-    """Print what an error's CODE means, why it is an error, and what to do. Without CODE, list all.
+    """Print what an error's CODE, or a finding of the doctor, means and what to do. Without CODE, list all.
 
     \b
-    Example:
+    Examples:
       mailroom explain MR-inbox-in-use
+      mailroom explain M001
     """
     if code is None:
         width = max(map(len, CODES))
-        for each, summary in CODES.items():
+        for each, summary in {**CODES, **{each: kind.what for each, kind in KINDS.items()}}.items():
             say(f"{each:{width}}  {summary}")
+    elif code in KINDS:
+        kind = KINDS[code]
+        say(f"# {code}: {kind.what}\n\n{kind.means}\n\n{kind.remedy}")
     elif code in CODES:
         say((PAGES / f"{code}.md").read_text(encoding="utf-8").rstrip())
     else:
-        near = difflib.get_close_matches(code, CODES)
+        near = difflib.get_close_matches(code, [*CODES, *KINDS])
         meant = f" Did you mean {', '.join(near)}?" if near else ""
         raise click.UsageError(f"There is no code {code}.{meant}")

@@ -9,7 +9,7 @@ from mailroom.cli.acting import acting, answering, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.commands.link_repair import cut, moved, report, resume
 from mailroom.cli.group import Group
-from mailroom.cli.output import document, duration, facts, note, say, shown, table
+from mailroom.cli.output import document, duration, facts, note, say, shown, table, working
 from mailroom.cli.parameters import NODE, PATTERN, checked, seconds
 from mailroom.links.links import Links, Side
 from mailroom.links.readers import MAX_ROWS
@@ -161,7 +161,7 @@ def status(call: Call) -> None:
       mailroom link status --json | jq '.readers[] | {name, backlog, lag_s}'
       mailroom link status --json | jq -r '.sources[] | select(.state != "open") | .name, .since, .why'
     """
-    with call.connection("link status") as connection:
+    with working("counting what waits for readers"), call.connection("link status") as connection:
         found = Links(schema=call.schema).status(connection)
     if call.json:
         document(found)
@@ -240,7 +240,7 @@ def remove(call: Call, node: str, side: Side | None, dry_run: bool, actor: str, 
       mailroom link remove lyon --dry-run
       mailroom link remove lyon --reader --why "the shop in Lyon has closed"
     """
-    with call.connection("link remove") as connection:
+    with working("removing the link"), call.connection("link remove") as connection:
         removed = Links(schema=call.schema).remove(connection, node, side=side, actor=actor, why=why, dry_run=dry_run)
     if call.json:
         document({"name": node, "side": removed.side, "given_up": removed.given_up, "dry_run": dry_run})

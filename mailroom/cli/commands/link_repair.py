@@ -4,7 +4,7 @@ import click
 
 from mailroom.cli.acting import acting, answering, counted
 from mailroom.cli.call import Call, pass_call
-from mailroom.cli.output import document, say
+from mailroom.cli.output import document, say, say_whole, working
 from mailroom.cli.parameters import LIMIT, NODE
 from mailroom.links.links import Links
 from mailroom.links.readers import MAX_ROWS
@@ -26,7 +26,7 @@ def cut(call: Call, reader: str, dry_run: bool, actor: str, why: str | None) -> 
       mailroom link cut lyon --dry-run
       mailroom link cut lyon --why "nobody there for a week"
     """
-    with call.connection("link cut") as connection:
+    with working("cutting the link"), call.connection("link cut") as connection:
         given_up = Links(schema=call.schema).cut(connection, reader, actor=actor, why=why, dry_run=dry_run)
     if call.json:
         document({"reader": reader, "given_up": given_up, "dry_run": dry_run})
@@ -65,7 +65,7 @@ def resume(call: Call, source: str | None, at: int | None, dry_run: bool, actor:
     if source is None:
         _resume_order(call, at, dry_run, actor, why)
         return
-    with call.connection("link resume") as connection:
+    with working("looking for the place to go on"), call.connection("link resume") as connection:
         found = Links(schema=call.schema).resume(connection, source, at=at, actor=actor, why=why, dry_run=dry_run)
     if call.json:
         document(
@@ -117,7 +117,7 @@ def report(call: Call, source: str, limit: int) -> None:
       mailroom link report paris
       mailroom link report paris --json | jq -r '.lost[]'
     """
-    with call.connection("link report") as connection:
+    with working("looking for lost messages"), call.connection("link report") as connection:
         found = Links(schema=call.schema).report(connection, source, limit=limit)
     if call.json:
         document(found)
@@ -130,7 +130,7 @@ def report(call: Call, source: str, limit: int) -> None:
     lost = len(found.lost) + found.more_lost
     say(f"{counted(lost, 'message')} that {source} has lost {'are' if lost != 1 else 'is'} here.")
     for each in found.lost:
-        say(str(each))
+        say_whole(str(each))
     if found.more_lost:
         say(f"{found.more_lost:,} more {'are' if found.more_lost != 1 else 'is'} not listed: give a larger --limit.")
 

@@ -6,7 +6,7 @@ import click
 
 from mailroom import schema as node
 from mailroom.cli.call import Call, pass_call
-from mailroom.cli.output import document, note, say
+from mailroom.cli.output import document, note, say, working
 from mailroom.schema.migration import LOCK_TIMEOUT_S, migrating, telling
 from mailroom.session import settings
 from mailroom.sql.runner import driver_of, run
@@ -43,7 +43,7 @@ def migrate(call: Call, revision: str, discard: bool, lock_timeout_s: float) -> 
     """
     if revision not in (known := [*BOTH_ENDS, *node.revisions()]):
         raise click.UsageError(f"There is no revision {revision!r}; there are {', '.join(known)}.")
-    with settings.engine(call.dsn()).begin() as connection:
+    with working("migrating"), settings.engine(call.dsn()).begin() as connection:
         driver: Any = driver_of(connection)
         driver.add_notice_handler(telling(note))
         before = node.current_revision(connection, schema=call.schema)

@@ -5,7 +5,7 @@ import click
 from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
-from mailroom.cli.output import document, say
+from mailroom.cli.output import document, say, working
 from mailroom.cli.parameters import NODE
 from mailroom.node import advance_clock, new_node_id, node_moved, node_restored, rename_node
 from mailroom.order.clock import MAX_ADVANCED
@@ -57,7 +57,7 @@ def new_id(call: Call, dry_run: bool, actor: str, why: str | None) -> None:
       mailroom node new-id --dry-run
       mailroom node new-id --why 'copy for tests'
     """
-    with call.connection("node new-id") as connection:
+    with working("giving up links"), call.connection("node new-id") as connection:
         done = new_node_id(connection, actor=actor, why=why, dry_run=dry_run, schema=call.schema)
     if call.json:
         document(

@@ -7,7 +7,7 @@ import click
 
 from mailroom import status as node_status
 from mailroom.cli.call import Call, pass_call
-from mailroom.cli.output import as_json, document, duration, facts, say, table
+from mailroom.cli.output import as_json, document, duration, facts, say, table, working
 from mailroom.links.states import SourceState
 from mailroom.status import DispatcherStatus, InboxStatus, LinkStatus, Status
 
@@ -26,7 +26,8 @@ def status(call: Call) -> None:
     Further columns are shown if they count anything. Waiting keys have failed and wait for their next attempt; parked
     keys are held, with their messages, until an operator acts (mailroom parked list). Dropped messages waited for
     longer than their inbox keeps them (mailroom inbox create --keep-s). Held messages are in an inbox of total order
-    and may not be reaped yet: the node they are held back for may still send earlier ones.
+    and may not be reaped yet: the node they are held back for may still send earlier ones. A paused inbox gives no
+    messages until it is resumed, and so does a paused key (mailroom inbox resume).
 
     If a session of Mailroom waits for a lock, one line says which lock, and who holds it. If a sequence is behind its
     rows, since the node was moved without it, one line says which.
@@ -39,7 +40,10 @@ def status(call: Call) -> None:
       mailroom status
       mailroom status --json | jq '.inboxes[] | {name, backlog, lag_s}'
     """
-    with call.connection("status", autocommit=True) as connection:  # many inboxes are many locks
+    with (
+        working("reading the state of the node"),
+        call.connection("status", autocommit=True) as connection,
+    ):  # many inboxes are many locks
         found = node_status.status(connection, schema=call.schema)
     if call.json:
         document(found)
@@ -63,7 +67,11 @@ COUNTS: dict[str, Callable[[InboxStatus], object]] = {
     "dropped": attrgetter("dropped"),
     "held back": attrgetter("held_back"),
     "held back for": lambda inbox: "mailroom link resume" if inbox.is_stopped and inbox.held_back else inbox.waits_for,
+    "paused": attrgetter("paused_at"),
+    "paused by": attrgetter("paused_by"),
+    "paused keys": attrgetter("paused_keys"),
 }
+TEXTS = ("inbox", "paused", "paused by")
 
 LINK_COLUMNS: dict[str, Callable[[LinkStatus], object]] = {
     "link to": attrgetter("name"),
@@ -106,7 +114,7 @@ def _show(found: Status) -> None:
         say("")
         columns = COLUMNS | {heading: of for heading, of in COUNTS.items() if any(map(of, found.inboxes))}
         rows = ([of(inbox) for of in columns.values()] for inbox in found.inboxes)
-        table(tuple(columns), rows, numbers=tuple(columns)[1:])
+        table(tuple(columns), rows, numbers=tuple(heading for heading in columns if heading not in TEXTS))
     if found.links:
         say("")
         rows = ([of(link) for of in LINK_COLUMNS.values()] for link in found.links)

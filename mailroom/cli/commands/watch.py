@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import click
 
 from mailroom.cli.call import Call, pass_call
-from mailroom.cli.output import document, note, say, table
+from mailroom.cli.output import document, note, say, table, working
 from mailroom.cli.parameters import TEXT, TOPIC
 from mailroom.errors import MailroomError
 from mailroom.schema import watching
@@ -40,7 +40,7 @@ def watch(
         return
     if table_name is None or topic is None:
         raise click.UsageError("Give a table and --topic, or --list.")
-    with call.connection("watch") as connection:
+    with working("waiting for the table"), call.connection("watch") as connection:
         watching.watch(connection, table_name, topic, key_prefix=key_prefix, without=without, schema=call.schema)
     if call.json:
         document({"table": table_name, "topic": topic, "key_prefix": key_prefix, "without": without})
@@ -74,7 +74,7 @@ def unwatch(call: Call, table_name: str) -> None:
       mailroom unwatch public.customers
       mailroom unwatch public.customers --json
     """
-    with call.connection("unwatch") as connection:
+    with working("waiting for the table"), call.connection("unwatch") as connection:
         if not watching.unwatch(connection, table_name, schema=call.schema):
             raise MailroomError(
                 f"Table {table_name} is not watched. See: mailroom watch --list", code="MR-table-not-watched"

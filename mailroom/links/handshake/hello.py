@@ -12,6 +12,7 @@ from mailroom.errors import LinkRefused, MailroomError
 from mailroom.links.handshake.identity import Noted, Party, Pinned, Place, refusal
 from mailroom.links.handshake.place import reading_place
 from mailroom.names import DEFAULT_SCHEMA
+from mailroom.roles.advice import grant_command
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 # A daemon that loses its link this often, within this many seconds, has a rival.
@@ -126,7 +127,7 @@ def checking_sight(schema: str, source: str, link: int, seq: int, *, is_odd: boo
             raise LinkRefused(
                 f"{source} has lost rows of the link, or its policies hide them from role {role}, which may not ask",
                 source,
-                f"GRANT EXECUTE ON FUNCTION {schema}.link_next(bigint, bigint) TO {role}",
+                grant_command("link-reader", role, schema=schema),
                 code="MR-link-rows-lost-or-hidden",
             )
         return

@@ -1,0 +1,136 @@
+"""`mailroom grant` and `mailroom revoke`."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from mailroom.cli.acting import answering
+from mailroom.cli.call import Call, pass_call
+from mailroom.cli.output import document, note, say
+from mailroom.cli.parameters import INBOX
+from mailroom.roles.granting import RightsChange
+from mailroom.roles.granting import grant as grant_rights
+from mailroom.roles.granting import revoke as revoke_rights
+from mailroom.roles.matrix import PURPOSES
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def about_a_role(command: F) -> F:
+    """Add the purpose, the role, and the options that grant and revoke share."""
+    for decorate in (
+        answering,
+        click.option("--print", "prints", is_flag=True, help="Print the SQL, and run nothing."),
+        click.option(
+            "--staging-schema",
+            metavar="NAME",
+            help="Where a spark-writer makes its staging tables. [the node's schema]",
+        ),
+        click.option("--inbox", "inboxes", metavar="NAME", type=INBOX, multiple=True, help="This inbox; repeatable."),
+        click.argument("role"),
+        click.argument("purpose", type=click.Choice(list(PURPOSES)), metavar="PURPOSE"),
+    ):
+        command = decorate(command)
+    return command
+
+
+@click.command()
+@about_a_role
+@pass_call
+def grant(
+    call: Call, purpose: str, role: str, inboxes: tuple[str, ...], staging_schema: str | None, prints: bool,
+    actor: str, why: str | None,
+) -> None:  # fmt: skip
+    """Give a database role what it needs for a purpose, and nothing else.
+
+    Run it as the role that ran `mailroom migrate`, after CREATE ROLE. The PURPOSE is one of these:
+
+    \b
+      writer        sends messages and executables
+      jdbc-writer   sends through the view outbox_jdbc, and in no other way
+      reaper        takes messages out of the inboxes that --inbox names: services, workers
+      dispatcher    delivers, executes, reads links and does the housekeeping
+      executor      applies executables, and nothing else
+      operator      handles parked keys and dead letters; of all inboxes without --inbox
+      auditor       reads what tells of messages, and no values of them
+      metrics       reads figures only
+      link-reader   reads a link of this node, for the dispatcher of another one
+      spark-writer  writes with Spark
+      spark-reader  streams the inboxes that --inbox names with Spark
+
+    A role may have several purposes: a reaper that sends is a writer too. A new inbox needs another grant for
+    dispatcher, operator, auditor and metrics: repeating a grant is harmless.
+
+    \b
+    Examples:
+      mailroom grant writer shop
+      mailroom grant reaper shop_shipping --inbox shipping --inbox billing
+      mailroom grant operator ada --inbox shipping --why "on call"
+      mailroom grant dispatcher mailroom_daemon --print          # for whoever owns the schema
+    """
+    change = _changed(call, grant_rights, purpose, role, inboxes, staging_schema, prints, actor, why)
+    if change is not None:
+        article = "an" if purpose[0] in "aeo" else "a"
+        say(f"Role {role} has what {article} {_named(purpose, change.inboxes)} needs, in schema {call.schema}.")
+        if purpose in ("dispatcher", "executor"):
+            note("Tables and functions that executables reach are yours to grant: see docs/roles.md#executor")
+
+
+@click.command()
+@about_a_role
+@pass_call
+def revoke(
+    call: Call, purpose: str, role: str, inboxes: tuple[str, ...], staging_schema: str | None, prints: bool,
+    actor: str, why: str | None,
+) -> None:  # fmt: skip
+    """Take from a database role what it needs for a purpose.
+
+    What it needs for its other purposes stays: those for which it has all rights. The PURPOSE is one of
+    `mailroom grant`. A part of it goes with it: who is no dispatcher any more is no executor either.
+
+    \b
+    Examples:
+      mailroom revoke writer shop
+      mailroom revoke reaper shop_shipping --inbox billing --why "moved"
+      mailroom revoke operator ada --print
+    """
+    change = _changed(call, revoke_rights, purpose, role, inboxes, staging_schema, prints, actor, why)
+    if change is not None:
+        kept = f" It keeps what it needs as {' and '.join(change.kept)}." if change.kept else ""
+        say(f"Role {role} is no {_named(purpose, change.inboxes)} any more, in schema {call.schema}.{kept}")
+
+
+def _changed(
+    call: Call, change: Callable[..., RightsChange], purpose: str, role: str, inboxes: tuple[str, ...],
+    staging_schema: str | None, prints: bool, actor: str, why: str | None,
+) -> RightsChange | None:  # fmt: skip
+    """Make the change, or print it; return it if it is still to be told to a person."""
+    if (takes := PURPOSES[purpose].inboxes) == "named" and not inboxes:
+        raise click.UsageError(f"Say of which inboxes {role} is a {purpose}: --inbox NAME, repeatable.")
+    if inboxes and takes in ("none", "all"):
+        raise click.UsageError(
+            f"--inbox says of which inboxes a reaper, a spark-reader or an operator is, no {purpose}."
+        )
+    with call.connection("grant") as connection:
+        done = change(
+            connection, purpose, role, inboxes=inboxes or None, staging_schema=staging_schema, actor=actor, why=why,
+            dry_run=prints, schema=call.schema,
+        )  # fmt: skip
+    if call.json:
+        document(
+            {
+                "purpose": purpose, "role": role, "inboxes": done.inboxes, "kept": done.kept,
+                "statements": done.statements, "dry_run": prints,
+            }
+        )  # fmt: skip
+    elif prints:
+        for statement in done.statements:
+            click.echo(f"{statement};")
+    return None if call.json or prints else done
+
+
+def _named(purpose: str, inboxes: tuple[str, ...]) -> str:
+    if PURPOSES[purpose].inboxes not in ("named", "named or all"):
+        return purpose
+    return f"{purpose} of {', '.join(inboxes) or 'no inbox, since there is none,'}"

@@ -1,0 +1,32 @@
+"""What waits for an operator: parked keys and dead letters."""
+
+from mailroom.doctor.finding import FOUND, DoctorCheck, asking
+from mailroom.sql.operation import Sql
+
+# As far as 100 of an inbox: what there is to do is the same, and counting all may take seconds.
+PARKED = Sql(
+    """
+SELECT r.name, format('inbox %%s: %%s parked keys%%s, the first since %%s', r.name, k.keys,
+       CASE WHEN k.keys = 100 THEN ' or more' END, date_trunc('second'::text, clock_timestamp() - k.since))
+FROM {schema}.inbox_registry AS r CROSS JOIN LATERAL (
+    SELECT count(*) AS keys, min(s.parked_at) AS since FROM (
+        SELECT s.parked_at FROM {schema}.key_state AS s WHERE s.inbox = r.name AND s.retry_at = 'infinity' LIMIT 100
+    ) AS s) AS k
+WHERE k.keys > 0 ORDER BY k.since
+""",
+    columns=FOUND,
+)
+DEAD = Sql(
+    """
+SELECT d.stage, format('stage %%s: %%s%%s, the last %%s ago', d.stage, count(*),
+       CASE WHEN count(*) = 1000 THEN ' or more' END, date_trunc('second'::text, clock_timestamp() - max(d.failed_at)))
+FROM (SELECT l.stage, l.failed_at FROM {schema}.dead_letter AS l ORDER BY l.id DESC LIMIT 1000) AS d
+GROUP BY d.stage ORDER BY d.stage
+""",
+    columns=FOUND,
+)
+
+CHECKS = (
+    DoctorCheck("M040", asking(PARKED), "mailroom parked list {first} --schema {schema}", of_tables=True),
+    DoctorCheck("M041", asking(DEAD), "mailroom dead-letter list --schema {schema}", of_tables=True),
+)

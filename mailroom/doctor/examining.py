@@ -1,0 +1,120 @@
+"""Run the checks, each by itself, so that one that may not look does not keep the others from it."""
+
+from mailroom.doctor import backlog, leaders, locks, numbering, rights, sessions, settings, shape, vacuum, workers
+from mailroom.doctor.finding import DoctorCheck, Finding, Found, Limits, finding
+from mailroom.doctor.kinds import KINDS
+from mailroom.errors import SchemaError
+from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.sql.methods import on_connections
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.sqlstate import Meaning, is_of_row_security, meaning, primary_message, sqlstate
+
+NOT_SEEN = "M000"
+POOLED = "M032"
+REVISION = "M034"
+DENIED = "42501"
+CHECKS: tuple[DoctorCheck, ...] = (
+    *sessions.CHECKS, *locks.CHECKS, *vacuum.CHECKS, *shape.CHECKS, *numbering.CHECKS, *leaders.CHECKS,
+    *workers.CHECKS, *settings.CHECKS, *rights.CHECKS, *backlog.CHECKS,
+)  # fmt: skip
+
+SAVE = Sql("SAVEPOINT mailroom_doctor")
+# What a check has locked is let go at once, and the settings are the caller's again.
+UNDO = Sql("ROLLBACK TO SAVEPOINT mailroom_doctor")
+RELEASE = Sql("RELEASE SAVEPOINT mailroom_doctor")
+# Within a transaction the server's statistics stay as they were at the first look.
+LOOK = Sql(
+    """
+SELECT pg_catalog.set_config('transaction_read_only', 'on', true), pg_catalog.set_config('lock_timeout', '100ms', true),
+       pg_catalog.set_config('statement_timeout', '10s', true), pg_catalog.set_config('row_security', 'off', true),
+       pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('jit', 'off', true),
+       pg_catalog.pg_stat_clear_snapshot() IS NULL
+""",
+    columns=("text", "text", "text", "text", "text", "text", "boolean"),
+)
+NODE = Sql(
+    "SELECT true FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
+    "WHERE n.nspname = '{node}'::name AND c.relname = 'node'::name",
+    columns=("boolean",),
+)
+# Sessions whose state the server shows only to their role, to those who have its rights, and to pg_read_all_stats.
+UNSEEN = Sql(
+    """
+SELECT format('GRANT pg_read_all_stats TO %%I;', current_user),
+       format('%%s sessions of other roles: since when they are in a transaction, and what they do', count(*))
+FROM pg_stat_activity AS a
+WHERE a.usesysid IS NOT NULL AND a.datname = current_database() AND NOT pg_has_role(a.usesysid, 'USAGE')
+  AND NOT pg_has_role('pg_read_all_stats'::name, 'USAGE')
+HAVING count(*) > 0
+""",
+    columns=("text", "text"),
+)
+
+
+def examining(*, schema: str = DEFAULT_SCHEMA, limits: Limits | None = None) -> Operation[list[Finding]]:
+    """Return what is wrong with the node `schema` now, nothing if it is well.
+
+    `limits` says from which age and number on something counts. It writes nothing, waits for no lock for longer than
+    0.1 s, and keeps none on a table: each check is undone to a savepoint. What a check may not see is a finding too,
+    M000, with the right to grant. So is a check that a lock keeps from looking; the lock is a finding of its own.
+
+    Ask in a READ COMMITTED transaction. Raises `SchemaError` if there is no such node, and `NotInTransaction` on an
+    autocommit connection outside a transaction.
+    """
+    return _examining(schema_name(schema), limits or Limits())
+
+
+def _examining(schema: str, limits: Limits) -> Operation[list[Finding]]:
+    yield IN_TRANSACTION
+    if not (yield NODE.at(node=schema)()):
+        option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
+        raise SchemaError(
+            f"There is no Mailroom schema {schema!r} in this database. Run: mailroom migrate{option}",
+            code="MR-no-schema",
+        )
+    yield SAVE.at()()
+    findings: list[Finding] = []
+    not_seen: Found = []
+    unseen = yield from _looking(DoctorCheck(NOT_SEEN, _unseen, ""), schema, limits, not_seen)
+    not_seen += unseen
+    of_other_shape = False
+    # The revision first: at another one the tables may be others.
+    for check in sorted(CHECKS, key=lambda check: (check.id != REVISION, check.id)):
+        if check.of_tables and of_other_shape:
+            continue
+        if found := (yield from _looking(check, schema, limits, not_seen)):
+            findings.append(finding(check.id, KINDS[check.id].what, found, check.command, schema))
+            of_other_shape |= check.id == REVISION
+    yield RELEASE.at()()
+    if not_seen:
+        findings.append(finding(NOT_SEEN, KINDS[NOT_SEEN].what, not_seen, "{first}", schema))
+    return sorted(findings, key=lambda each: each.id)
+
+
+def _unseen(schema: str, limits: Limits) -> Operation[Found]:
+    return [(part, line) for part, line in (yield UNSEEN.at()())]
+
+
+def _looking(check: DoctorCheck, schema: str, limits: Limits, not_seen: Found) -> Operation[Found]:
+    """Return what a check finds; if it may not look, add that to `not_seen`."""
+    found: Found = []
+    try:
+        yield LOOK.at()()
+        found = yield from check.asking(schema, limits)
+    except Exception as error:
+        what = meaning(error)
+        if what is Meaning.LOST:
+            raise
+        not_seen.append((_help(error, schema), f"{check.id} ({KINDS[check.id].what}): {primary_message(error)}"))
+    yield UNDO.at()()
+    return found
+
+
+def _help(error: Exception, schema: str) -> str:
+    """Return what lets a check look that was refused; nothing where another finding says what is in its way."""
+    if sqlstate(error) != DENIED or is_of_row_security(error):
+        return ""
+    return f'GRANT pg_monitor TO CURRENT_USER; GRANT SELECT ON ALL TABLES IN SCHEMA "{schema}" TO CURRENT_USER;'
+
+
+examine, examine_async = on_connections("examine", examining)

@@ -1,0 +1,67 @@
+"""Those who lead: whether somebody does, works, and has ended if the lease has."""
+
+from mailroom.doctor.finding import FOUND, DoctorCheck, asking
+from mailroom.sql.operation import Sql
+
+# The oldest row of an outbox, by its position: nobody sorts a backlog for it.
+WAITING = """
+WITH waiting (role, since) AS (
+    SELECT 'dispatcher', least((SELECT o.sent_at FROM {schema}.outbox AS o ORDER BY o.position LIMIT 1),
+                               (SELECT min(s.deliver_at) FROM {schema}.scheduled AS s))
+    UNION ALL SELECT 'executor', (SELECT o.sent_at FROM {schema}.outbox_executable AS o ORDER BY o.position LIMIT 1)
+    UNION ALL SELECT 'links', (SELECT min(r.created_at) FROM {schema}.origin AS r WHERE r.state = 'open')),
+led AS (
+    SELECT w.role, w.since, l.until, l.state, l.host, l.pid, l.backend_pid
+    FROM waiting AS w LEFT JOIN {schema}.lease AS l ON l.role = w.role)"""
+WHAT = """CASE l.role WHEN 'links' THEN 'another node is to be read' ELSE format('something waits for the %%s', l.role)
+           END || format(' since %%s', date_trunc('second'::text, clock_timestamp() - l.since))"""
+NOBODY = Sql(
+    """
+{waiting}
+SELECT CASE l.role WHEN 'executor' THEN 'executor' ELSE 'dispatcher' END,
+       {what} || CASE WHEN l.until IS NULL THEN ', and none has ever run' ELSE format(
+           '; %%s pid %%s led until %%s ago', l.host, l.pid,
+           date_trunc('second'::text, clock_timestamp() - l.until)) END
+FROM led AS l
+WHERE l.since <= clock_timestamp() - %(unled_s)s::float8 * interval '1 s'
+  AND coalesce(l.until <= clock_timestamp() - %(unled_s)s::float8 * interval '1 s', true)
+ORDER BY 1
+""",
+    columns=FOUND,
+    waiting=WAITING,
+    what=WHAT,
+)
+LATE = Sql(
+    """
+{waiting}
+SELECT l.backend_pid::text, {what} || format('; %%s pid %%s leads, %%s, backend %%s', l.host, l.pid, l.state,
+                                                 l.backend_pid)
+FROM led AS l
+WHERE l.role <> 'links' AND l.until > clock_timestamp()
+  AND l.since <= clock_timestamp() - %(waiting_s)s::float8 * interval '1 s'
+ORDER BY 2
+""",
+    columns=FOUND,
+    waiting=WAITING,
+    what=WHAT,
+)
+DEAD = Sql(
+    """
+SELECT l.backend_pid::text, format('%%s on %%s pid %%s: lease expired %%s ago, backend %%s lives, %%s%%s', l.role,
+       l.host, l.pid, date_trunc('second'::text, clock_timestamp() - l.until), a.pid,
+       coalesce(a.state, 'unknown state'),
+       (SELECT ', has ' || string_agg(DISTINCT concat(h.mode, ' on ', coalesce(h.relation::regclass::text, h.locktype)),
+                                      ', '::text)
+        FROM pg_locks AS h WHERE h.pid = a.pid AND h.granted AND h.locktype IN ('relation', 'advisory')))
+FROM {schema}.lease AS l JOIN pg_stat_activity AS a ON a.pid = l.backend_pid AND a.backend_start = l.backend_from
+WHERE l.state <> 'stopped' AND l.until <= clock_timestamp() - %(lease_s)s::float8 * interval '1 s'
+ORDER BY 2
+""",
+    columns=FOUND,
+)
+
+CHECKS = (
+    DoctorCheck("M022", asking(NOBODY), "mailroom {first} run --schema {schema}", of_tables=True),
+    DoctorCheck("M023", asking(LATE), "SELECT pg_terminate_backend({first});", of_tables=True),
+    DoctorCheck("M024", asking(DEAD), "SELECT pg_terminate_backend({first});", of_tables=True),
+)

@@ -1,0 +1,95 @@
+"""Rights: too many of everybody's, too few of those that work, and rows that policies hide."""
+
+from mailroom import locks
+from mailroom.doctor.finding import FOUND, DoctorCheck, asking
+from mailroom.doctor.workers import ALIVE, DATABASE
+from mailroom.sql.operation import Sql
+
+# What a migration grants itself shows nobody more than what is theirs.
+PUBLIC_TABLES = Sql(
+    """
+SELECT c.oid::regclass::text, format('%%s: %%s', c.oid::regclass, string_agg(x.privilege_type, ', '::text))
+FROM pg_class AS c, LATERAL aclexplode(c.relacl) AS x
+WHERE c.relnamespace = '{schema}'::regnamespace AND x.grantee = 0
+  AND NOT (c.relname = 'my_due' AND x.privilege_type = 'SELECT')
+GROUP BY c.oid ORDER BY 1
+""",
+    columns=FOUND,
+)
+PUBLIC_SCHEMA = Sql(
+    """
+SELECT n.oid::regnamespace::text, format('everybody may create objects in schema %%s', n.oid::regnamespace)
+FROM pg_namespace AS n, LATERAL aclexplode(n.nspacl) AS x
+WHERE n.oid = '{schema}'::regnamespace AND x.grantee = 0 AND x.privilege_type = 'CREATE'
+""",
+    columns=FOUND,
+)
+# The logins of leaders and of workers with a batch.
+WORKING = f"""{ALIVE},
+working AS MATERIALIZED (
+    SELECT a.usesysid AS oid, l.role AS does, NULL::text AS inbox
+    FROM {{schema}}.lease AS l JOIN pg_stat_activity AS a ON a.pid = l.backend_pid AND a.backend_start = l.backend_from
+    UNION
+    SELECT a.usesysid, 'worker', w.inbox
+    FROM {{schema}}.worker AS w JOIN alive ON alive.number = w.process_number::bigint & 4294967295
+    JOIN pg_stat_activity AS a ON a.pid = alive.pid)"""
+# A login may work as each role that it is a member of.
+TOO_FEW = Sql(
+    """
+WITH {working},
+needed (does, relation, privilege) AS (VALUES
+    ('dispatcher', 'outbox', 'SELECT'), ('dispatcher', 'outbox', 'DELETE'), ('dispatcher', 'dispatch_turn', 'UPDATE'),
+    ('dispatcher', 'inbox', 'INSERT'), ('dispatcher', 'lease', 'UPDATE'), ('dispatcher', 'node', 'UPDATE'),
+    ('executor', 'outbox_executable', 'SELECT'), ('executor', 'outbox_executable', 'DELETE'),
+    ('executor', 'lease', 'UPDATE'), ('worker', 'inbox_', 'SELECT'), ('worker', 'inbox_', 'DELETE'))
+SELECT format('GRANT %%s ON {schema}.%%s TO %%I;', n.privilege, n.relation || w.inbox, r.rolname),
+       format('role %%s, %%s, lacks %%s on %%s', r.rolname, w.does, n.privilege, c.oid::regclass)
+FROM (SELECT w.oid, w.does, coalesce(w.inbox, '') AS inbox FROM working AS w) AS w
+JOIN needed AS n ON n.does = w.does JOIN pg_roles AS r ON r.oid = w.oid
+JOIN pg_class AS c ON c.relnamespace = '{schema}'::regnamespace AND c.relname = (n.relation || w.inbox)::name
+WHERE NOT EXISTS (SELECT FROM pg_roles AS g WHERE pg_has_role(w.oid, g.oid, 'MEMBER')
+                                              AND has_table_privilege(g.oid, c.oid, n.privilege))
+ORDER BY 2
+""",
+    columns=FOUND,
+    working=WORKING,
+    alive_lock=locks.ALIVE,
+    database=DATABASE,
+)
+# Policies on the tables of a link are for the roles of its reader. So only those count that bind who works here or who
+# asks, if that one may read the table at all.
+HIDDEN = Sql(
+    """
+WITH {working}
+SELECT c.oid::regclass::text, format('%%s from %%s', c.oid::regclass, string_agg(DISTINCT r.rolname, ', '::text))
+FROM pg_class AS c JOIN pg_roles AS r ON r.oid IN (SELECT w.oid FROM working AS w)
+     OR r.rolname = current_user AND has_table_privilege(c.oid, 'SELECT')
+WHERE c.relnamespace = '{schema}'::regnamespace AND c.relrowsecurity AND NOT r.rolsuper AND NOT r.rolbypassrls
+  AND (c.relforcerowsecurity OR NOT pg_has_role(r.oid, c.relowner, 'USAGE'))
+GROUP BY c.oid ORDER BY 1
+""",
+    columns=FOUND,
+    working=WORKING,
+    alive_lock=locks.ALIVE,
+    database=DATABASE,
+)
+# As at the start of a dispatcher: a node without links is at home wherever it is.
+COPY = Sql(
+    """
+SELECT '', format('the node was at server %%s, database %%s; it is at server %%s, database %%s', n.system_id,
+                  n.database_oid, c.system_identifier, d.oid)
+FROM {schema}.node AS n, pg_control_system() AS c, pg_database AS d
+WHERE d.datname = current_database() AND n.system_id <> 0
+  AND (n.system_id, n.database_oid) <> (c.system_identifier, d.oid::bigint)
+  AND (EXISTS (SELECT FROM {schema}.link) OR EXISTS (SELECT FROM {schema}.origin))
+""",
+    columns=FOUND,
+)
+
+CHECKS = (
+    DoctorCheck("M035", asking(PUBLIC_TABLES), "REVOKE ALL ON {all} FROM PUBLIC;"),
+    DoctorCheck("M036", asking(PUBLIC_SCHEMA), "REVOKE CREATE ON SCHEMA {first} FROM PUBLIC;"),
+    DoctorCheck("M037", asking(TOO_FEW), "{first}", of_tables=True),
+    DoctorCheck("M038", asking(HIDDEN), "ALTER TABLE {first} DISABLE ROW LEVEL SECURITY;", of_tables=True),
+    DoctorCheck("M039", asking(COPY), "mailroom node new-id --schema {schema}", of_tables=True),
+)

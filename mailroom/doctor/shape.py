@@ -1,0 +1,156 @@
+"""The shape of the schema: indexes, partitions and triggers that are not as a migration has made them."""
+
+from mailroom.doctor.expected import INDEXES, TRIGGERS
+from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Limits, asking
+from mailroom.sql.operation import Operation, Sql
+
+INVALID = Sql(
+    """
+SELECT i.indexrelid::regclass::text, format('%%s on %%s', i.indexrelid::regclass, i.indrelid::regclass)
+FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indrelid
+WHERE c.relnamespace = '{schema}'::regnamespace AND NOT (i.indisvalid AND i.indisready)
+  AND NOT EXISTS (SELECT FROM pg_stat_progress_create_index AS p WHERE p.index_relid = i.indexrelid)
+ORDER BY 1
+""",
+    columns=FOUND,
+)
+# Of a partition the indexes are found by what they are on. The first column is none: it is an expression, of which
+# each is the only one with so many columns.
+MISSING = Sql(
+    """
+WITH expected (name, made) AS (SELECT * FROM unnest(%(names)s::text[], %(made)s::text[])),
+part AS MATERIALIZED (
+    SELECT c.oid, r.name, r."order", x.keys, x.clocks, x.orders
+    FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+    JOIN {schema}.inbox_registry AS r ON c.relname = ('inbox_' || r.name)::name
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE x.indisprimary) AS keys,
+               count(*) FILTER (WHERE x.indkey[0] = 0 AND x.indnkeyatts = 1) AS clocks,
+               count(*) FILTER (WHERE x.indkey[0] = 0 AND x.indnkeyatts = 2) AS orders
+        FROM pg_index AS x WHERE x.indrelid = c.oid) AS x
+    WHERE i.inhparent = '{schema}.inbox'::regclass),
+missing AS (
+    SELECT e.name, e.made FROM expected AS e
+    WHERE NOT EXISTS (SELECT FROM pg_class AS c WHERE c.relnamespace = '{schema}'::regnamespace
+                                                  AND c.relname = e.name::name)
+    UNION ALL
+    SELECT 'key_of_' || p.name,
+           format('ALTER TABLE %%s ADD CONSTRAINT key_of_%%s PRIMARY KEY (key, clock);', p.oid::regclass, p.name)
+    FROM part AS p WHERE p.keys = 0
+    UNION ALL
+    SELECT 'clock_of_' || p.name,
+           format('CREATE INDEX CONCURRENTLY clock_of_%%s ON %%s ((clock + 0));', p.name, p.oid::regclass)
+    FROM part AS p WHERE p.clocks = 0
+    UNION ALL
+    SELECT 'order_of_' || p.name, format('CREATE INDEX CONCURRENTLY order_of_%%s ON %%s ((sent_clock + 0), origin);',
+                                         p.name, p.oid::regclass)
+    FROM part AS p WHERE p.orders = 0 AND p."order" = 'total')
+SELECT m.made, m.name FROM missing AS m ORDER BY m.name
+""",
+    columns=FOUND,
+)
+DETACHED = Sql(
+    """
+SELECT CASE WHEN c.oid IS NULL THEN format('mailroom inbox create %%s --schema %%s', r.name, '{node}')
+            ELSE format('ALTER TABLE {schema}.inbox ATTACH PARTITION %%s FOR VALUES IN (%%L);', c.oid::regclass, r.name)
+            END,
+       format('inbox %%s: its table inbox_%%s %%s', r.name, r.name,
+              CASE WHEN c.oid IS NULL THEN 'does not exist' ELSE 'is detached' END)
+FROM {schema}.inbox_registry AS r
+LEFT JOIN pg_class AS c ON c.relnamespace = '{schema}'::regnamespace AND c.relname = ('inbox_' || r.name)::name
+WHERE NOT EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = c.oid AND i.inhparent = '{schema}.inbox'::regclass
+                                                 AND NOT i.inhdetachpending)
+UNION ALL
+SELECT format('ALTER TABLE {schema}.inbox ATTACH PARTITION %%s FOR VALUES IN (%%L);', c.oid::regclass,
+              substr(c.relname::text, 7)),
+       format('%%s is no partition, and no inbox is registered for it', c.oid::regclass)
+FROM pg_class AS c
+WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind = 'r' AND NOT c.relispartition
+  AND c.relname LIKE 'inbox\\_%%'
+  AND 2 = (SELECT count(*) FROM pg_attribute AS a
+           WHERE a.attrelid = c.oid AND a.attname IN ('sent_clock', 'delivered_at'))
+  AND NOT EXISTS (SELECT FROM {schema}.inbox_registry AS r WHERE c.relname = ('inbox_' || r.name)::name)
+ORDER BY 2
+""",
+    columns=FOUND,
+)
+UNREGISTERED = Sql(
+    """
+SELECT substr(c.relname::text, 7), format('%%s has no row in inbox_registry', c.oid::regclass)
+FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+WHERE i.inhparent = '{schema}.inbox'::regclass AND NOT i.inhdetachpending
+  AND NOT EXISTS (SELECT FROM {schema}.inbox_registry AS r WHERE c.relname = ('inbox_' || r.name)::name)
+ORDER BY 1
+""",
+    columns=FOUND,
+)
+ASTRAY = Sql(
+    """
+SELECT s.inbox, format('%%s has subscribed to %%s', s.inbox, string_agg(s.topic, ', ' ORDER BY s.topic))
+FROM {schema}.subscription AS s
+WHERE NOT EXISTS (SELECT FROM {schema}.inbox_registry AS r WHERE r.name = s.inbox)
+GROUP BY s.inbox ORDER BY s.inbox
+""",
+    columns=FOUND,
+)
+DISABLED = Sql(
+    """
+WITH expected AS (
+    SELECT * FROM unnest(%(tables)s::text[], %(names)s::text[], %(enabled)s::text[], %(made)s::text[])
+                  AS e (relation, name, enabled, made)),
+triggers AS MATERIALIZED (
+    SELECT c.relname, t.tgname, t.tgenabled::text FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
+    WHERE c.relnamespace = '{schema}'::regnamespace)
+SELECT CASE WHEN t.tgname IS NULL THEN e.made ELSE format('ALTER TABLE {schema}.%%I ENABLE %%sTRIGGER %%I;', e.relation,
+            CASE e.enabled WHEN 'A' THEN 'ALWAYS ' WHEN 'R' THEN 'REPLICA ' END, e.name) END,
+       format('trigger %%s of %%s %%s', e.name, e.relation, CASE
+           WHEN t.tgname IS NULL THEN 'does not exist' WHEN t.tgenabled = 'D' THEN 'is disabled'
+           ELSE 'fires at other times than it should' END)
+FROM expected AS e LEFT JOIN triggers AS t ON t.relname = e.relation::name AND t.tgname = e.name::name
+WHERE t.tgenabled IS DISTINCT FROM e.enabled
+ORDER BY 2
+""",
+    columns=FOUND,
+)
+
+
+def indexes(schema: str, limits: Limits) -> Operation[Found]:
+    """Return the indexes that are missing."""
+    made = [each.replace("{schema}", f'"{schema}"') for each in INDEXES.values()]
+    rows = yield MISSING.at(schema=schema)(names=list(INDEXES), made=made)
+    return [(part, line) for part, line in rows]
+
+
+def partitions(schema: str, limits: Limits) -> Operation[Found]:
+    """Return the tables of inboxes that are no partitions."""
+    rows = yield DETACHED.at(schema=schema, node=schema)()
+    return [(part, line) for part, line in rows]
+
+
+def triggers(schema: str, limits: Limits) -> Operation[Found]:
+    """Return the triggers that are missing, or fire at other times than they should."""
+    tables, names = zip(*TRIGGERS, strict=True)
+    enabled, made = zip(*TRIGGERS.values(), strict=True)
+    rows = yield DISABLED.at(schema=schema)(
+        tables=list(tables),
+        names=list(names),
+        enabled=list(enabled),
+        made=[each.replace("{schema}", f'"{schema}"') for each in made],
+    )
+    return [(part, line) for part, line in rows]
+
+
+CHECKS = (
+    DoctorCheck("M011", asking(INVALID), "REINDEX INDEX CONCURRENTLY {first};"),
+    DoctorCheck("M012", indexes, "{first}", of_tables=True),
+    DoctorCheck("M013", partitions, "{first}", of_tables=True),
+    DoctorCheck("M014", asking(UNREGISTERED), "mailroom inbox create {first} --schema {schema}", of_tables=True),
+    DoctorCheck(
+        "M015",
+        asking(ASTRAY),
+        "DELETE FROM {schema}.subscription AS s WHERE NOT EXISTS "
+        "(SELECT FROM {schema}.inbox_registry AS r WHERE r.name = s.inbox);",
+        of_tables=True,
+    ),
+    DoctorCheck("M016", triggers, "{first}"),
+)

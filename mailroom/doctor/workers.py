@@ -1,0 +1,112 @@
+"""Those who reap: batches that do not end, batches of the dead, and inboxes that nobody reaps."""
+
+from mailroom import locks
+from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Limits, asking
+from mailroom.sql.operation import Operation, Sql
+
+DATABASE = "(SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())"
+# Each worker process holds an advisory lock on its number as long as it is alive. Looked up, and never taken here: who
+# takes it would count as alive.
+ALIVE = """alive AS MATERIALIZED (
+    SELECT l.objid::bigint AS number, l.pid FROM pg_locks AS l
+    WHERE l.locktype = 'advisory' AND l.granted AND l.classid = {alive_lock}::oid AND l.objsubid = 2
+      AND l.database = {database})"""
+IS_ALIVE = "EXISTS (SELECT FROM alive WHERE alive.number = w.process_number::bigint & 4294967295)"
+# The session that has the batch's transaction; the entry knows the lower half of its id.
+HOLDER = """LEFT JOIN pg_locks AS l ON l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
+     AND l.pid IS NOT NULL AND l.transactionid::text::bigint = w.xact & 4294967295"""
+ENTRY = """format('inbox %%s, worker %%s pid %%s: %%s messages since %%s, %%s', w.inbox, w.host, w.pid, w.messages,
+       date_trunc('second'::text, clock_timestamp() - w.claimed_at),
+       CASE WHEN l.pid IS NULL THEN 'its transaction has ended'
+            ELSE format('its transaction is open, backend %%s', l.pid) END)"""
+OLD = Sql(
+    """
+WITH {alive}
+SELECT l.pid::text, {entry}
+FROM {schema}.worker AS w {holder}
+WHERE l.pid IS NOT NULL AND w.claimed_at <= clock_timestamp() - %(batch_s)s::float8 * interval '1 s'
+  AND (w.process_number IS NULL OR {is_alive})
+ORDER BY w.claimed_at
+""",
+    columns=FOUND,
+    alive=ALIVE,
+    is_alive=IS_ALIVE,
+    holder=HOLDER,
+    entry=ENTRY,
+    alive_lock=locks.ALIVE,
+    database=DATABASE,
+)
+SILENT = Sql(
+    """
+WITH {alive}
+SELECT CASE WHEN l.pid IS NULL THEN 'mailroom worker run MODULE:WORKER'
+            ELSE format('SELECT pg_terminate_backend(%%s);', l.pid) END, {entry}
+FROM {schema}.worker AS w {holder}
+WHERE w.process_number IS NOT NULL AND NOT {is_alive}
+  AND w.claimed_at <= clock_timestamp() - %(silent_s)s::float8 * interval '1 s'
+ORDER BY l.pid IS NULL, w.claimed_at
+""",
+    columns=FOUND,
+    alive=ALIVE,
+    is_alive=IS_ALIVE,
+    holder=HOLDER,
+    entry=ENTRY,
+    alive_lock=locks.ALIVE,
+    database=DATABASE,
+)
+# The fullest inboxes, by the statistics, that no worker or stream of Spark is at. One that is emptied into files is
+# emptied whenever somebody wants the files.
+LONELY = Sql(
+    """
+WITH {alive},
+at_work AS MATERIALIZED (
+    SELECT l.objid::bigint AS number FROM pg_locks AS l
+    WHERE l.locktype = 'advisory' AND l.granted AND l.classid IN ({asleep_lock}::oid, {stream_lock}::oid)
+      AND l.objsubid = 2 AND l.database = {database})
+SELECT r.name FROM {schema}.inbox_registry AS r
+JOIN pg_class AS c ON c.relnamespace = '{schema}'::regnamespace AND c.relname = ('inbox_' || r.name)::name
+WHERE (pg_stat_get_live_tuples(c.oid) > 0 OR c.reltuples > 0)
+  AND NOT EXISTS (SELECT FROM at_work WHERE at_work.number = c.oid::bigint - 2147483648 & 4294967295)
+  AND NOT EXISTS (SELECT FROM {schema}.worker AS w
+                  WHERE w.inbox = r.name AND (w.process_number IS NULL OR {is_alive}))
+  AND NOT EXISTS (SELECT FROM {schema}.spark_drain AS s WHERE s.inbox = r.name)
+  AND NOT EXISTS (SELECT FROM {schema}.spark_stream AS s WHERE s.inbox = r.name)
+ORDER BY pg_stat_get_live_tuples(c.oid) DESC, r.name LIMIT 10
+""",
+    columns=("text",),
+    alive=ALIVE,
+    is_alive=IS_ALIVE,
+    alive_lock=locks.ALIVE,
+    asleep_lock=locks.ASLEEP,
+    stream_lock=locks.STREAM,
+    database=DATABASE,
+)
+# The names are in the text twice: so the plan locks their partitions only, and not those of all inboxes.
+UNREAD = Sql(
+    """
+SELECT r.name, format('inbox %%s: the oldest message was delivered %%s ago, and no worker is there', r.name,
+       date_trunc('second'::text, clock_timestamp() - o.delivered_at))
+FROM {schema}.inbox_registry AS r CROSS JOIN LATERAL (
+    SELECT i.delivered_at FROM {schema}.inbox AS i
+    WHERE i.inbox = r.name AND i.inbox IN ('{names}') AND i.clock + 0 > r.floor ORDER BY i.clock + 0 LIMIT 1) AS o
+WHERE r.name IN ('{names}') AND o.delivered_at <= clock_timestamp() - %(unread_s)s::float8 * interval '1 s'
+ORDER BY o.delivered_at
+""",
+    columns=FOUND,
+)
+
+
+def unread(schema: str, limits: Limits) -> Operation[Found]:
+    """Return inboxes in which messages wait and that nobody reaps, of the ten fullest."""
+    names = [name for (name,) in (yield LONELY.at(schema=schema)())]
+    if not names:
+        return []
+    rows = yield UNREAD.at(schema=schema, names="', '".join(names))(unread_s=limits.unread_s)
+    return [(part, line) for part, line in rows]
+
+
+CHECKS = (
+    DoctorCheck("M025", asking(OLD), "SELECT pg_terminate_backend({first});", of_tables=True),
+    DoctorCheck("M026", asking(SILENT), "{first}", of_tables=True),
+    DoctorCheck("M027", unread, "mailroom worker run MODULE:WORKER", of_tables=True),
+)

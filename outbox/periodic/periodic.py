@@ -1,0 +1,290 @@
+"""`Periodic` and `AsyncPeriodic`: which periodic messages there are. The dispatcher sends them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+from mailroom.cron import cron
+from mailroom.errors import InvalidMessage, UnknownPeriodic
+from mailroom.message.outgoing import aware
+from mailroom.message.periodic import PeriodicMessage, columns
+from mailroom.names import DEFAULT_SCHEMA, periodic_name, schema_name, shown
+from mailroom.numbers import count
+from mailroom.schema.audit import auditing, check_actor
+from mailroom.schema.checks import checking
+from mailroom.sql.methods import on_async_connection, on_connection
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
+from outbox.periodic.schedule import Schedule
+
+Put: TypeAlias = Literal["added", "changed", "unchanged"]
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodicState:
+    """A periodic message as it stands: `next_at` is when its next message is sent, for the time `due_at`.
+
+    `last_at` is the last time for which a message was sent, None for none yet. `last_error` says why the last try
+    failed; it is tried again.
+    """
+
+    name: str
+    cron: str
+    time_zone: str
+    topic: str
+    key: str | None
+    kind: str
+    missed: str
+    jitter_s: float
+    due_at: datetime
+    next_at: datetime
+    last_at: datetime | None
+    paused: bool
+    last_error: str | None
+
+
+NOW = Sql("SELECT coalesce(%(now)s::timestamptz, clock_timestamp())", columns=("timestamptz",))
+HOLD = Sql(
+    """
+SELECT name, cron, time_zone, missed, jitter_s, due_at, paused FROM {schema}.periodic WHERE name = %(name)s::text
+FOR NO KEY UPDATE
+""",
+    columns=("text", "text", "text", "text", "float8", "timestamptz", "boolean"),
+)
+FIND = Sql(
+    "SELECT name, cron, time_zone FROM {schema}.periodic WHERE name = %(name)s::text", columns=("text", "text", "text")
+)
+# The columns that define it, in the order of `columns`.
+GIVEN = {
+    "name": "%(name)s::text",
+    "cron": "%(cron)s::text",
+    "topic": "%(topic)s::text",
+    "value": "%(value)s::bytea",
+    "key": "%(key)s::text",
+    "headers": "%(headers)s::text::jsonb",
+    "kind": '%(kind)s::text::"char"',
+    "time_zone": "%(time_zone)s::text",
+    "missed": "%(missed)s::text",
+    "jitter_s": "%(jitter_s)s::float8",
+}
+NAMES, VALUES = ", ".join(GIVEN), ", ".join(GIVEN.values())
+# Several programs may add the same at once, each at its start: the second one waits for the first here.
+ADD = Sql(
+    """
+INSERT INTO {schema}.periodic ({names}, due_at, next_at)
+VALUES ({values}, %(due_at)s::timestamptz, %(next_at)s::timestamptz)
+ON CONFLICT DO NOTHING RETURNING true
+""",
+    columns=("boolean",),
+    names=NAMES,
+    values=VALUES,
+)
+CHANGE = Sql(
+    """
+UPDATE {schema}.periodic SET ({names}) = ROW ({values}),
+    due_at = %(due_at)s::timestamptz, next_at = %(next_at)s::timestamptz, last_error = NULL
+WHERE name = %(name)s::text AND ({names}) IS DISTINCT FROM ROW ({values})
+RETURNING true
+""",
+    columns=("boolean",),
+    names=NAMES,
+    values=VALUES,
+)
+LIST = Sql(
+    """
+SELECT name, cron, time_zone, topic, key, kind::text, missed, jitter_s, due_at, next_at, last_at, paused, last_error
+FROM {schema}.periodic ORDER BY name
+""",
+    columns=(
+        *("text", "text", "text", "text", "text", "text", "text", "float8"),
+        *("timestamptz", "timestamptz", "timestamptz", "boolean", "text"),
+    ),
+)
+PAUSE = Sql("UPDATE {schema}.periodic SET paused = true WHERE name = %(name)s::text")
+RESUME = Sql(
+    """
+UPDATE {schema}.periodic
+SET paused = false, due_at = %(due_at)s::timestamptz, next_at = %(next_at)s::timestamptz, last_error = NULL
+WHERE name = %(name)s::text
+"""
+)
+REMOVE = Sql("DELETE FROM {schema}.periodic WHERE name = %(name)s::text")
+
+
+class _Operations:
+    """What both classes do, as operations."""
+
+    def __init__(self, *, schema: str = DEFAULT_SCHEMA) -> None:
+        self.schema = schema_name(schema)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(schema={self.schema!r})"
+
+    def _add(
+        self, message: PeriodicMessage, *, actor: str, why: str | None = None, now: datetime | None = None
+    ) -> Operation[Put]:
+        """Add a periodic message, or give the one of its name this definition; return which of the two it was.
+
+        If it is there as defined, nothing changes, and the result is `unchanged`. Its first time is the next one of its
+        cron; a change that leaves cron and time zone as they are leaves the next time as it is. A paused one stays
+        paused.
+        """
+        found = yield from self._sync([message], actor=actor, why=why, now=now)
+        return found[message.name]
+
+    def _sync(
+        self,
+        messages: Iterable[PeriodicMessage],
+        *,
+        actor: str,
+        why: str | None = None,
+        now: datetime | None = None,
+    ) -> Operation[dict[str, Put]]:
+        """`add` all that a program declares, when it starts; return by name what was done.
+
+        Any number of processes may do it at once: a definition is added, and written to the audit, once. What is not
+        declared here stays, since other programs of the node declare theirs: end it with `remove`.
+        """
+        declared: dict[str, PeriodicMessage] = {}
+        for message in messages:
+            if not isinstance(message, PeriodicMessage):
+                raise InvalidMessage(
+                    f"It is a {type(message).__name__}: give a PeriodicMessage, such as Topic.periodic returns.",
+                    code="MR-invalid-argument",
+                )
+            if declared.setdefault(message.name, message) is not message:
+                raise InvalidMessage(
+                    f"The periodic message {message.name} is declared twice: give each a name of its own.",
+                    code="MR-invalid-argument",
+                )
+        yield from self._begin(actor, why)
+        done: dict[str, Put] = {}
+        for name in sorted(declared):  # in the same order everywhere, so that two of these cannot deadlock
+            done[name] = yield from self._putting(declared[name], now)
+            if done[name] != "unchanged":
+                action = "periodic add" if done[name] == "added" else "periodic change"
+                yield from auditing(self.schema, action, [(None, name, 0)], actor, why)
+        return done
+
+    def _list(self) -> Operation[list[PeriodicState]]:
+        """Return all periodic messages, by name, without their values and headers."""
+        yield from checking(self.schema)
+        return [PeriodicState(*row) for row in (yield LIST.at(schema=self.schema)())]
+
+    def _pause(self, name: str, *, actor: str, why: str | None = None) -> Operation[bool]:
+        """Send no more messages of this one until it is resumed; return whether that changes anything."""
+        yield from self._begin(actor, why)
+        *_, is_paused = yield from self._holding(name)
+        if is_paused:
+            return False
+        yield PAUSE.at(schema=self.schema)(name=name)
+        yield from auditing(self.schema, "periodic pause", [(None, name, 0)], actor, why)
+        return True
+
+    def _resume(self, name: str, *, actor: str, why: str | None = None, now: datetime | None = None) -> Operation[bool]:
+        """Send messages of a paused one again; return whether it was paused.
+
+        For times that passed meanwhile nothing is sent, whatever `missed` says: it was paused on purpose.
+        """
+        yield from self._begin(actor, why)
+        *fields, due, is_paused = yield from self._holding(name)
+        if not is_paused:
+            return False
+        schedule, moment = Schedule(*fields), (yield from self._now(now))
+        if due <= moment:
+            due = schedule.after(moment)
+        yield RESUME.at(schema=self.schema)(name=name, due_at=due, next_at=schedule.sent_at(due))
+        yield from auditing(self.schema, "periodic resume", [(None, name, 0)], actor, why)
+        return True
+
+    def _remove(self, name: str, *, actor: str, why: str | None = None) -> Operation[None]:
+        """End a periodic message. What was sent stays sent."""
+        yield from self._begin(actor, why)
+        yield from self._holding(name)
+        yield REMOVE.at(schema=self.schema)(name=name)
+        yield from auditing(self.schema, "periodic remove", [(None, name, 0)], actor, why)
+
+    def _next_times(self, name: str, number: int = 10, *, now: datetime | None = None) -> Operation[list[datetime]]:
+        """Return the next `number` times of a periodic message, in its time zone, as if it were not paused.
+
+        They are the times that it is due, without the delay by its jitter.
+        """
+        number = count(number, "number")
+        yield from checking(self.schema)
+        _, expression, time_zone, *_ = yield from self._finding(name)
+        times = cron(expression, time_zone)
+        found = [times.after((yield from self._now(now)))]
+        while len(found) < number:
+            found.append(times.after(found[-1]))
+        return [each.astimezone(times.zone) for each in found]
+
+    def _putting(self, message: PeriodicMessage, now: datetime | None) -> Operation[Put]:
+        given = dict(zip(GIVEN, columns(message), strict=True))
+        schedule = Schedule(message.name, message.cron, message.time_zone, message.missed, message.jitter_s)
+        while not (held := (yield HOLD.at(schema=self.schema)(name=message.name))):
+            due = schedule.after((yield from self._now(now)))
+            if (yield ADD.at(schema=self.schema)(**given, due_at=due, next_at=schedule.sent_at(due))):
+                return "added"  # else another program has added it since, and may have ended it again
+        [(_, expression, time_zone, _, _, due, _)] = held
+        if (expression, time_zone) != (message.cron, message.time_zone):
+            due = schedule.after((yield from self._now(now)))
+        changed = yield CHANGE.at(schema=self.schema)(**given, due_at=due, next_at=schedule.sent_at(due))
+        return "changed" if changed else "unchanged"
+
+    def _begin(self, actor: str, why: str | None) -> Operation[None]:
+        check_actor(actor, why)
+        yield IN_TRANSACTION
+        yield from checking(self.schema)
+
+    def _holding(self, name: str) -> Operation[Row]:
+        rows: list[Row] = yield HOLD.at(schema=self.schema)(name=periodic_name(name))
+        return _only(rows, name)
+
+    def _finding(self, name: str) -> Operation[Row]:
+        rows: list[Row] = yield FIND.at(schema=self.schema)(name=periodic_name(name))
+        return _only(rows, name)
+
+    def _now(self, now: datetime | None) -> Operation[datetime]:
+        [(moment,)] = yield NOW.at()(now=None if now is None else aware(now, "now"))
+        return moment  # type: ignore[no-any-return]
+
+
+def _only(rows: list[Row], name: str) -> Row:
+    if not rows:
+        raise UnknownPeriodic(f"There is no periodic message {shown(name)}. See: mailroom periodic list")
+    return rows[0]
+
+
+class Periodic(_Operations):
+    """The periodic messages of a node. Threads may share an instance.
+
+    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`, works in the caller's
+    transaction and never commits. `actor` says who acts and `why` gives the reason; both are written to the table
+    `audit`. `now` takes the place of the database's clock.
+
+    The dispatcher sends each message in the transaction that moves the row on to its next time: exactly one for each
+    time, however many dispatchers run, restart or die.
+
+    Raises `UnknownPeriodic`, `InvalidName`, `InvalidMessage`, and `NotInTransaction` on an autocommit connection
+    outside a transaction.
+    """
+
+    add = on_connection(_Operations._add)
+    sync = on_connection(_Operations._sync)
+    list = on_connection(_Operations._list)
+    pause = on_connection(_Operations._pause)
+    resume = on_connection(_Operations._resume)
+    remove = on_connection(_Operations._remove)
+    next_times = on_connection(_Operations._next_times)
+
+
+class AsyncPeriodic(_Operations):
+    """`Periodic` for async connections: psycopg `AsyncConnection`, SQLAlchemy `AsyncConnection` and `AsyncSession`."""
+
+    add = on_async_connection(_Operations._add)
+    sync = on_async_connection(_Operations._sync)
+    list = on_async_connection(_Operations._list)
+    pause = on_async_connection(_Operations._pause)
+    resume = on_async_connection(_Operations._resume)
+    remove = on_async_connection(_Operations._remove)
+    next_times = on_async_connection(_Operations._next_times)

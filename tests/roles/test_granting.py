@@ -1,0 +1,235 @@
+"""`grant` and `revoke`, in Python and from a shell, and what a missing right says."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from dispatcher import Dispatcher
+from inbox import Worker
+from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, MailroomError, UnknownInbox
+from mailroom.roles import RightsChange, grant, grant_async, revoke
+from mailroom.roles.advice import COMMANDS, purpose_of
+from mailroom.roles.matrix import PURPOSES
+from tests.roles.test_matrix import may, of_matrix
+from tests.support.command import done, error_of, json_of, mailroom
+from tests.support.node import Node
+from tests.support.roles import role
+
+pytestmark = pytest.mark.one_version
+ME: dict[str, Any] = {"actor": "ada"}
+
+
+@pytest.fixture
+def node(node: Node) -> Node:
+    node.inbox("shipping")
+    node.inbox("billing")
+    node.inbox("ledger", order="total")
+    return node
+
+
+@pytest.fixture
+def shop(node: Node) -> Iterator[str]:
+    """A role without rights, whose name has all that a name may have."""
+    name = f'{conninfo_to_dict(node.dsn)["dbname"]} "100%" :x'[-63:]
+    node.connection.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(name)))
+    yield name
+    node.connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(name)))
+
+
+def given(node: Node, purpose: str, name: str, *inboxes: str, **more: Any) -> RightsChange:
+    with node.connection.transaction():
+        return grant(node.connection, purpose, name, inboxes=inboxes or None, **ME | more)
+
+
+def taken(node: Node, purpose: str, name: str, *inboxes: str, **more: Any) -> RightsChange:
+    with node.connection.transaction():
+        return revoke(node.connection, purpose, name, inboxes=inboxes or None, **ME | more)
+
+
+def test_each_purpose_is_granted_once_or_again_and_revoked_without_a_trace(node: Node, shop: str) -> None:
+    none = may(node, shop)
+    for purpose, about in PURPOSES.items():
+        inboxes = ("shipping", "ledger") if about.inboxes == "named" else ()
+        change = given(node, purpose, shop, *inboxes)
+        assert change.inboxes == (inboxes or (() if about.inboxes == "none" else ("billing", "ledger", "shipping")))
+        found = may(node, shop)
+        assert {atom for atom in of_matrix(purpose) if atom not in found} == set()
+        given(node, purpose, shop, *inboxes)
+        assert may(node, shop) == found
+        assert taken(node, purpose, shop, *inboxes).kept == ()
+        assert may(node, shop) == none, purpose
+
+
+@pytest.mark.parametrize(
+    ("granted", "revoked", "kept"),
+    [
+        ([("writer",), ("reaper", "shipping")], ("writer",), ["reaper"]),
+        ([("writer",), ("reaper", "shipping")], ("reaper", "shipping"), ["writer"]),
+        ([("reaper", "shipping", "ledger")], ("reaper", "ledger"), ["reaper"]),
+        ([("reaper", "shipping"), ("operator", "shipping")], ("operator", "shipping"), ["reaper"]),
+        ([("dispatcher",), ("writer",)], ("dispatcher",), ["writer"]),  # a table's right is taken, a column's stays
+        ([("dispatcher",), ("writer",)], ("writer",), ["dispatcher"]),
+        ([("auditor",), ("spark-writer",), ("link-reader",)], ("auditor",), ["link-reader", "spark-writer"]),
+    ],
+)
+def test_revoke_keeps_what_other_purposes_need(
+    node: Node, shop: str, granted: list[tuple[str, ...]], revoked: tuple[str, ...], kept: list[str]
+) -> None:
+    rest = [each for each in granted if each != revoked]
+    if revoked == ("reaper", "ledger"):
+        rest = [("reaper", "shipping")]
+    for each in rest:
+        given(node, *each[:1], shop, *each[1:])
+    expected = may(node, shop)
+    for each in granted:
+        given(node, *each[:1], shop, *each[1:])
+    assert sorted(taken(node, *revoked[:1], shop, *revoked[1:]).kept) == kept
+    assert may(node, shop) == expected
+
+
+def test_inbox_that_comes_later_needs_another_grant_and_keeps_the_purpose(node: Node, shop: str) -> None:
+    given(node, "operator", shop)
+    given(node, "dispatcher", shop)
+    node.inbox("late")
+    readable = "SELECT has_table_privilege(%s, 'mailroom.inbox_late', 'DELETE')"
+    assert not node.value(readable, shop)
+    assert "dispatcher" in taken(node, "operator", shop).kept
+    given(node, "dispatcher", shop)
+    assert node.value(readable, shop)
+
+
+def test_grants_are_audited(node: Node, shop: str) -> None:
+    given(node, "writer", shop, why="a shop")
+    given(node, "reaper", shop, "shipping", "billing")
+    taken(node, "reaper", shop, "billing", dry_run=True)
+    taken(node, "writer", shop)
+    assert node.rows("SELECT actor, action, inbox, messages, reason FROM mailroom.audit ORDER BY id") == [
+        ("ada", "grant writer", None, 0, f"to {shop}: a shop"),
+        ("ada", "grant reaper", "shipping", 0, f"to {shop}"),
+        ("ada", "grant reaper", "billing", 0, f"to {shop}"),
+        ("ada", "revoke writer", None, 0, f"from {shop}"),
+    ]
+
+
+def test_what_cannot_be_granted_is_refused(node: Node, shop: str) -> None:
+    before = may(node, shop)
+    [(owner,)] = node.rows("SELECT current_user")
+    for purpose, name, inboxes, error, code in (
+        ("boss", shop, (), ConfigurationError, "MR-invalid-argument"),
+        ("reaper", shop, (), ConfigurationError, "MR-invalid-argument"),
+        ("writer", shop, ("shipping",), ConfigurationError, "MR-invalid-argument"),
+        ("dispatcher", shop, ("shipping",), ConfigurationError, "MR-invalid-argument"),
+        ("reaper", shop, ("nowhere",), UnknownInbox, "MR-unknown-inbox"),
+        ("writer", "public", (), ConfigurationError, "MR-role-unfit"),
+        ("writer", "PUBLIC", (), ConfigurationError, "MR-role-unfit"),
+        ("writer", owner, (), ConfigurationError, "MR-role-unfit"),
+        ("writer", "no such role", (), ConfigurationError, "MR-no-such-role"),
+        ("writer", "", (), InvalidName, "MR-invalid-name"),
+        ("writer", "x" * 64, (), InvalidName, "MR-invalid-name"),
+    ):
+        for change in (given, taken):
+            with pytest.raises(MailroomError) as refused:
+                change(node, purpose, name, *inboxes)
+            assert (type(refused.value), refused.value.code) == (error, code)
+    with pytest.raises(ConfigurationError, match="staging"):
+        given(node, "writer", shop, staging_schema="landing")
+    with pytest.raises(ConfigurationError, match="list of names"):
+        grant(node.connection, "reaper", shop, inboxes="shipping", **ME)
+    with pytest.raises(InvalidMessage):
+        given(node, "writer", shop, actor="")
+    assert may(node, shop) == before
+
+
+def test_staging_schema_is_granted_and_revoked_beside_the_node_s(node: Node, shop: str) -> None:
+    node.connection.execute("CREATE SCHEMA landing")
+    rights = "SELECT has_schema_privilege(%s, %s, 'CREATE'), has_schema_privilege(%s, %s, 'USAGE')"
+    given(node, "spark-writer", shop, staging_schema="landing")
+    assert node.rows(rights, shop, "landing", shop, "landing") == [(True, True)]
+    assert node.rows(rights, shop, "mailroom", shop, "mailroom") == [(False, True)]
+    taken(node, "spark-writer", shop, staging_schema="landing")
+    assert node.rows(rights, shop, "landing", shop, "landing") == [(False, False)]
+
+
+async def test_async_grant_does_the_same(node: Node, shop: str) -> None:
+    async with await psycopg.AsyncConnection.connect(node.dsn) as connection:
+        made = await grant_async(connection, "reaper", shop, inboxes=["shipping"], **ME)
+    assert made == given(node, "reaper", shop, "shipping")
+
+
+# -- From a shell -----------------------------------------------------------------------------------------------------
+
+
+def test_command_grants_prints_and_revokes(node: Node, shop: str) -> None:
+    none = may(node, shop)
+    printed = done("grant", "reaper", shop, "--inbox", "shipping", "--print", dsn=node.dsn)
+    assert may(node, shop) == none
+    told = done("grant", "reaper", shop, "--inbox", "shipping", "--why", "on call", dsn=node.dsn)
+    assert told == f"Role {shop} has what a reaper of shipping needs, in schema mailroom.\n"
+    found = may(node, shop)
+    done("grant", "writer", shop, dsn=node.dsn)
+    told = done("revoke", "writer", shop, dsn=node.dsn)
+    assert told == f"Role {shop} is no writer any more, in schema mailroom. It keeps what it needs as reaper.\n"
+    assert may(node, shop) == found
+    as_json = json_of("revoke", "reaper", shop, "--inbox", "shipping", dsn=node.dsn)
+    assert (as_json["inboxes"], as_json["kept"], as_json["dry_run"]) == (["shipping"], [], False)
+    assert may(node, shop) == none
+    node.connection.execute(printed.encode())  # what a DBA does with it
+    assert may(node, shop) == found
+
+
+def test_command_prints_for_a_role_that_is_still_to_be_created(node: Node) -> None:
+    printed = done("grant", "writer", "not yet", "--print", dsn=node.dsn)
+    assert printed.startswith('GRANT USAGE ON SCHEMA "mailroom" TO "not yet";\n')
+    assert "no role 'not yet'" in error_of(mailroom("grant", "writer", "not yet", dsn=node.dsn))
+
+
+def test_command_says_what_it_lacks(node: Node) -> None:
+    assert "--inbox NAME" in error_of(mailroom("grant", "reaper", "shop", dsn=node.dsn))
+    assert "no writer" in error_of(mailroom("revoke", "writer", "shop", "--inbox", "shipping", dsn=node.dsn))
+
+
+# -- What a missing right says ----------------------------------------------------------------------------------------
+
+
+def test_commands_of_the_advice_exist() -> None:
+    for words, purpose in COMMANDS.items():
+        assert purpose in PURPOSES
+        assert mailroom(*words.split(), "--help").exit_code == 0
+    assert purpose_of("parked list") == "auditor"
+    assert purpose_of("parked replay") == "operator"
+    assert purpose_of("inbox create") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (("outbox", "send", "shipping", "--value", "1"), "grant writer {}"),
+        (("inbox", "reap", "shipping", "--any"), "grant reaper {} --inbox shipping"),
+        (("parked", "replay", "shipping", "--all"), "grant operator {} --inbox shipping"),
+        (("status",), "grant metrics {}"),
+        (("dispatcher", "deliver-all"), "grant dispatcher {}"),
+        (("executor", "execute-all"), "grant executor {}"),
+        (("dispatcher", "run"), "grant dispatcher ROLE"),
+    ],
+)
+def test_command_that_is_refused_names_the_grant(node: Node, arguments: tuple[str, ...], command: str) -> None:
+    with role(node.dsn, 'GRANT USAGE ON SCHEMA mailroom TO "{role}"') as (name, dsn):
+        said = error_of(mailroom(*arguments, dsn=dsn))
+    assert said.endswith(f"Run, as the role that ran `mailroom migrate`: mailroom {command.format(name)}"), said
+
+
+def test_worker_and_lane_that_are_refused_name_the_grant(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    with role(node.dsn, 'GRANT USAGE ON SCHEMA mailroom TO "{role}"') as (_, dsn):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege) as refused:
+            Worker(dsn, "shipping", lambda message, connection: None).run()
+        advice = "Run, as the role that ran `mailroom migrate`: mailroom grant reaper ROLE --inbox shipping"
+        assert refused.value.__notes__ == [advice]
+        assert advice in caplog.text
+        with pytest.raises(psycopg.errors.InsufficientPrivilege) as refused:
+            asyncio.run(Dispatcher(dsn).run())
+        assert refused.value.__notes__ == [advice.replace("reaper ROLE --inbox shipping", "dispatcher ROLE")]

@@ -1,0 +1,30 @@
+"""The tables of docs/roles.md, made from the matrix: `python -m tests.roles_page` writes them."""
+
+from pathlib import Path
+
+from mailroom.roles.matrix import PURPOSES, Right
+
+PAGE = Path(__file__).parent.parent / "docs" / "roles.md"
+BEGIN, END = "<!-- made by python -m tests.roles_page -->\n", "<!-- until here -->\n"
+
+
+def tables() -> str:
+    """Return what the page has between its two marks."""
+    return "\n".join(
+        f"### {purpose}\n\nA role that {about.about}.\n\n| on | privileges | why |\n|---|---|---|\n"
+        + "".join(f"| {_on(right)} | {', '.join(right.privileges)} | {_why(right)} |\n" for right in about.rights)
+        for purpose, about in PURPOSES.items()
+    )
+
+
+def _on(right: Right) -> str:
+    return f"`{right.of}`" if right.kind == "table" else f"{right.kind} `{right.of}`"
+
+
+def _why(right: Right) -> str:
+    return "; ".join(filter(None, (right.why, "only if it is in total order" if right.total else "")))
+
+
+if __name__ == "__main__":
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + "\n" + tables() + "\n" + END + rest.partition(END)[2])
