@@ -33,7 +33,7 @@ SHARE = 100  # a sample costs the server at most a hundredth of one session's ti
 LONGEST_PAUSE_S = 60.0
 SESSION = settings.UNATTENDED | {"statement_timeout": "10s", "lock_timeout": "500ms"}
 AT_ONCE = 50  # inboxes of one statement, which holds a snapshot and their locks
-RECENT_S = 60.0
+RECENT_S = 60
 WINDOW = 1_000  # numbers of dead letters below the highest that may still commit
 
 OUTBOX_OLDEST = Family(

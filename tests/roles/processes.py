@@ -18,8 +18,11 @@ from inbox import Message, Park, Parked, Worker
 from inbox.worker import in_flight
 from mailroom import atomically, resolve
 from mailroom.dead_letter import DeadLetters
+from mailroom.metrics.catalog import CLOCK, reading_catalog
+from mailroom.metrics.leader import INBOX_OLDEST, Added, sampling
 from mailroom.schema import check
 from mailroom.session import settings
+from mailroom.sql.runner import run
 from mailroom.status import status
 from mailroom.trace import causes, trace
 from outbox import Executable, Outbox, Outgoing, Store
@@ -172,6 +175,7 @@ def measures(node: Node, dsn: str) -> None:
     """What watches a node."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         assert status(connection).inboxes
+        assert list(run(connection, reading_catalog(SCHEMA))[CLOCK])
 
 
 def delivers(node: Node, dsn: str) -> None:
@@ -194,6 +198,9 @@ def delivers(node: Node, dsn: str) -> None:
     asyncio.run(lanes())
     deliver_all(dsn)
     asyncio.run(keeps_house(dsn))
+    with psycopg.connect(dsn, autocommit=True) as connection:  # with --metrics
+        assert list(run(connection, reading_catalog(SCHEMA))[CLOCK])
+        assert list(run(connection, sampling(SCHEMA, Added(SCHEMA)))[INBOX_OLDEST])
 
 
 async def keeps_house(dsn: str) -> None:
