@@ -1,6 +1,9 @@
 """`mailroom dispatcher`."""
 
 import signal
+import socket
+from urllib.error import URLError
+from urllib.request import urlopen
 
 from tests.support.command import done, json_of, mailroom, process
 from tests.support.databases import Connect
@@ -45,6 +48,34 @@ def test_run_delivers_leads_and_ends_on_sigterm(dsn: str, connect: Connect) -> N
     found = json_of("dispatcher", "status", dsn=dsn, exit_code=1)
     assert (found["leads"], found["state"], found["pid"]) == (False, "stopped", call.pid)
     assert "none leads" in done("dispatcher", "status", dsn=dsn, exit_code=1)
+
+
+def test_run_with_metrics_tells_what_it_counts_what_catalogs_say_and_what_it_samples(
+    dsn: str, connect: Connect
+) -> None:
+    node = node_of(dsn, connect)
+    node.send("orders", 1)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+
+    def answer() -> str:
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+                return str(response.read().decode())
+        except URLError:  # not yet
+            return ""
+
+    call = process("dispatcher", "run", "--metrics", f"127.0.0.1:{port}", dsn=dsn)
+    try:
+        eventually(lambda: "mailroom_inbox_oldest_seconds{" in answer())
+        eventually(node.delivered)
+        told = eventually(lambda: text if 'outcome="delivered"} 1' in (text := answer()) else "")
+        assert 'role="dispatcher"} 1' in told
+        assert "mailroom_database_up" in told
+    finally:
+        call.send_signal(signal.SIGTERM)
+        _, error = call.communicate(timeout=WITHIN_S)
+    assert call.returncode == 0, error
 
 
 def test_run_without_a_schema_is_told_at_once(empty_dsn: str) -> None:
