@@ -229,7 +229,8 @@ OPERATOR = (
     on("periodic", "SELECT", "INSERT", "UPDATE", "DELETE"),
     on("outbox_executable", insert(column.name for column in EXECUTABLE_ROW)),
     on(
-        "dispatch_turn", "UPDATE",
+        "dispatch_turn",
+        "UPDATE",
         why="to lock it: nobody delivers while a dead letter is requeued or a message cancelled",
     ),
     on("node", "SELECT", "UPDATE (clock_ceiling)"),
