@@ -288,7 +288,8 @@ AUDITOR = (
     on("executable_function", "SELECT"),
     on(
         "periodic",
-        "SELECT (name, cron, time_zone, topic, key, kind, missed, jitter_s, due_at, next_at, last_at, paused, last_error)",
+        "SELECT (name, cron, time_zone, topic, key, kind, missed, jitter_s, due_at, next_at, last_at, paused, "
+        "last_error)",
     ),
     on("spark_batch", "SELECT"),
     on("spark_staging", "SELECT"),
