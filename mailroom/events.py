@@ -18,6 +18,7 @@ __all__ = [
     "AttemptFailed",
     "BatchClaimed",
     "BatchEnded",
+    "DeliveryTraced",
     "ExecutablesExecuted",
     "HandlerBegan",
     "HandlerEnded",
@@ -54,6 +55,18 @@ class MessagesDelivered(NamedTuple):
     seconds: float
 
 
+class DeliveryTraced(NamedTuple):
+    """What `MessagesDelivered` tells, with the headers `traceparent` of up to 128 messages that were the oldest before.
+
+    Only whoever makes spans listens to it: the headers are read for it alone.
+    """
+
+    schema: str
+    taken: int
+    traceparents: Sequence[str]
+    seconds: float
+
+
 class ExecutablesExecuted(NamedTuple):
     """An executor has committed a batch that took something. The counts are those of `dispatcher.Executed`."""
 
@@ -75,6 +88,7 @@ class MessagesReceived(NamedTuple):
     unrouted: int
     dead: int
     known: int
+    seconds: float
 
 
 class LeadershipChanged(NamedTuple):
@@ -156,6 +170,7 @@ class TriedAgain(NamedTuple):
 Event: TypeAlias = (
     MessagesSent
     | MessagesDelivered
+    | DeliveryTraced
     | ExecutablesExecuted
     | MessagesReceived
     | LeadershipChanged

@@ -11,7 +11,7 @@ import psycopg
 from dispatcher.delivery.dead import tell_of_dead
 from dispatcher.delivery.deliver import Delivery, delivering, looking, reading_oldest
 from dispatcher.delivery.fan_out import FannedOut, fan_out
-from dispatcher.delivery.floor import Floor, ScanStart
+from dispatcher.delivery.floor import START, Floor, ScanStart
 from dispatcher.delivery.portion import Portion
 from dispatcher.delivery.refusal import Undeliverable, dead_lettering, finding_refused, reason_of
 from mailroom import events
@@ -19,7 +19,7 @@ from mailroom.links.marks import marking
 from mailroom.links.start import starting
 from mailroom.order import sequences
 from mailroom.order.clock import WARN_CLOCK, raising_ceiling
-from mailroom.sql.operation import Operation, T
+from mailroom.sql.operation import Operation, Sql, T
 from mailroom.sql.runner import run_async, run_in_transaction
 from mailroom.sql.sqlstate import Meaning, meaning
 
@@ -27,6 +27,24 @@ log = logging.getLogger("mailroom.dispatcher")
 
 ROWS = 10_000
 MAX_BYTES = 32 * 1024 * 1024
+# Before the delivery and not of it, which would have to return them: so they are of the oldest messages then.
+TRACEPARENTS = Sql(
+    """
+WITH {start},
+oldest AS MATERIALIZED (
+    SELECT headers FROM {schema}.outbox WHERE position > (SELECT position FROM start) ORDER BY position LIMIT 128)
+SELECT headers ->> 'traceparent'::text FROM oldest WHERE headers ->> 'traceparent'::text IS NOT NULL
+""",
+    columns=("text",),
+    start=START,
+)
+
+
+def reading_traceparents(schema: str, start: ScanStart) -> Operation[list[str]]:
+    """Return the headers `traceparent` of the oldest messages in the outbox."""
+    return [traceparent for (traceparent,) in (yield TRACEPARENTS.at(schema=schema)(**start.values()))]
+
+
 COUNTED = tuple(name for name in events.MessagesDelivered._fields if name in Delivery.__dataclass_fields__)
 
 
@@ -93,9 +111,13 @@ class Deliverer:
             elif started.jumped:
                 log.info("the server has started anew: the clock goes on at %d", started.clock)
             self._recovered = True
+        traceparents = await self._traceparents() if events.heard(events.DeliveryTraced) else []
         began = self._monotonic()
         with self._portion.tried():
             delivery = await self._deliver(self._portion.of(self._rows), self._portion.of(self._max_bytes), now)
+        if delivery.taken and traceparents:
+            took_s = self._monotonic() - began
+            events.emit(events.DeliveryTraced(self._schema, delivery.taken, traceparents, took_s))
         if delivery.taken and events.heard(events.MessagesDelivered):
             counts = {name: getattr(delivery, name) for name in COUNTED}
             events.emit(events.MessagesDelivered(self._schema, **counts, seconds=self._monotonic() - began))
@@ -168,6 +190,9 @@ class Deliverer:
                 inboxes=[*delivery.inboxes, *fanned.inboxes],
                 more=delivery.more or rows < most,
             )
+
+    async def _traceparents(self) -> list[str]:
+        return await run_async(self._connection, reading_traceparents(self._schema, self._floor.above()))
 
     async def _before_oldest(self) -> ScanStart:
         # Above this floor one row is exactly that message, even if one with a lower position commits meanwhile.

@@ -283,6 +283,7 @@ class Visit:
                 batch = await self._fetch(position.seq, last) if ahead is None else ahead.batch
                 if bounds.more:
                     await beside.enter_async_context(self._looking_ahead(last))
+                began = time.monotonic()
                 reception = await self._target.receiving.receive(self._origin.number, batch, position)
             if reception.outcome == "closed":
                 return None
@@ -291,8 +292,10 @@ class Visit:
             self._notes.received = Received(self, reception.position.seq)
             self._target.on_received(reception)
             if reception.rows and events.heard(events.MessagesReceived):
-                counts = (getattr(reception, name) for name in events.MessagesReceived._fields[3:])
-                events.emit(events.MessagesReceived(self._target.schema, self._origin.name, reception.rows, *counts))
+                took_s = time.monotonic() - began
+                counts = {name: getattr(reception, name) for name in events.MessagesReceived._fields[3:-1]}
+                origin, rows = self._origin.name, reception.rows
+                events.emit(events.MessagesReceived(self._target.schema, origin, rows, **counts, seconds=took_s))
             return reception.position
 
     async def _fetch(self, after: int, last: int) -> FetchedBatch:

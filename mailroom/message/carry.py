@@ -233,6 +233,11 @@ class carrying:  # noqa: N801
             _carrier.set(found.outer)
 
 
+def is_given(name: str) -> bool:
+    """Return whether a block of `carrying` gives this header to what is sent now."""
+    return name in _carrier.get().explicit
+
+
 def headers_json(given: Mapping[str, str] | None) -> str | None:
     """Return the headers of a message that is sent now, as JSON: those given, and those carried.
 

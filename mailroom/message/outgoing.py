@@ -1,7 +1,7 @@
 """A message to be sent, the checks it passes before the database sees it, and its INSERT."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
@@ -82,6 +82,10 @@ class Outgoing:
             object.__setattr__(self, "headers", topic_headers(topic, self.headers))
 
 
+# Gives the headers of a message that is about to be sent, with the context of its span; set by `mailroom.tracing`.
+tracing: Callable[[Outgoing], Mapping[str, str] | None] | None = None
+
+
 def row_of(message: Outgoing, fresh: bytes | None = None) -> Row:
     """Return the values of `COLUMNS`, or raise `InvalidMessage` naming the limit that is broken.
 
@@ -102,7 +106,7 @@ def row_of(message: Outgoing, fresh: bytes | None = None) -> Row:
         _one_of(message.message_type, "ODCU", "message_type"),
         None if message.event_type is None else _one_of(message.event_type, "CUD", "event_type"),
         codec.encode(message.value),
-        headers_json(message.headers),
+        headers_json(message.headers if tracing is None else tracing(message)),
         not_before(message.deliver_at, message.deliver_after),
         None if message.expires_at is None else aware(message.expires_at, "expires_at"),
         None if message.after_clock is None else clock(message.after_clock),

@@ -229,7 +229,8 @@ OPERATOR = (
     on("periodic", "SELECT", "INSERT", "UPDATE", "DELETE"),
     on("outbox_executable", insert(column.name for column in EXECUTABLE_ROW)),
     on(
-        "dispatch_turn", "UPDATE",
+        "dispatch_turn",
+        "UPDATE",
         why="to lock it: nobody delivers while a dead letter is requeued or a message cancelled",
     ),
     on("node", "SELECT", "UPDATE (clock_ceiling)"),
@@ -287,7 +288,8 @@ AUDITOR = (
     on("executable_function", "SELECT"),
     on(
         "periodic",
-        "SELECT (name, cron, time_zone, topic, key, kind, missed, jitter_s, due_at, next_at, last_at, paused, last_error)",
+        "SELECT (name, cron, time_zone, topic, key, kind, missed, jitter_s, due_at, next_at, last_at, paused, "
+        "last_error)",
     ),
     on("spark_batch", "SELECT"),
     on("spark_staging", "SELECT"),

@@ -1,5 +1,8 @@
 """Mailroom on Django's connection: inside `transaction.atomic()`, with the ORM, and as the connection of `mail`."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -439,3 +442,21 @@ def test_mail_works_with_the_orm_and_leaves_nothing(node: Node, connection: Any)
     assert Order.objects.count() == 0
     assert node.waiting() == []
     assert node.delivered() == []
+
+
+NOT_SET_UP = """
+import datetime
+import django.db
+from mailroom.sql.apart import in_hand
+with in_hand(object(), 1, datetime.datetime.now(datetime.UTC)):
+    print("handled")
+"""
+
+
+def test_django_that_is_imported_and_not_set_up_fails_no_message() -> None:
+    """Other packages import it only to look whether it is there."""
+    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    done = subprocess.run(
+        [sys.executable, "-c", NOT_SET_UP], capture_output=True, text=True, timeout=WITHIN_S, env=environment
+    )
+    assert (done.stdout, done.returncode) == ("handled\n", 0), done.stderr

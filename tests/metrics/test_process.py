@@ -95,7 +95,7 @@ def test_deliveries_failures_and_errors_are_counted_by_their_labels(counted: Pro
     events.emit(events.MessagesSent("mailroom", ["a", "b"], 2))
     events.emit(events.MessagesDelivered("mailroom", 5, 6, 1, 0, 0, 1, 0, 0.01))
     events.emit(events.ExecutablesExecuted("mailroom", 3, 1, 0, 0.01))
-    events.emit(events.MessagesReceived("mailroom", "lyon", 4, 4, 0, 0, 0, 0))
+    events.emit(events.MessagesReceived("mailroom", "lyon", 4, 4, 0, 0, 0, 0, 0.01))
     events.emit(events.AttemptFailed("mailroom", "shipping", None, 1, "retry", ValueError("secret")))
     events.emit(events.TriedAgain("mailroom", "worker", "shipping", OSError("secret"), True))
     events.emit(events.TriedAgain("mailroom", "dispatcher", None, OSError("secret"), False))
