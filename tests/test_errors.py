@@ -14,6 +14,7 @@ from inbox.by_key.failure import described
 from inbox.worker.connecting import reason
 from mailroom import errors
 from mailroom.cli.commands.explain import PAGES
+from mailroom.doctor.kinds import KINDS
 from mailroom.errors import Coded, ConfigurationError, DecodeError, InvalidName, LinkRefused, MailroomError, coded
 from mailroom.errors.codes import CODES
 from mailroom.session.repeats import cause
@@ -194,7 +195,7 @@ def test_explain_prints_the_page_of_a_code() -> None:
 
 def test_explain_lists_all_codes() -> None:
     listed = done("explain", dsn="").splitlines()
-    assert [line.split()[0] for line in listed] == list(CODES)
+    assert [line.split()[0] for line in listed] == [*CODES, *KINDS]
 
 
 def test_explain_of_no_code_names_those_that_are_near() -> None:

@@ -66,7 +66,7 @@ WHOLE = Sql(
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Line:
     """A delivered message: how many seconds ago it was sent, and the size of its value in bytes."""
 
     delivered_at: datetime
@@ -85,20 +85,20 @@ def _starting(schema: str, inbox: str, since_s: float | None) -> Operation[tuple
     return clock, channel
 
 
-def _reading(schema: str, inbox: str, clock: int, whole: bool) -> Operation[list[tuple[Seen, Message | None]]]:
+def _reading(schema: str, inbox: str, clock: int, whole: bool) -> Operation[list[tuple[Line, Message | None]]]:
     """Return the next messages behind a clock, with their content if `whole`."""
     if not whole:
         rows = yield SHORT.at(schema=schema, inbox=inbox)(clock=clock, limit=PAGE)
         return [(_seen(*row), None) for row in rows]
     rows = yield WHOLE.at(schema=schema, inbox=inbox)(clock=clock, limit=PAGE_OF_VALUES)
     return [
-        (Seen(message.delivered_at, message.topic, message.key, message.id, message.clock, *row[-2:]), message)
+        (Line(message.delivered_at, message.topic, message.key, message.id, message.clock, *row[-2:]), message)
         for row, message in zip(rows, messages(rows), strict=True)
     ]
 
 
-def _seen(clock: int, at: datetime, topic: str, key: str, id: UUID, age_s: float, size: int) -> Seen:
-    return Seen(at.replace(tzinfo=UTC), topic, key, id, clock, age_s, size)
+def _seen(clock: int, at: datetime, topic: str, key: str, id: UUID, age_s: float, size: int) -> Line:
+    return Line(at.replace(tzinfo=UTC), topic, key, id, clock, age_s, size)
 
 
 def following(
@@ -109,7 +109,7 @@ def following(
     since_s: float | None = None,
     whole: bool = False,
     poll_interval_s: float = POLL_INTERVAL_S,
-) -> Iterator[tuple[Seen, Message | None]]:
+) -> Iterator[tuple[Line, Message | None]]:
     """Give what is delivered into an inbox, for ever; the connection is an autocommit one.
 
     Each look is a statement by itself, and waits in no transaction.
@@ -170,12 +170,12 @@ def tail(call: Call, inbox: str, since_s: float | None, limit: int | None, whole
         drop_output()  # `head` has seen enough
 
 
-def _json(seen: Seen, message: Message | None) -> str:
+def _json(seen: Line, message: Message | None) -> str:
     content = {} if message is None else message_json(message)
     return json_text(content | as_json(seen))
 
 
-def _for_people(seen: Seen, message: Message | None) -> str:
+def _for_people(seen: Line, message: Message | None) -> str:
     heading = wrapped(
         f"{shown(seen.delivered_at)}  {seen.topic}  key {seen.key}  {seen.id}  {duration(max(seen.age_s, 0))}  "
         f"{seen.size:,} bytes"

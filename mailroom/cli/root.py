@@ -36,7 +36,7 @@ ABOUT = {
     "link": "Read messages of nodes in other databases, and let those nodes read this one's.",
     "migrate": "Create the schema of a node, or bring it up to date.",
     "node": "Say who this node is to the others.",
-    "outbox": "Send messages from a shell.",
+    "outbox": "Send messages from a shell, and cancel them.",
     "parked": "Show parked keys; replay or discard their messages.",
     "periodic": "Send messages at the times of a cron expression.",
     "revoke": "Take from a database role what it needs for a purpose.",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mailroom.health import Probed
 from mailroom.metrics.endpoint import Endpoint
@@ -22,7 +22,6 @@ from mailroom.session.home import Home
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
-    from prometheus_client import Metric
 
 FRESH_S = 1.0  # OpenTelemetry asks for each metric by itself, all of them at once
 
@@ -54,7 +53,7 @@ class Collector:
     def __init__(self, dsn: str | None = None, *, schema: str = DEFAULT_SCHEMA) -> None:
         self._scrape, self._end = _counting(dsn, schema)
 
-    def collect(self) -> "Iterable[Metric]":
+    def collect(self) -> Iterable[Any]:
         """Return the metrics as they are now; none before the database has answered once."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
@@ -76,7 +75,7 @@ class Collector:
                     metric.add_metric([node, *values], value)
             yield metric
 
-    def describe(self) -> "Iterable[Metric]":
+    def describe(self) -> Iterable[Any]:
         """Return nothing, so that registering it asks no database."""
         return ()
 

@@ -1,8 +1,8 @@
 """The matrix: which privileges each purpose needs on the objects of a node, and no others.
 
 This is the one place where they stand. `mailroom grant` makes its statements of it, docs/roles.md shows it, and a test
-holds it against the server's catalog. For a new table of the schema add a right to the purposes that use it, or the
-table to `OWNER_ONLY`: a test says so if neither is done. Then run `python -m tests.roles_page`.
+holds it against the server's catalog. For a new table of the schema add a right to the purposes that use it: a test
+says so if it is in none. Then run `python -m tests.roles_page`.
 """
 
 from collections.abc import Iterable
@@ -223,8 +223,14 @@ OPERATOR = (
     on("dead_letter", "SELECT", insert(["stage", "reason", "origin", "sent_clock", *SENDABLE_ON]), "UPDATE", "DELETE"),
     on("attempt", "SELECT", "INSERT"),
     on("audit", "INSERT"),
-    on("outbox", "SELECT", insert(SENDABLE), "DELETE", why="dead letters that go back, answers, and what is cancelled"),
-    on("scheduled", "SELECT", "DELETE", why="to cancel a message, as of `outbox`"),
+    on(
+        "outbox",
+        "SELECT (position, message_id, key)",
+        insert(SENDABLE),
+        "DELETE",
+        why="dead letters that go back, answers, and what is cancelled",
+    ),
+    on("scheduled", "SELECT (position, deliver_at, message_id, key)", "DELETE", why="to cancel a message"),
     on("outbox_jdbc_id", "SELECT", "DELETE", why="to give the text of a cancelled `once` free"),
     on("periodic", "SELECT", "INSERT", "UPDATE", "DELETE"),
     on("outbox_executable", insert(column.name for column in EXECUTABLE_ROW)),
@@ -322,9 +328,4 @@ PURPOSES = {
     "link-reader": Purpose("reads a link of this node, for the dispatcher of another one", LINK_READER),
     "spark-writer": Purpose('writes with format("outbox")', SPARK_WRITER, creates=True),
     "spark-reader": Purpose('streams inboxes with format("inbox")', SPARK_READER, inboxes="named"),
-}
-
-# No purpose needs them: whoever works on them is the owner of the schema, or goes through a view.
-OWNER_ONLY = {
-    "my_due": "everybody may read this view, which has only rows of the role's own inboxes",
 }

@@ -228,6 +228,7 @@ async def test_nothing_is_dropped_of_a_key_that_a_transaction_holds_or_that_is_p
         node.send("replies", key=key)
     node.deliver()
     node.connection.execute(STATE.replace("shipping", "replies"), ["parked", 1, "infinity"])
+    node.connection.execute("UPDATE mailroom.key_state SET parked_at = now()")
     node.connection.execute(AGED, ["replies", ["held", "parked", "free"]])
     holder = connect()
     assert [message.key for message in Inbox("replies").reap(holder, "held", limit=1)] == ["held"]
@@ -249,6 +250,7 @@ def test_parked_messages_that_are_still_to_be_moved_aside_are_not_dropped(node: 
         node.send("replies", key=key)
     node.deliver()
     node.connection.execute(STATE.replace("shipping", "replies"), ["parked", 1, "infinity"])
+    node.connection.execute("UPDATE mailroom.key_state SET parked_at = now()")
     node.connection.execute(AGED, ["replies", ["parked", "free"]])
     assert run(node.connection, sweeping_outstayed(SCHEMA, "replies", 100)) == 1
     assert node.delivered("key") == [("parked",)]

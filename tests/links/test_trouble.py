@@ -13,6 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dispatcher.links import lane, reading, visit
 from dispatcher.links.lane import LinksLane
+from mailroom.roles.statements import fixed_atoms, grants, schema_atoms
 from tests.links.test_links import do
 from tests.project.test_docs import ROOT, blocks
 from tests.support.command import mailroom
@@ -23,7 +24,9 @@ pytestmark = pytest.mark.sample(3)
 
 WITHIN_S = 60.0
 SECRET = "s3cret"
-RIGHTS, POLICIES = [block.text for block in blocks(ROOT / "docs" / "links.md") if block.language == "sql"]
+[POLICIES] = [block.text for block in blocks(ROOT / "docs" / "links.md") if block.language == "sql"]
+ATOMS = {*schema_atoms("mailroom", "link-reader", None), *fixed_atoms("link-reader")}
+RIGHTS = "; ".join(grants("mailroom", "lyon_reader", ATOMS))
 
 
 @pytest.fixture(autouse=True)

@@ -189,7 +189,8 @@ def test_time_that_comes_again_has_its_id_again_and_stops_nobody(node: Node) -> 
     assert sent(node) == [("hourly", "12:00")] * 2
     assert node.rows("SELECT count(DISTINCT message_id) FROM mailroom.outbox") == [(1,)]
     node.inbox("report", "report.due")
-    assert node.deliver_all().delivered == 2
+    node.allow_clocks()
+    assert node.deliver().delivered == 2
     with node.connection.transaction():
         assert send(node.connection, NOON + HOUR) == 1
 

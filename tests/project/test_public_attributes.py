@@ -56,6 +56,7 @@ ATTRIBUTES = {
     "AttemptFailed": "attempt error inbox message outcome schema",
     "TriedAgain": "error inbox reconnects role schema",
     "Collector": "close collect describe",
+    "Endpoint": "close port",
     "Health": "has_begun name ready since state why",
     "LinkStates": "readers sources",
     "LinkMoved": "reader source",
@@ -177,8 +178,8 @@ def is_set_on_self(node: ast.AST) -> TypeGuard[ast.Attribute]:
 
 
 def inherited(cls: type) -> set[str]:
-    """What every exception has, or every error of ours."""
-    for base in (MailroomError, OSError, BaseException):
+    """What every exception has, every error of ours, or every tuple."""
+    for base in (MailroomError, OSError, BaseException, tuple):
         if issubclass(cls, base) and cls is not base:
             return set(dir(base))
     return set()

@@ -15,7 +15,7 @@ def completion(ctx: click.Context, shell: str) -> None:
     bash needs version 4.4 or later.
 
     \b
-    Put this where your shell starts:
+    Examples, for where your shell starts:
       eval "$(mailroom completion bash)"              # in ~/.bashrc
       eval "$(mailroom completion zsh)"               # in ~/.zshrc, behind compinit
       mailroom completion fish | source               # in ~/.config/fish/config.fish
