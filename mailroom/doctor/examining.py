@@ -5,14 +5,14 @@ from mailroom.doctor.finding import DoctorCheck, Finding, Found, Limits, finding
 from mailroom.doctor.kinds import KINDS
 from mailroom.errors import SchemaError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.roles.advice import grant_command, is_denied
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.sql.sqlstate import Meaning, is_of_row_security, meaning, primary_message, sqlstate
+from mailroom.sql.sqlstate import Meaning, meaning, primary_message
 
 NOT_SEEN = "M000"
 POOLED = "M032"
 REVISION = "M034"
-DENIED = "42501"
 CHECKS: tuple[DoctorCheck, ...] = (
     *sessions.CHECKS, *locks.CHECKS, *vacuum.CHECKS, *shape.CHECKS, *numbering.CHECKS, *leaders.CHECKS,
     *workers.CHECKS, *settings.CHECKS, *rights.CHECKS, *backlog.CHECKS,
@@ -33,9 +33,10 @@ SELECT pg_catalog.set_config('transaction_read_only', 'on', true), pg_catalog.se
     columns=("text", "text", "text", "text", "text", "text", "boolean"),
 )
 NODE = Sql(
-    "SELECT true FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
+    "SELECT current_user::text FROM pg_catalog.pg_class AS c "
+    "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
     "WHERE n.nspname = '{node}'::name AND c.relname = 'node'::name",
-    columns=("boolean",),
+    columns=("text",),
 )
 # Sessions whose state the server shows only to their role, to those who have its rights, and to pg_read_all_stats.
 UNSEEN = Sql(
@@ -66,7 +67,7 @@ def examining(*, schema: str = DEFAULT_SCHEMA, limits: Limits | None = None) -> 
 
 def _examining(schema: str, limits: Limits) -> Operation[list[Finding]]:
     yield IN_TRANSACTION
-    if not (yield NODE.at(node=schema)()):
+    if not (me := (yield NODE.at(node=schema)())):
         option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
         raise SchemaError(
             f"There is no Mailroom schema {schema!r} in this database. Run: mailroom migrate{option}",
@@ -75,14 +76,15 @@ def _examining(schema: str, limits: Limits) -> Operation[list[Finding]]:
     yield SAVE.at()()
     findings: list[Finding] = []
     not_seen: Found = []
-    unseen = yield from _looking(DoctorCheck(NOT_SEEN, _unseen, ""), schema, limits, not_seen)
+    [(role,)] = me
+    unseen = yield from _looking(DoctorCheck(NOT_SEEN, _unseen, ""), schema, limits, role, not_seen)
     not_seen += unseen
     of_other_shape = False
     # The revision first: at another one the tables may be others.
     for check in sorted(CHECKS, key=lambda check: (check.id != REVISION, check.id)):
         if check.of_tables and of_other_shape:
             continue
-        if found := (yield from _looking(check, schema, limits, not_seen)):
+        if found := (yield from _looking(check, schema, limits, role, not_seen)):
             findings.append(finding(check.id, KINDS[check.id].what, found, check.command, schema))
             of_other_shape |= check.id == REVISION
     yield RELEASE.at()()
@@ -95,7 +97,7 @@ def _unseen(schema: str, limits: Limits) -> Operation[Found]:
     return [(part, line) for part, line in (yield UNSEEN.at()())]
 
 
-def _looking(check: DoctorCheck, schema: str, limits: Limits, not_seen: Found) -> Operation[Found]:
+def _looking(check: DoctorCheck, schema: str, limits: Limits, role: str, not_seen: Found) -> Operation[Found]:
     """Return what a check finds; if it may not look, add that to `not_seen`."""
     found: Found = []
     try:
@@ -105,16 +107,14 @@ def _looking(check: DoctorCheck, schema: str, limits: Limits, not_seen: Found) -
         what = meaning(error)
         if what is Meaning.LOST:
             raise
-        not_seen.append((_help(error, schema), f"{check.id} ({KINDS[check.id].what}): {primary_message(error)}"))
+        not_seen.append((_help(error, schema, role), f"{check.id} ({KINDS[check.id].what}): {primary_message(error)}"))
     yield UNDO.at()()
     return found
 
 
-def _help(error: Exception, schema: str) -> str:
+def _help(error: Exception, schema: str, role: str) -> str:
     """Return what lets a check look that was refused; nothing where another finding says what is in its way."""
-    if sqlstate(error) != DENIED or is_of_row_security(error):
-        return ""
-    return f'GRANT pg_monitor TO CURRENT_USER; GRANT SELECT ON ALL TABLES IN SCHEMA "{schema}" TO CURRENT_USER;'
+    return grant_command("auditor", role, schema=schema) if is_denied(error) else ""
 
 
 examine, examine_async = on_connections("examine", examining)

@@ -22,7 +22,7 @@ from mailroom.errors import ConfigurationError, NotInTransaction, SchemaError
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import Node
-from tests.support.roles import role
+from tests.support.roles import rights, role
 from tests.support.waiting import eventually, wait_until_blocked
 from tests.support.working import working
 
@@ -396,3 +396,11 @@ def _run(dispatcher: Dispatcher) -> None:
 def test_each_check_has_an_id_of_its_own() -> None:
     ids = [check.id for check in CHECKS]
     assert len(set(ids)) == len(ids)
+
+
+def test_auditor_who_may_see_other_sessions_may_look_at_everything(node: Node) -> None:
+    inboxes = [name for (name,) in node.rows("SELECT name FROM mailroom.inbox_registry")]
+    granted = rights("auditor", *inboxes, total=["ledger"])
+    with role(node.dsn, *granted, "GRANT pg_monitor TO {role}") as (_, dsn), psycopg.connect(dsn) as connection:
+        found = {each.id: each for each in examine(connection)}
+    assert set(found) <= OF_THE_SERVER, found
