@@ -20,6 +20,7 @@ from mailroom.cli.output import document, progress_bar, say, working
 from mailroom.cli.parameters import seconds_above_0
 from mailroom.cli.serving import metrics_option, serving
 from mailroom.metrics.catalog import reading_catalog
+from mailroom.metrics.process import awake
 from mailroom.session.home import Home
 
 poll_interval = click.option(
@@ -68,8 +69,13 @@ def run(call: Call, poll_interval_s: float, address: str | None) -> None:
     dsn = call.dsn()
     log_to_stderr(call.log_format)
     lanes = daemon.all_lanes(dsn, schema=call.schema, poll_interval_s=poll_interval_s)
-    sampled = [lane._sampled().families for lane in lanes if address and isinstance(lane, daemon.Dispatcher)]
-    with serving(address, lanes, {call.schema: lambda: Home(dsn)}, reading_catalog, sampled):
+    others = [
+        families
+        for lane in lanes
+        if address and isinstance(lane, daemon.Dispatcher)
+        for families in (lane._sampled().families, awake(lane))
+    ]
+    with serving(address, lanes, {call.schema: lambda: Home(dsn)}, reading_catalog, others):
         asyncio.run(daemon.run_until_signalled(lanes))
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from mailroom import events
+from mailroom.health import Probed
 from mailroom.metrics.family import Family, Histogram, Samples
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 
@@ -47,14 +48,21 @@ DELIVER = Family("deliver_batch_seconds", "histogram", "How long deliveries took
 IN_FLIGHT = Family("worker_messages_in_flight", "gauge", "Messages in the hands of this process's workers.", ("inbox",))
 LONGEST = Family("worker_longest_batch_seconds", "gauge", "Since when the oldest batch in hand is open.", ("inbox",))
 
+AWAKE = Family("dispatcher_awake", "gauge", "Whether this process delivers now: 0 while it sleeps, or does not lead.")
+
 # 30 s is the bound of the error budget in the alert rules.
 LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
 SHORT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 BOUNDS = {AGE: LONG_S, WAIT: LONG_S, HANDLE: SHORT_S, CLAIM: SHORT_S, DELIVER: SHORT_S}
 COUNTERS = (OUTCOME, RECEIVED, EXECUTED, SENT, REAPED, BATCHES, FAILED, ERRORS, RECONNECTS)
-FAMILIES = (*COUNTERS, *BOUNDS, IN_FLIGHT, LONGEST)
+FAMILIES = (*COUNTERS, *BOUNDS, IN_FLIGHT, LONGEST, AWAKE)
 
 TOOK = ("delivered", "scheduled", "expired", "unrouted", "dead", "carried")
+
+
+def awake(dispatcher: Probed) -> Callable[[], dict[Family, Samples]]:
+    """Return what tells whether a dispatcher is awake."""
+    return lambda: {AWAKE: [((), int(dispatcher.health().state == "awake"))]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ def test_run_with_metrics_tells_what_it_counts_what_catalogs_say_and_what_it_sam
         told = eventually(lambda: text if 'outcome="delivered"} 1' in (text := answer()) else "")
         assert 'role="dispatcher"} 1' in told
         assert "mailroom_database_up" in told
+        assert "mailroom_dispatcher_awake{" in told
     finally:
         call.send_signal(signal.SIGTERM)
         _, error = call.communicate(timeout=WITHIN_S)

@@ -461,6 +461,7 @@ def test_failing_key_keeps_its_attempts_and_its_time(node: Node, before: bool) -
     if before:
         pause(node, "k")
     assert state(node, "k") == (True, False, 1, True)
+    assert node.value("SELECT retry_at = 'infinity' FROM mailroom.key_state")
     resume(node, "k")
     left = node.value("SELECT extract(epoch FROM retry_at - now())::float8 FROM mailroom.key_state")
     assert 900 < left <= 1_000
