@@ -28,7 +28,9 @@ from mailroom.errors import ConfigurationError, MailroomError
 from . import processor
 from .measure import Bar, Line, Measurement, Setup, Values
 
-PARTS = ("bulk", "send", "deliver", "claim")
+METERED = "metered"  # beside the same without metrics, and not beside another checkout, which may have none
+UNMETERED = ("bulk, worker", "bulk, all")
+PARTS = ("bulk", METERED, "send", "deliver", "claim")
 _ALIAS = "mailroom_cost_benchmarks"
 _END_S = 60.0
 _turn = count()
@@ -104,9 +106,9 @@ def _run(setup: Setup, against: Path | None = None) -> Values:
         sides = [stack.enter_context(_side(setup, product)) for product in (own, against) if product is not None]
         for nth, part in enumerate(PARTS, start=turn):
             # Who is first changes from run to run: that one finds the server as the part before has left it.
-            order = sides[::-1] if nth % 2 else sides
+            order = sides[:1] if part == METERED else sides[::-1] if nth % 2 else sides
             found = {side: side.measured(part) for side in order}
-            ours, *others = (found[side] for side in sides)
+            ours, *others = (found[side] for side in sides if side in found)
             values |= ours
             for theirs in others:
                 values |= {_before(name): value for name, value in theirs.items()}
@@ -144,6 +146,8 @@ MEASUREMENT = Measurement(
     "the processor time of a message, by process",
     (
         *(Line(f"bulk, {process}", "us") for process in _BULK),
+        Line("bulk with metrics, worker", "us", UNMETERED[0]),
+        Line("bulk with metrics, all", "us", UNMETERED[1], Bar(ratio_at_most=1.03)),
         *_pair("INSERT"),
         *_pair("send", "INSERT", Bar(ratio_at_most=2.0), Bar(ratio_at_most=2.6)),
         *_pair("INSERT and commit"),
@@ -172,5 +176,6 @@ def against(directory: Path) -> Measurement:
         each
         for line in MEASUREMENT.lines
         for each in (line, Line(_before(line.name), line.unit), Line(_ratio(line.name), ""))
+        if each is line or line.baseline not in UNMETERED
     )
     return replace(MEASUREMENT, lines=tuple(beside), run=partial(_run, against=directory.resolve()))

@@ -53,8 +53,17 @@ ROLES = {"mailroom dispatcher": "dispatcher's backends", "mailroom worker": "wor
 
 def bulk(node: Node, messages: int) -> dict[str, float]:
     """One publisher, one dispatcher and one Worker at once, after a tenth to warm up."""
+    return _bulk(node, messages, "bulk")
+
+
+def metered(node: Node, messages: int) -> dict[str, float]:
+    """The same while the dispatcher and the worker count their metrics."""
+    return _bulk(node, messages, "bulk with metrics", metered=True)
+
+
+def _bulk(node: Node, messages: int, name: str, *, metered: bool = False) -> dict[str, float]:
     outbox, ready = Outbox(schema=node.schema), outgoing(messages + messages // 10)
-    with Pipeline(node) as pipeline, node.connect() as connection:
+    with Pipeline(node, metered=metered) as pipeline, node.connect() as connection:
         pipeline.dispatch()
         pipeline.work(1)
         _publish(outbox, connection, islice(ready, messages // 10), messages // 10)
@@ -71,7 +80,7 @@ def bulk(node: Node, messages: int) -> dict[str, float]:
     found = publisher.each_us(messages) | processes.each_us(messages) | dict.fromkeys(ROLES.values(), 0.0)
     for pid, used_us in backends.each_us(messages).items():
         found[role_of[pid]] += used_us
-    return {f"bulk, {process}": used_us for process, used_us in (found | {"all": sum(found.values())}).items()}
+    return {f"{name}, {process}": used_us for process, used_us in (found | {"all": sum(found.values())}).items()}
 
 
 def _publish(outbox: Outbox, connection: psycopg.Connection, ready: Iterator[Outgoing], messages: int) -> None:
@@ -181,7 +190,7 @@ def claim(node: Node, messages: int) -> dict[str, float]:
     return found
 
 
-PARTS = {part.__name__: part for part in (bulk, send, deliver, claim)}
+PARTS = {part.__name__: part for part in (bulk, metered, send, deliver, claim)}
 
 
 def main() -> None:

@@ -73,10 +73,14 @@ def counting(count: Count) -> Handler:
 
 
 class Pipeline:
-    """The processes of one run, ended with the `with` block. `handled` counts the messages handled so far."""
+    """The processes of one run, ended with the `with` block. `handled` counts the messages handled so far.
 
-    def __init__(self, node: Node) -> None:
+    If they are `metered`, the dispatcher and the workers count their metrics.
+    """
+
+    def __init__(self, node: Node, *, metered: bool = False) -> None:
         self.node = node
+        self._is_metered = metered
         self.dispatcher: BaseProcess | None = None
         self.workers: list[BaseProcess] = []
         self._counts: list[Count] = []
@@ -99,7 +103,7 @@ class Pipeline:
 
         `sources` are the connection strings of the nodes that it reads, by their names.
         """
-        self.dispatcher = self.start(_dispatch, self.node, dict(sources or {}))
+        self.dispatcher = self.start(_dispatch, self.node, self._is_metered, dict(sources or {}))
         with self.node.connect(autocommit=True) as connection:
             leases = f"SELECT count(*) FROM {self.node.schema}.lease WHERE until > clock_timestamp()".encode()
             self.wait(lambda: connection.execute(leases).fetchone() == (3,))
@@ -113,7 +117,9 @@ class Pipeline:
     ) -> None:
         """Start worker processes with the handler that `handling(count, *arguments)` returns; do not wait for them."""
         for _ in range(workers):
-            self.workers.append(self.start(_work, self.node, batch, handling, self.counted(), *arguments))
+            self.workers.append(
+                self.start(_work, self.node, self._is_metered, batch, handling, self.counted(), *arguments)
+            )
 
     def publish(self, messages: int, keys: int = KEYS, ahead: int | None = None, topic: str = INBOX) -> None:
         """Start a process that sends messages by COPY in batches of 1,000; return when it begins.
@@ -190,13 +196,23 @@ def _end(process: BaseProcess) -> None:
         process.join()
 
 
-def _dispatch(node: Node, sources: Mapping[str, str]) -> None:
+def _meter(node: Node, is_metered: bool) -> None:
+    if is_metered:
+        # Here, since a checkout that is measured beside this one may have no metrics.
+        from mailroom.metrics.process import ProcessMetrics
+
+        ProcessMetrics(node.schema).listen()
+
+
+def _dispatch(node: Node, is_metered: bool, sources: Mapping[str, str]) -> None:
+    _meter(node, is_metered)
     # In the process of its own, so that no other one has the passwords in its environment.
     os.environ.update({variable(name): dsn for name, dsn in sources.items()})
     daemon.run(node.dsn, schema=node.schema)
 
 
-def _work(node: Node, batch: int, handling: Callable[..., Handler], *arguments: object) -> None:
+def _work(node: Node, is_metered: bool, batch: int, handling: Callable[..., Handler], *arguments: object) -> None:
+    _meter(node, is_metered)
     Worker(node.dsn, INBOX, handling(*arguments), schema=node.schema, batch=batch).run()
 
 
