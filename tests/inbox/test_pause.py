@@ -165,21 +165,6 @@ def test_replies_of_a_paused_inbox_wait_too(node: Node) -> None:
         assert [each.value for each in run(node.connection, taking(SCHEMA, "shipping", ["request"]))] == [1]
 
 
-def test_stream_of_spark_finds_nothing_in_a_paused_inbox_and_refuses_paused_keys(node: Node) -> None:
-    planning = pytest.importorskip("spark_jobs.read.offsets").planning
-    deliver(node, "k", "l")
-    pause(node)
-    for number in (1, None):
-        with node.connection.transaction():
-            assert run(node.connection, planning(SCHEMA, "shipping", 0, number)) is None
-    resume(node)
-    with node.connection.transaction():
-        assert run(node.connection, planning(SCHEMA, "shipping", 0, 1)) is not None
-    pause(node, "k")
-    with pytest.raises(ConfigurationError, match="parked or paused"), node.connection.transaction():
-        run(node.connection, planning(SCHEMA, "shipping", 0, 1))
-
-
 def test_second_pause_and_second_resume_change_nothing(node: Node) -> None:
     assert (shown(node).paused_at, shown(node).paused_by) == (None, None)
     assert pause(node)
