@@ -157,6 +157,7 @@ def test_expression_that_names_what_does_not_exist_is_found_out(expression: str)
         check(expression)
 
 
+@pytest.mark.slow  # so that it runs where `make promtool` has been
 @pytest.mark.parametrize("arguments", [["check", "rules", RULES.name], ["test", "rules", "mailroom.test.yml"]])
 def test_promtool_passes(arguments: list[str]) -> None:
     promtool = shutil.which("promtool")
