@@ -47,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.pop("COLUMNS", None)  # xdist sets it, and our commands then write for a screen of that width
     config.stash[_MAJORS] = _chosen_majors(config.getoption("pg"))
     worker_input = getattr(config, "workerinput", None)
     if worker_input is not None:

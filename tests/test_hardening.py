@@ -701,6 +701,7 @@ OF_WORKER = {
     for module in (due, total_claim)
 }
 OF_STATEMENT = {
+    "mailroom.metrics.leader.OLDEST": {"each": "SELECT 'a'::text, clock_timestamp()"},
     "inbox.by_key.due.LOCK_HEAD": OF_WORKER[due],
     "inbox.by_key.due.TAKE_HEAD": OF_WORKER[due],
     "inbox.total_order.total_claim.REAP": OF_WORKER[total_claim],

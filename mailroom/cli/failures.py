@@ -94,8 +94,10 @@ def _grant(error: psycopg.Error, call: Call) -> str:
     """Return which privilege is missing, if the server says so, and the command that grants it."""
     found = DENIED.match(error.diag.message_primary or "")
     right = f"{RIGHTS.get(found['kind'], 'a grant')} on this {found['kind']}" if found else "the right to do it"
-    # A worker or dispatcher knows better than its command what it is.
-    what = noted(error) or advice(purpose_of(call.command), call.user, inbox=call.inbox, schema=call.schema)
+    purpose = purpose_of(call.command)
+    # A worker knows better than its command what it is. A daemon has several lanes, any of which may be the first.
+    known = noted(error) if purpose is None else None
+    what = known or advice(purpose, call.user, inbox=call.inbox, schema=call.schema)
     return f" {'The user' if call.user is None else f'User {call.user}'} lacks {right}. {what}"
 
 

@@ -6,7 +6,7 @@ from mailroom.sql.operation import Sql
 # As far as 100 of an inbox: what there is to do is the same, and counting all may take seconds.
 PARKED = Sql(
     """
-SELECT r.name, format('inbox %%s: %%s parked keys%%s, the first since %%s', r.name, k.keys,
+SELECT r.name, pg_catalog.format('inbox %%s: %%s parked keys%%s, the first since %%s', r.name, k.keys,
        CASE WHEN k.keys = 100 THEN ' or more' END, date_trunc('second'::text, clock_timestamp() - k.since))
 FROM {schema}.inbox_registry AS r CROSS JOIN LATERAL (
     SELECT count(*) AS keys, min(s.parked_at) AS since FROM (
@@ -18,7 +18,7 @@ WHERE k.keys > 0 ORDER BY k.since
 )
 DEAD = Sql(
     """
-SELECT d.stage, format('stage %%s: %%s%%s, the last %%s ago', d.stage, count(*),
+SELECT d.stage, pg_catalog.format('stage %%s: %%s%%s, the last %%s ago', d.stage, count(*),
        CASE WHEN count(*) = 1000 THEN ' or more' END, date_trunc('second'::text, clock_timestamp() - max(d.failed_at)))
 FROM (SELECT l.stage, l.failed_at FROM {schema}.dead_letter AS l ORDER BY l.id DESC LIMIT 1000) AS d
 GROUP BY d.stage ORDER BY d.stage

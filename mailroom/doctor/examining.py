@@ -41,8 +41,9 @@ NODE = Sql(
 # Sessions whose state the server shows only to their role, to those who have its rights, and to pg_read_all_stats.
 UNSEEN = Sql(
     """
-SELECT format('GRANT pg_read_all_stats TO %%I;', current_user),
-       format('%%s sessions of other roles: since when they are in a transaction, and what they do', count(*))
+SELECT pg_catalog.format('GRANT pg_read_all_stats TO %%I;', current_user),
+       pg_catalog.format('%%s sessions of other roles: since when they are in a transaction, and what they do',
+           count(*))
 FROM pg_stat_activity AS a
 WHERE a.usesysid IS NOT NULL AND a.datname = current_database() AND NOT pg_has_role(a.usesysid, 'USAGE')
   AND NOT pg_has_role('pg_read_all_stats'::name, 'USAGE')

@@ -13,13 +13,14 @@ WITH waiting (role, since) AS (
 led AS (
     SELECT w.role, w.since, l.until, l.state, l.host, l.pid, l.backend_pid
     FROM waiting AS w LEFT JOIN {schema}.lease AS l ON l.role = w.role)"""
-WHAT = """CASE l.role WHEN 'links' THEN 'another node is to be read' ELSE format('something waits for the %%s', l.role)
-           END || format(' since %%s', date_trunc('second'::text, clock_timestamp() - l.since))"""
+WHAT = """CASE l.role WHEN 'links' THEN 'another node is to be read'
+            ELSE pg_catalog.format('something waits for the %%s', l.role) END
+       || pg_catalog.format(' since %%s', date_trunc('second'::text, clock_timestamp() - l.since))"""
 NOBODY = Sql(
     """
 {waiting}
 SELECT CASE l.role WHEN 'executor' THEN 'executor' ELSE 'dispatcher' END,
-       {what} || CASE WHEN l.until IS NULL THEN ', and none has ever run' ELSE format(
+       {what} || CASE WHEN l.until IS NULL THEN ', and none has ever run' ELSE pg_catalog.format(
            '; %%s pid %%s led until %%s ago', l.host, l.pid,
            date_trunc('second'::text, clock_timestamp() - l.until)) END
 FROM led AS l
@@ -34,7 +35,7 @@ ORDER BY 1
 LATE = Sql(
     """
 {waiting}
-SELECT l.backend_pid::text, {what} || format('; %%s pid %%s leads, %%s, backend %%s', l.host, l.pid, l.state,
+SELECT l.backend_pid::text, {what} || pg_catalog.format('; %%s pid %%s leads, %%s, backend %%s', l.host, l.pid, l.state,
                                                  l.backend_pid)
 FROM led AS l
 WHERE l.role <> 'links' AND l.until > clock_timestamp()
@@ -47,10 +48,12 @@ ORDER BY 2
 )
 DEAD = Sql(
     """
-SELECT l.backend_pid::text, format('%%s on %%s pid %%s: lease expired %%s ago, backend %%s lives, %%s%%s', l.role,
+SELECT l.backend_pid::text, pg_catalog.format('%%s on %%s pid %%s: lease expired %%s ago, backend %%s lives, %%s%%s',
+    l.role,
        l.host, l.pid, date_trunc('second'::text, clock_timestamp() - l.until), a.pid,
        coalesce(a.state, 'unknown state'),
-       (SELECT ', has ' || string_agg(DISTINCT concat(h.mode, ' on ', coalesce(h.relation::regclass::text, h.locktype)),
+       (SELECT ', has ' || string_agg(DISTINCT pg_catalog.concat(h.mode, ' on ', coalesce(h.relation::regclass::text,
+           h.locktype)),
                                       ', '::text)
         FROM pg_locks AS h WHERE h.pid = a.pid AND h.granted AND h.locktype IN ('relation', 'advisory')))
 FROM {schema}.lease AS l JOIN pg_stat_activity AS a ON a.pid = l.backend_pid AND a.backend_start = l.backend_from

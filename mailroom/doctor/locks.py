@@ -20,15 +20,15 @@ STRONG = Sql(
     """
 WITH strong AS MATERIALIZED (
     SELECT l.pid, l.virtualtransaction, string_agg(DISTINCT l.mode, ', '::text) AS modes, count(*) AS relations,
-           min(c.relname) AS relation
+           min(c.relname::text) AS relation
     FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
     WHERE l.locktype = 'relation' AND l.granted AND c.relnamespace = '{schema}'::regnamespace
       AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
       AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
       AND l.pid IS DISTINCT FROM pg_backend_pid()
     GROUP BY l.pid, l.virtualtransaction)
-SELECT coalesce(s.pid::text, ''), format('%%s on %%s%%s, held by %%s', s.modes, s.relation,
-       CASE WHEN s.relations > 1 THEN format(' and %%s more', s.relations - 1) END,
+SELECT coalesce(s.pid::text, ''), pg_catalog.format('%%s on %%s%%s, held by %%s', s.modes, s.relation,
+       CASE WHEN s.relations > 1 THEN pg_catalog.format(' and %%s more', s.relations - 1) END,
        CASE WHEN s.pid IS NULL THEN 'a prepared transaction (see pg_prepared_xacts)' ELSE {session} END)
 FROM strong AS s LEFT JOIN pg_stat_activity AS a ON a.pid = s.pid
 WHERE a.backend_type IS DISTINCT FROM 'autovacuum worker'

@@ -6,7 +6,8 @@ from mailroom.sql.operation import Operation, Sql
 
 BEHIND = Sql(
     """
-SELECT b."table", format('%%s.%%s: a row has %%s, and the sequence is behind it', b."table", b."column", b.highest)
+SELECT b."table", pg_catalog.format('%%s.%%s: a row has %%s, and the sequence is behind it', b."table", b."column",
+    b.highest)
 FROM {schema}.sequences_behind() AS b
 """,
     columns=FOUND,
@@ -14,7 +15,8 @@ FROM {schema}.sequences_behind() AS b
 # With a cache each session has a range of its own, so what commits first may have a later number.
 SETTINGS = Sql(
     """
-SELECT c.oid::regclass::text, format('%%s: CACHE %%s, INCREMENT %%s%%s', c.oid::regclass, s.seqcache, s.seqincrement,
+SELECT c.oid::regclass::text, pg_catalog.format('%%s: CACHE %%s, INCREMENT %%s%%s', c.oid::regclass, s.seqcache,
+    s.seqincrement,
        CASE WHEN s.seqcycle THEN ', CYCLE' END)
 FROM pg_sequence AS s JOIN pg_class AS c ON c.oid = s.seqrelid
 WHERE c.relnamespace = '{schema}'::regnamespace AND (s.seqcache <> 1 OR s.seqincrement <> 1 OR s.seqcycle)
@@ -24,11 +26,11 @@ ORDER BY 1
 )
 USED_UP = Sql(
     """
-SELECT c.oid::regclass::text, format('%%s: %%s of %%s', c.oid::regclass, l.value, s.seqmax)
+SELECT c.oid::regclass::text, pg_catalog.format('%%s: %%s of %%s', c.oid::regclass, l.value, s.seqmax)
 FROM pg_sequence AS s JOIN pg_class AS c ON c.oid = s.seqrelid,
      LATERAL (SELECT pg_sequence_last_value(c.oid::regclass) AS value) AS l
 WHERE c.relnamespace = '{schema}'::regnamespace AND c.relname <> 'clock'::name
-  AND l.value >= s.seqmax * %(sequence_share)s::float8
+  AND l.value::float8 >= s.seqmax::float8 * %(sequence_share)s::float8
 ORDER BY 1
 """,
     columns=FOUND,
@@ -37,7 +39,8 @@ CLOCK = Sql("SELECT c.last_value, n.clock_ceiling FROM {schema}.clock AS c, {sch
 CEILING = Sql("SELECT clock_ceiling FROM {schema}.node", ("bigint",))
 NEAR_THE_END = Sql(
     """
-SELECT '', format('clock %%s, ceiling %%s, the last clock there is: 9223372036854775807', c.last_value, n.clock_ceiling)
+SELECT '', pg_catalog.format('clock %%s, ceiling %%s, the last clock there is: 9223372036854775807', c.last_value,
+    n.clock_ceiling)
 FROM {schema}.clock AS c, {schema}.node AS n
 WHERE greatest(c.last_value, n.clock_ceiling) > %(warn_clock)s::bigint
 """,

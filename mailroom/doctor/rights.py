@@ -8,9 +8,9 @@ from mailroom.sql.operation import Sql
 # What a migration grants itself shows nobody more than what is theirs.
 PUBLIC_TABLES = Sql(
     """
-SELECT c.oid::regclass::text, format('%%s: %%s', c.oid::regclass, string_agg(x.privilege_type, ', '::text))
+SELECT c.oid::regclass::text, pg_catalog.format('%%s: %%s', c.oid::regclass, string_agg(x.privilege_type, ', '::text))
 FROM pg_class AS c, LATERAL aclexplode(c.relacl) AS x
-WHERE c.relnamespace = '{schema}'::regnamespace AND x.grantee = 0
+WHERE c.relnamespace = '{schema}'::regnamespace AND x.grantee = 0::oid
   AND NOT (c.relname = 'my_due' AND x.privilege_type = 'SELECT')
 GROUP BY c.oid ORDER BY 1
 """,
@@ -18,9 +18,9 @@ GROUP BY c.oid ORDER BY 1
 )
 PUBLIC_SCHEMA = Sql(
     """
-SELECT n.oid::regnamespace::text, format('everybody may create objects in schema %%s', n.oid::regnamespace)
+SELECT n.oid::regnamespace::text, pg_catalog.format('everybody may create objects in schema %%s', n.oid::regnamespace)
 FROM pg_namespace AS n, LATERAL aclexplode(n.nspacl) AS x
-WHERE n.oid = '{schema}'::regnamespace AND x.grantee = 0 AND x.privilege_type = 'CREATE'
+WHERE n.oid = '{schema}'::regnamespace AND x.grantee = 0::oid AND x.privilege_type = 'CREATE'
 """,
     columns=FOUND,
 )
@@ -42,8 +42,8 @@ needed (does, relation, privilege) AS (VALUES
     ('dispatcher', 'inbox', 'INSERT'), ('dispatcher', 'lease', 'UPDATE'), ('dispatcher', 'node', 'UPDATE'),
     ('executor', 'outbox_executable', 'SELECT'), ('executor', 'outbox_executable', 'DELETE'),
     ('executor', 'lease', 'UPDATE'), ('worker', 'inbox_', 'SELECT'), ('worker', 'inbox_', 'DELETE'))
-SELECT format('GRANT %%s ON {schema}.%%s TO %%I;', n.privilege, n.relation || w.inbox, r.rolname),
-       format('role %%s, %%s, lacks %%s on %%s', r.rolname, w.does, n.privilege, c.oid::regclass)
+SELECT pg_catalog.format('GRANT %%s ON {schema}.%%s TO %%I;', n.privilege, n.relation || w.inbox, r.rolname),
+       pg_catalog.format('role %%s, %%s, lacks %%s on %%s', r.rolname, w.does, n.privilege, c.oid::regclass)
 FROM (SELECT w.oid, w.does, coalesce(w.inbox, '') AS inbox FROM working AS w) AS w
 JOIN needed AS n ON n.does = w.does JOIN pg_roles AS r ON r.oid = w.oid
 JOIN pg_class AS c ON c.relnamespace = '{schema}'::regnamespace AND c.relname = (n.relation || w.inbox)::name
@@ -61,7 +61,8 @@ ORDER BY 2
 HIDDEN = Sql(
     """
 WITH {working}
-SELECT c.oid::regclass::text, format('%%s from %%s', c.oid::regclass, string_agg(DISTINCT r.rolname, ', '::text))
+SELECT c.oid::regclass::text, pg_catalog.format('%%s from %%s', c.oid::regclass, string_agg(DISTINCT r.rolname::text,
+    ', '::text))
 FROM pg_class AS c JOIN pg_roles AS r ON r.oid IN (SELECT w.oid FROM working AS w)
      OR r.rolname = current_user AND has_table_privilege(c.oid, 'SELECT')
 WHERE c.relnamespace = '{schema}'::regnamespace AND c.relrowsecurity AND NOT r.rolsuper AND NOT r.rolbypassrls
@@ -76,7 +77,7 @@ GROUP BY c.oid ORDER BY 1
 # As at the start of a dispatcher: a node without links is at home wherever it is.
 COPY = Sql(
     """
-SELECT '', format('the node was at server %%s, database %%s; it is at server %%s, database %%s', n.system_id,
+SELECT '', pg_catalog.format('the node was at server %%s, database %%s; it is at server %%s, database %%s', n.system_id,
                   n.database_oid, c.system_identifier, d.oid)
 FROM {schema}.node AS n, pg_control_system() AS c, pg_database AS d
 WHERE d.datname = current_database() AND n.system_id <> 0

@@ -7,7 +7,7 @@ from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.sql.operation import Sql
 
 # A session, in words. Never its query, which may hold values.
-SESSION = """format('pid %%s (%%s, role %%s, database %%s), %%s, transaction open for %%s', a.pid,
+SESSION = """pg_catalog.format('pid %%s (%%s, role %%s, database %%s), %%s, transaction open for %%s', a.pid,
            coalesce(nullif(a.application_name, ''), 'no application name'), a.usename, a.datname,
            coalesce(a.state, 'unknown state'), date_trunc('second'::text, clock_timestamp() - a.xact_start))"""
 
@@ -26,7 +26,8 @@ ORDER BY a.xact_start
 )
 PREPARED = Sql(
     """
-SELECT quote_literal(p.gid), format('prepared transaction %%L of role %%s in database %%s, for %%s', p.gid, p.owner,
+SELECT pg_catalog.quote_literal(p.gid),
+    pg_catalog.format('prepared transaction %%L of role %%s in database %%s, for %%s', p.gid, p.owner,
        p.database, date_trunc('second'::text, clock_timestamp() - p.prepared))
 FROM pg_prepared_xacts AS p
 WHERE p.prepared <= clock_timestamp() - %(snapshot_s)s::float8 * interval '1 s' ORDER BY p.prepared
@@ -35,8 +36,10 @@ WHERE p.prepared <= clock_timestamp() - %(snapshot_s)s::float8 * interval '1 s' 
 )
 SLOTS = Sql(
     """
-SELECT quote_literal(s.slot_name), format('%%s slot %%s, %%s, keeps %%s transactions and %%s of WAL', s.slot_type,
-       s.slot_name, CASE WHEN s.active THEN format('used by pid %%s', s.active_pid) ELSE 'used by nobody' END,
+SELECT pg_catalog.quote_literal(s.slot_name),
+    pg_catalog.format('%%s slot %%s, %%s, keeps %%s transactions and %%s of WAL', s.slot_type,
+       s.slot_name, CASE WHEN s.active THEN pg_catalog.format('used by pid %%s',
+           s.active_pid) ELSE 'used by nobody' END,
        coalesce(k.xids, 0), pg_size_pretty(coalesce(k.bytes, 0)))
 FROM pg_replication_slots AS s, LATERAL (
     SELECT greatest(age(s.xmin), age(s.catalog_xmin)) AS xids,
@@ -50,7 +53,7 @@ ORDER BY k.xids DESC NULLS LAST, k.bytes DESC
 # Of a standby that uses a slot, the slot says it.
 STANDBYS = Sql(
     """
-SELECT a.pid::text, format('%%s (pid %%s) keeps %%s transactions',
+SELECT a.pid::text, pg_catalog.format('%%s (pid %%s) keeps %%s transactions',
                            coalesce(nullif(a.application_name, ''), 'a standby'), a.pid, age(a.backend_xmin))
 FROM pg_stat_replication AS a WHERE age(a.backend_xmin) >= %(behind_xids)s::bigint ORDER BY age(a.backend_xmin) DESC
 """,

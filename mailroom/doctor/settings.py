@@ -7,8 +7,8 @@ from mailroom.sql.operation import Sql
 
 UNSAFE = Sql(
     """
-SELECT s.name, format('%%s is off', s.name)
-FROM unnest('{fsync,full_page_writes}'::text[]) AS s (name) WHERE current_setting(s.name) = 'off'
+SELECT s.name, pg_catalog.format('%%s is off', s.name)
+FROM pg_catalog.unnest('{fsync,full_page_writes}'::text[]) AS s (name) WHERE current_setting(s.name) = 'off'
 """,
     columns=FOUND,
 )
@@ -19,12 +19,12 @@ SELECT 'ALTER SYSTEM SET synchronous_commit = on; SELECT pg_reload_conf();', 'of
 FROM pg_settings AS s WHERE s.name = 'synchronous_commit' AND s.reset_val = 'off'
   AND s.source NOT IN ('client', 'user', 'database', 'database user')
 UNION ALL
-SELECT format('ALTER %%s RESET synchronous_commit;', o.what), concat('of ', o.what)
+SELECT pg_catalog.format('ALTER %%s RESET synchronous_commit;', o.what), pg_catalog.concat('of ', o.what)
 FROM pg_db_role_setting AS r LEFT JOIN pg_database AS d ON d.oid = r.setdatabase
 LEFT JOIN pg_roles AS l ON l.oid = r.setrole,
-LATERAL (SELECT CASE WHEN l.rolname IS NULL THEN format('DATABASE %%I', d.datname)
-                     WHEN d.datname IS NULL THEN format('ROLE %%I', l.rolname)
-                     ELSE format('ROLE %%I IN DATABASE %%I', l.rolname, d.datname) END AS what) AS o
+LATERAL (SELECT CASE WHEN l.rolname IS NULL THEN pg_catalog.format('DATABASE %%I', d.datname)
+                     WHEN d.datname IS NULL THEN pg_catalog.format('ROLE %%I', l.rolname)
+                     ELSE pg_catalog.format('ROLE %%I IN DATABASE %%I', l.rolname, d.datname) END AS what) AS o
 WHERE (d.datname IS NULL OR d.datname = current_database()) AND 'synchronous_commit=off' = ANY (r.setconfig)
 """,
     columns=FOUND,
@@ -32,19 +32,20 @@ WHERE (d.datname IS NULL OR d.datname = current_database()) AND 'synchronous_com
 # `reserved_connections` came with PostgreSQL 16.
 CONNECTIONS = Sql(
     """
-SELECT '', format('%%s of %%s connections are used', u.used, u.most)
+SELECT '', pg_catalog.format('%%s of %%s connections are used', u.used, u.most)
 FROM (SELECT sum(s.numbackends)::bigint AS used,
              current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint
              - coalesce(current_setting('reserved_connections', true)::bigint, 0) AS most
       FROM pg_stat_database AS s) AS u
-WHERE u.used >= u.most * %(connections_share)s::float8
+WHERE u.used::float8 >= u.most::float8 * %(connections_share)s::float8
 """,
     columns=FOUND,
 )
 QUEUE = Sql(
     """
-SELECT '', format('%%s %%%% of the queue are used; a session that listens in an open transaction keeps it%%s',
-                  round((u.used * 100)::numeric, 1), (
+SELECT '',
+    pg_catalog.format('%%s %%%% of the queue are used; a session that listens in an open transaction keeps it%%s',
+                  round((u.used * 100::float8)::numeric, 1), (
     SELECT ': pid ' || string_agg(a.pid::text, ', '::text) FROM pg_stat_activity AS a
     WHERE a.state LIKE 'idle in transaction%%' AND a.xact_start <= clock_timestamp() - interval '1 min'))
 FROM (SELECT pg_notification_queue_usage() AS used) AS u WHERE u.used >= %(queue_share)s::float8
@@ -53,7 +54,7 @@ FROM (SELECT pg_notification_queue_usage() AS used) AS u WHERE u.used >= %(queue
 )
 SERVER = Sql(
     """
-SELECT '', format('PostgreSQL %%s', current_setting('server_version'))
+SELECT '', pg_catalog.format('PostgreSQL %%s', current_setting('server_version'))
 WHERE current_setting('server_version_num')::integer / 10000 NOT BETWEEN %(lowest)s::integer AND %(highest)s::integer
 """,
     columns=FOUND,
@@ -62,7 +63,7 @@ REVISION = Sql(
     """
 SELECT CASE WHEN v.version_num::text < %(head)s::text THEN 'mailroom migrate'
             ELSE 'pip install -U pg-mailroom' END,
-       format('the schema is at revision %%s, this program is of %%s', v.version_num, %(head)s::text)
+       pg_catalog.format('the schema is at revision %%s, this program is of %%s', v.version_num, %(head)s::text)
 FROM {schema}.alembic_version AS v
 WHERE v.version_num::text < %(head)s::text OR left(v.version_num::text, 2)::integer > %(newest)s::integer
 """,

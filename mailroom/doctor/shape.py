@@ -6,7 +6,7 @@ from mailroom.sql.operation import Operation, Sql
 
 INVALID = Sql(
     """
-SELECT i.indexrelid::regclass::text, format('%%s on %%s', i.indexrelid::regclass, i.indrelid::regclass)
+SELECT i.indexrelid::regclass::text, pg_catalog.format('%%s on %%s', i.indexrelid::regclass, i.indrelid::regclass)
 FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indrelid
 WHERE c.relnamespace = '{schema}'::regnamespace AND NOT (i.indisvalid AND i.indisready)
   AND NOT EXISTS (SELECT FROM pg_stat_progress_create_index AS p WHERE p.index_relid = i.indexrelid)
@@ -28,21 +28,23 @@ part AS MATERIALIZED (
                count(*) FILTER (WHERE x.indkey[0] = 0 AND x.indnkeyatts = 1) AS clocks,
                count(*) FILTER (WHERE x.indkey[0] = 0 AND x.indnkeyatts = 2) AS orders
         FROM pg_index AS x WHERE x.indrelid = c.oid) AS x
-    WHERE i.inhparent = '{schema}.inbox'::regclass),
+    WHERE i.inhparent = '{schema}.inbox'::regclass::oid),
 missing AS (
     SELECT e.name, e.made FROM expected AS e
     WHERE NOT EXISTS (SELECT FROM pg_class AS c WHERE c.relnamespace = '{schema}'::regnamespace
                                                   AND c.relname = e.name::name)
     UNION ALL
     SELECT 'key_of_' || p.name,
-           format('ALTER TABLE %%s ADD CONSTRAINT key_of_%%s PRIMARY KEY (key, clock);', p.oid::regclass, p.name)
+           pg_catalog.format('ALTER TABLE %%s ADD CONSTRAINT key_of_%%s PRIMARY KEY (key, clock);', p.oid::regclass,
+               p.name)
     FROM part AS p WHERE p.keys = 0
     UNION ALL
     SELECT 'clock_of_' || p.name,
-           format('CREATE INDEX CONCURRENTLY clock_of_%%s ON %%s ((clock + 0));', p.name, p.oid::regclass)
+           pg_catalog.format('CREATE INDEX CONCURRENTLY clock_of_%%s ON %%s ((clock + 0));', p.name, p.oid::regclass)
     FROM part AS p WHERE p.clocks = 0
     UNION ALL
-    SELECT 'order_of_' || p.name, format('CREATE INDEX CONCURRENTLY order_of_%%s ON %%s ((sent_clock + 0), origin);',
+    SELECT 'order_of_' || p.name,
+        pg_catalog.format('CREATE INDEX CONCURRENTLY order_of_%%s ON %%s ((sent_clock + 0), origin);',
                                          p.name, p.oid::regclass)
     FROM part AS p WHERE p.orders = 0 AND p."order" = 'total')
 SELECT m.made, m.name FROM missing AS m ORDER BY m.name
@@ -51,19 +53,21 @@ SELECT m.made, m.name FROM missing AS m ORDER BY m.name
 )
 DETACHED = Sql(
     """
-SELECT CASE WHEN c.oid IS NULL THEN format('mailroom inbox create %%s --schema %%s', r.name, '{node}')
-            ELSE format('ALTER TABLE {schema}.inbox ATTACH PARTITION %%s FOR VALUES IN (%%L);', c.oid::regclass, r.name)
+SELECT CASE WHEN c.oid IS NULL THEN pg_catalog.format('mailroom inbox create %%s --schema %%s', r.name, '{node}')
+            ELSE pg_catalog.format('ALTER TABLE {schema}.inbox ATTACH PARTITION %%s FOR VALUES IN (%%L);',
+                c.oid::regclass, r.name)
             END,
-       format('inbox %%s: its table inbox_%%s %%s', r.name, r.name,
+       pg_catalog.format('inbox %%s: its table inbox_%%s %%s', r.name, r.name,
               CASE WHEN c.oid IS NULL THEN 'does not exist' ELSE 'is detached' END)
 FROM {schema}.inbox_registry AS r
 LEFT JOIN pg_class AS c ON c.relnamespace = '{schema}'::regnamespace AND c.relname = ('inbox_' || r.name)::name
-WHERE NOT EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = c.oid AND i.inhparent = '{schema}.inbox'::regclass
+WHERE NOT EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = c.oid
+    AND i.inhparent = '{schema}.inbox'::regclass::oid
                                                  AND NOT i.inhdetachpending)
 UNION ALL
-SELECT format('ALTER TABLE {schema}.inbox ATTACH PARTITION %%s FOR VALUES IN (%%L);', c.oid::regclass,
+SELECT pg_catalog.format('ALTER TABLE {schema}.inbox ATTACH PARTITION %%s FOR VALUES IN (%%L);', c.oid::regclass,
               substr(c.relname::text, 7)),
-       format('%%s is no partition, and no inbox is registered for it', c.oid::regclass)
+       pg_catalog.format('%%s is no partition, and no inbox is registered for it', c.oid::regclass)
 FROM pg_class AS c
 WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind = 'r' AND NOT c.relispartition
   AND c.relname LIKE 'inbox\\_%%'
@@ -76,9 +80,9 @@ ORDER BY 2
 )
 UNREGISTERED = Sql(
     """
-SELECT substr(c.relname::text, 7), format('%%s has no row in inbox_registry', c.oid::regclass)
+SELECT substr(c.relname::text, 7), pg_catalog.format('%%s has no row in inbox_registry', c.oid::regclass)
 FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
-WHERE i.inhparent = '{schema}.inbox'::regclass AND NOT i.inhdetachpending
+WHERE i.inhparent = '{schema}.inbox'::regclass::oid AND NOT i.inhdetachpending
   AND NOT EXISTS (SELECT FROM {schema}.inbox_registry AS r WHERE c.relname = ('inbox_' || r.name)::name)
 ORDER BY 1
 """,
@@ -86,7 +90,8 @@ ORDER BY 1
 )
 ASTRAY = Sql(
     """
-SELECT s.inbox, format('%%s has subscribed to %%s', s.inbox, string_agg(s.topic, ', ' ORDER BY s.topic))
+SELECT s.inbox, pg_catalog.format('%%s has subscribed to %%s', s.inbox, string_agg(s.topic,
+    ', '::text ORDER BY s.topic))
 FROM {schema}.subscription AS s
 WHERE NOT EXISTS (SELECT FROM {schema}.inbox_registry AS r WHERE r.name = s.inbox)
 GROUP BY s.inbox ORDER BY s.inbox
@@ -101,9 +106,10 @@ WITH expected AS (
 triggers AS MATERIALIZED (
     SELECT c.relname, t.tgname, t.tgenabled::text FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
     WHERE c.relnamespace = '{schema}'::regnamespace)
-SELECT CASE WHEN t.tgname IS NULL THEN e.made ELSE format('ALTER TABLE {schema}.%%I ENABLE %%sTRIGGER %%I;', e.relation,
+SELECT CASE WHEN t.tgname IS NULL THEN e.made
+            ELSE pg_catalog.format('ALTER TABLE {schema}.%%I ENABLE %%sTRIGGER %%I;', e.relation,
             CASE e.enabled WHEN 'A' THEN 'ALWAYS ' WHEN 'R' THEN 'REPLICA ' END, e.name) END,
-       format('trigger %%s of %%s %%s', e.name, e.relation, CASE
+       pg_catalog.format('trigger %%s of %%s %%s', e.name, e.relation, CASE
            WHEN t.tgname IS NULL THEN 'does not exist' WHEN t.tgenabled = 'D' THEN 'is disabled'
            ELSE 'fires at other times than it should' END)
 FROM expected AS e LEFT JOIN triggers AS t ON t.relname = e.relation::name AND t.tgname = e.name::name

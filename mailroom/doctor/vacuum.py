@@ -5,8 +5,8 @@ from mailroom.sql.operation import Sql
 
 SERVER = Sql(
     """
-SELECT s.name, format('%%s is off', s.name)
-FROM unnest('{autovacuum,track_counts}'::text[]) AS s (name) WHERE current_setting(s.name) = 'off'
+SELECT s.name, pg_catalog.format('%%s is off', s.name)
+FROM pg_catalog.unnest('{autovacuum,track_counts}'::text[]) AS s (name) WHERE current_setting(s.name) = 'off'
 """,
     columns=FOUND,
 )
@@ -29,7 +29,8 @@ WITH dead AS MATERIALIZED (
            greatest(pg_stat_get_last_autovacuum_time(c.oid), pg_stat_get_last_vacuum_time(c.oid)) AS last
     FROM pg_class AS c
     WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind = 'r' AND pg_stat_get_dead_tuples(c.oid) > 0)
-SELECT d.oid::regclass::text, format('%%s: %%s dead rows, threshold %%s, last vacuumed %%s', d.oid::regclass, d.rows,
+SELECT d.oid::regclass::text, pg_catalog.format('%%s: %%s dead rows, threshold %%s, last vacuumed %%s',
+    d.oid::regclass, d.rows,
        t.threshold, coalesce(date_trunc('second'::text, clock_timestamp() - d.last)::text || ' ago', 'never'))
 FROM dead AS d, LATERAL (
     SELECT round(coalesce(max(o.option_value::float8) FILTER (WHERE o.option_name = 'autovacuum_vacuum_threshold'),
@@ -38,7 +39,7 @@ FROM dead AS d, LATERAL (
                      max(o.option_value::float8) FILTER (WHERE o.option_name = 'autovacuum_vacuum_scale_factor'),
                      current_setting('autovacuum_vacuum_scale_factor')::float8)) AS threshold
     FROM pg_options_to_table(d.reloptions) AS o) AS t
-WHERE d.rows >= t.threshold * %(dead_times)s::float8
+WHERE d.rows::float8 >= t.threshold * %(dead_times)s::float8
   AND coalesce(d.last <= clock_timestamp() - %(vacuum_s)s::float8 * interval '1 s', true)
   AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum AS v WHERE v.relid = d.oid)
 ORDER BY d.rows DESC
@@ -48,7 +49,8 @@ ORDER BY d.rows DESC
 # Of all databases: the server stops writes in all of them for the oldest one.
 FROZEN = Sql(
     """
-SELECT d.datname::text, format('database %%s: %%s transactions, %%s multixacts', d.datname, age(d.datfrozenxid),
+SELECT d.datname::text, pg_catalog.format('database %%s: %%s transactions, %%s multixacts', d.datname,
+    age(d.datfrozenxid),
        mxid_age(d.datminmxid))
 FROM pg_database AS d
 WHERE greatest(age(d.datfrozenxid), mxid_age(d.datminmxid)) >= %(frozen_xids)s::bigint

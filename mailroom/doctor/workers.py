@@ -15,10 +15,11 @@ IS_ALIVE = "EXISTS (SELECT FROM alive WHERE alive.number = w.process_number::big
 # The session that has the batch's transaction; the entry knows the lower half of its id.
 HOLDER = """LEFT JOIN pg_locks AS l ON l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
      AND l.pid IS NOT NULL AND l.transactionid::text::bigint = w.xact & 4294967295"""
-ENTRY = """format('inbox %%s, worker %%s pid %%s: %%s messages since %%s, %%s', w.inbox, w.host, w.pid, w.messages,
+ENTRY = """pg_catalog.format('inbox %%s, worker %%s pid %%s: %%s messages since %%s, %%s', w.inbox, w.host, w.pid,
+    w.messages,
        date_trunc('second'::text, clock_timestamp() - w.claimed_at),
        CASE WHEN l.pid IS NULL THEN 'its transaction has ended'
-            ELSE format('its transaction is open, backend %%s', l.pid) END)"""
+            ELSE pg_catalog.format('its transaction is open, backend %%s', l.pid) END)"""
 OLD = Sql(
     """
 WITH {alive}
@@ -40,7 +41,7 @@ SILENT = Sql(
     """
 WITH {alive}
 SELECT CASE WHEN l.pid IS NULL THEN 'mailroom worker run MODULE:WORKER'
-            ELSE format('SELECT pg_terminate_backend(%%s);', l.pid) END, {entry}
+            ELSE pg_catalog.format('SELECT pg_terminate_backend(%%s);', l.pid) END, {entry}
 FROM {schema}.worker AS w {holder}
 WHERE w.process_number IS NOT NULL AND NOT {is_alive}
   AND w.claimed_at <= clock_timestamp() - %(silent_s)s::float8 * interval '1 s'
@@ -65,7 +66,7 @@ at_work AS MATERIALIZED (
       AND l.objsubid = 2 AND l.database = {database})
 SELECT r.name FROM {schema}.inbox_registry AS r
 JOIN pg_class AS c ON c.relnamespace = '{schema}'::regnamespace AND c.relname = ('inbox_' || r.name)::name
-WHERE (pg_stat_get_live_tuples(c.oid) > 0 OR c.reltuples > 0)
+WHERE (pg_stat_get_live_tuples(c.oid) > 0 OR c.reltuples > 0::real)
   AND NOT EXISTS (SELECT FROM at_work WHERE at_work.number = c.oid::bigint - 2147483648 & 4294967295)
   AND NOT EXISTS (SELECT FROM {schema}.worker AS w
                   WHERE w.inbox = r.name AND (w.process_number IS NULL OR {is_alive}))
@@ -84,7 +85,7 @@ ORDER BY pg_stat_get_live_tuples(c.oid) DESC, r.name LIMIT 10
 # The names are in the text twice: so the plan locks their partitions only, and not those of all inboxes.
 UNREAD = Sql(
     """
-SELECT r.name, format('inbox %%s: the oldest message was delivered %%s ago, and no worker is there', r.name,
+SELECT r.name, pg_catalog.format('inbox %%s: the oldest message was delivered %%s ago, and no worker is there', r.name,
        date_trunc('second'::text, clock_timestamp() - o.delivered_at))
 FROM {schema}.inbox_registry AS r CROSS JOIN LATERAL (
     SELECT i.delivered_at FROM {schema}.inbox AS i

@@ -207,7 +207,7 @@ DISPATCHER = (
     on("transit", "SELECT", "INSERT", "DELETE"),
     on(
         "origin", "SELECT",
-        "UPDATE (id, incarnation, system_id, timeline, link, told, refused, shown, state, trouble, why, since)",
+        "UPDATE (id, incarnation, system_id, timeline, link, told, refused, shown, keep_s, state, trouble, why, since)",
     ),
     on("receipt", "SELECT", "INSERT", "UPDATE (ids, last_id, stamped_at, sent_clock)", "DELETE"),
     on("known", "SELECT", "INSERT", "DELETE"),
@@ -250,6 +250,10 @@ METRICS = (
     REVISION,
     on("node", "SELECT"),
     sequence("clock", "SELECT"),
+    *(
+        sequence(f"{name}_seq", "SELECT", why="how much of it is used up")
+        for name in (*NUMBERED, "outbox_executable_position")
+    ),
     on("lease", "SELECT"),
     on("outbox", "SELECT (topic, kind, sent_at)"),
     on("outbox_executable", "SELECT (sent_at)"),

@@ -301,8 +301,8 @@ def _healed_dropped() -> None:
     from inbox.by_key import claim, due
 
     for sql in (claim.REAP_KEY, claim.REAP_ANY):
-        _rewrite(sql, "s.alone_to <= g.clock)", "s.alone_to <= g.clock AND false)")
-    _rewrite(due.HEAL, "AND alone_to <= %(clock)s::bigint)", "AND false)")
+        _rewrite(sql, "AND s.alone_to <= g.clock\n", "AND false\n")
+    _rewrite(due.HEAL, "AND alone_to <= %(clock)s::bigint AND paused_at IS NULL)", "AND false)")
 
 
 @_mutant("what takes too long is cut off, and tried again as it was", "F37b")

@@ -214,7 +214,7 @@ def test_commands_of_the_advice_exist() -> None:
         (("status",), "grant metrics {}"),
         (("dispatcher", "deliver-all"), "grant dispatcher {}"),
         (("executor", "execute-all"), "grant executor {}"),
-        (("dispatcher", "run"), "grant dispatcher ROLE"),
+        (("dispatcher", "run"), "grant dispatcher {}"),
     ],
 )
 def test_command_that_is_refused_names_the_grant(node: Node, arguments: tuple[str, ...], command: str) -> None:
