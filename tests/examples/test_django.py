@@ -178,10 +178,19 @@ def configured(node: Node) -> Iterator[None]:
     """Let connections that Django opens in any thread lead to the test's database."""
     before = connections.settings["default"]
     connections.settings["default"] = {**before, **found_in(node.dsn)}
+    forget()
     try:
         yield
     finally:
+        forget()
         connections.settings["default"] = before
+
+
+def forget() -> None:
+    """Have this thread's connection made anew, by the settings of then: one that is closed keeps its own."""
+    with suppress(AttributeError):  # there is none
+        connections["default"].close()
+        del connections["default"]
 
 
 def ship_by_orm(message: Message, connection: Any) -> None:
