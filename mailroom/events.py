@@ -139,6 +139,7 @@ class BatchEnded(NamedTuple):
     messages: Sequence[Message]
     due: bool
     outcome: str
+    handled_s: Sequence[float]  # of each call of a handler that came back: with a message, or with all
     seconds: float  # from the call of the claim on
 
 

@@ -8,10 +8,11 @@ messages of the batch are tried one at a time.
 
 import asyncio
 import contextlib
+import operator
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -82,7 +83,7 @@ class Batch:
     None while they do. `ends`: all handlers have returned. `forgiven`: whether the failure is not counted, None until
     decided. `recorded`: the recorded outcome. `place`: the database in which the messages are. `turn`: how long a
     handler has been at its message, where that is bounded. `outcome`: how its transaction has ended, as in
-    `mailroom.events.BatchEnded`.
+    `mailroom.events.BatchEnded`. `calls`: when each call of a handler began and ended, if somebody wants to know.
     """
 
     due: bool = False
@@ -102,6 +103,7 @@ class Batch:
     place: HomeDatabase | None = None
     turn: HandlerTurn | None = None
     outcome: str = "rolled_back"
+    calls: list[float] = field(default_factory=list)
     _told: tuple[list[Message], float] | None = None  # what a handler that was told to begin was given, and when
 
     def take(self, claimed: Claimed, order: Order, connection: object, place: HomeDatabase | None = None) -> None:
@@ -114,6 +116,11 @@ class Batch:
     def messages(self) -> list[Message]:
         """The claimed messages; empty before the claim."""
         return self.claimed.messages if self.claimed else []
+
+    @property
+    def handled_s(self) -> list[float]:
+        """How long each call of a handler took, if `calls` has that; a call that has not come back is left out."""
+        return list(map(operator.sub, self.calls[1::2], self.calls[::2]))
 
     @property
     def driver(self) -> object:
@@ -161,6 +168,8 @@ class Batch:
             raise
         finally:
             self.handlers_s = time.monotonic() - began
+            if len(self.calls) % 2:
+                self.calls.append(time.monotonic())
             self._tell_ended(sys.exception())
             if len(self.messages) == 1:
                 self.message = self.messages[0]
@@ -175,6 +184,8 @@ class Batch:
     def _turns(self, turn_to: Callable[[Message], None]) -> Iterator[Message]:
         """Give each message; when the next one is asked for, the handler of the last one has returned."""
         is_heard = events.heard(events.HandlerBegan) or events.heard(events.HandlerEnded)
+        # Not by those events: one for each message costs ten times as much, and most listeners only count.
+        is_timed, now = events.heard(events.BatchEnded), time.monotonic
         for message in self.messages:
             self.message = message
             self.begun += 1
@@ -183,7 +194,11 @@ class Batch:
                 self.turn.begin()
             if is_heard:
                 self._tell_began([message])
+            if is_timed:
+                self.calls.append(now())
             yield message
+            if is_timed:
+                self.calls.append(now())
             if is_heard:
                 self._tell_ended(None)
             self._check_held()
@@ -195,7 +210,9 @@ class Batch:
         if self.turn is not None:
             self.turn.begin()
         self._tell_began(self.messages)
+        self.calls.append(time.monotonic())
         yield self.messages.copy()
+        self.calls.append(time.monotonic())
         self._tell_ended(None)
         self._check_held()
 

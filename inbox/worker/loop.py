@@ -211,9 +211,11 @@ class Loop:
                 handlers_s = took_s if batch.handlers_s is None else batch.handlers_s  # None: it hangs
                 self._pace.took(batch.begun, handlers_s, took_s - handlers_s)
             if batch.messages and events.heard(events.BatchEnded):
-                took_s, service = time.monotonic() - began, self._service
+                took_s, service, handled_s = time.monotonic() - began, self._service, batch.handled_s
                 events.emit(
-                    events.BatchEnded(service.schema, service.inbox, batch.messages, due, batch.outcome, took_s)
+                    events.BatchEnded(
+                        service.schema, service.inbox, batch.messages, due, batch.outcome, handled_s, took_s
+                    )
                 )
         self._size.handled(batch)
 

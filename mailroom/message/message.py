@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from operator import attrgetter
 from types import MappingProxyType
@@ -124,6 +124,20 @@ COLUMNS = {column.name: _IN_UTC.get(column, column.plain) for column in READ}
 
 # What `Message.__init__` was given, in its order.
 _given = attrgetter(*Message.__slots__[: len(READ)])
+
+
+# The times as they were read: naive, in UTC.
+_sent_at, _delivered_at = attrgetter("_sent_at"), attrgetter("_delivered_at")
+
+
+def sent_times(messages: Iterable[Message]) -> Iterator[datetime]:
+    """Give when each was sent, as a naive time in UTC: for those who go over many messages."""
+    return map(_sent_at, messages)
+
+
+def delivered_times(messages: Iterable[Message]) -> Iterator[datetime]:
+    """Give when each was delivered, in the same form."""
+    return map(_delivered_at, messages)
 
 
 def plain(message: Message) -> Any:

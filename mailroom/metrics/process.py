@@ -10,6 +10,7 @@ from typing import Any
 
 from mailroom import events
 from mailroom.health import Probed
+from mailroom.message.message import delivered_times, sent_times
 from mailroom.metrics.family import Family, Histogram, Samples
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 
@@ -100,7 +101,6 @@ class ProcessMetrics:
             events.ExecutablesExecuted: self._executed,
             events.MessagesReceived: self._received,
             events.BatchClaimed: self._claimed,
-            events.HandlerEnded: self._handled,
             events.BatchEnded: self._ended,
             events.AttemptFailed: self._attempt_failed,
             events.TriedAgain: self._tried_again,
@@ -140,10 +140,15 @@ class ProcessMetrics:
         return histograms[labels]
 
     def _since(self, family: Family, inbox: str, times: Iterable[datetime]) -> None:
-        """Observe how long ago the database's clock showed these times; one that it shows only later counts as now."""
-        histogram, now = self._histogram(family, inbox), self._now() + self.offset
-        for each in times:
-            histogram.observe(max(0.0, (now - each).total_seconds()))
+        """Observe how long ago the database's clock showed these times; one that it shows only later counts as now.
+
+        The times are naive, in UTC. There are two for each message, so no loop of Python's goes over them.
+        """
+        now = (self._now() + self.offset).astimezone(UTC).replace(tzinfo=None)
+        ages = list(map(timedelta.total_seconds, map(now.__sub__, times)))
+        if ages and min(ages) < 0:
+            ages = [max(0.0, age) for age in ages]
+        self._histogram(family, inbox).observe_all(ages)
 
     def _sent(self, event: events.MessagesSent) -> None:
         self._count(SENT, times=event.messages)
@@ -163,17 +168,15 @@ class ProcessMetrics:
     def _claimed(self, event: events.BatchClaimed) -> None:
         self._open[id(event.messages)] = _Open((event.inbox,), len(event.messages), self._monotonic())
         self._histogram(CLAIM, event.inbox).observe(event.seconds)
-        self._since(WAIT, event.inbox, (message.delivered_at for message in event.messages))
-
-    def _handled(self, event: events.HandlerEnded) -> None:
-        self._histogram(HANDLE, event.inbox).observe(event.seconds)
+        self._since(WAIT, event.inbox, delivered_times(event.messages))
 
     def _ended(self, event: events.BatchEnded) -> None:
         self._open.pop(id(event.messages), None)
         self._count(BATCHES, event.inbox, event.outcome)
+        self._histogram(HANDLE, event.inbox).observe_all(event.handled_s)
         if event.outcome == "committed":
             self._count(REAPED, event.inbox, times=len(event.messages))
-            self._since(AGE, event.inbox, (message.sent_at for message in event.messages))
+            self._since(AGE, event.inbox, sent_times(event.messages))
 
     def _attempt_failed(self, event: events.AttemptFailed) -> None:
         self._count(FAILED, event.inbox, event.outcome)

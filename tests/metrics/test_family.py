@@ -1,5 +1,7 @@
 """The text of metrics, byte by byte."""
 
+import pytest
+
 from mailroom.metrics.family import Family, Histogram, Samples, text
 
 GAUGE = Family("inbox_messages", "gauge", "Messages that wait.", ("inbox",))
@@ -28,3 +30,13 @@ def test_text_of_a_gauge_and_a_histogram() -> None:
         'mailroom_handle_seconds_sum{node="a \\"node\\"\\\\",inbox="shipping"} 8.05\n'
         'mailroom_handle_seconds_count{node="a \\"node\\"\\\\",inbox="shipping"} 6\n'
     )
+
+
+@pytest.mark.parametrize("values", [(), (0.3,), (0.3, 0.4), (0.1, 0.3, 7.0, 0.1), (0.25, 0.2500001)])
+def test_many_values_are_counted_as_each_by_itself(values: tuple[float, ...]) -> None:
+    one_by_one, at_once = Histogram((0.1, 0.25, 1.0)), Histogram((0.1, 0.25, 1.0))
+    for value in values:
+        one_by_one.observe(value)
+    at_once.observe_all(values)
+    assert at_once.counts == one_by_one.counts
+    assert at_once.sum == pytest.approx(one_by_one.sum)

@@ -19,8 +19,7 @@ def happen() -> None:
     """What a worker tells of one batch."""
     batch = [message(sent_s=1, delivered_s=1)]
     events.emit(events.BatchClaimed("mailroom", "shipping", batch, False, 0.002))
-    events.emit(events.HandlerEnded("mailroom", "shipping", batch, None, 0.3))
-    events.emit(events.BatchEnded("mailroom", "shipping", batch, False, "committed", 0.5))
+    events.emit(events.BatchEnded("mailroom", "shipping", batch, False, "committed", [0.3], 0.5))
 
 
 def parsed(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -72,12 +72,11 @@ def test_a_batch_counts_when_it_has_committed_and_is_in_flight_until_then(
     assert values(counted, process.LONGEST) == {labels: 7.0}
     assert observed(counted, process.WAIT) == {labels: (2, 6.0)}
     assert observed(counted, process.AGE) == {}
-    events.emit(events.HandlerEnded("mailroom", "shipping", batch[:1], None, 0.25))
-    events.emit(events.BatchEnded("mailroom", "shipping", batch, False, "committed", 7.0))
+    events.emit(events.BatchEnded("mailroom", "shipping", batch, False, "committed", [0.25, 0.5], 7.0))
     assert values(counted, process.IN_FLIGHT) == values(counted, process.LONGEST) == {labels: 0}
     assert values(counted, process.REAPED) == {labels: 2}
     assert observed(counted, process.AGE) == {labels: (2, 12.0)}
-    assert observed(counted, process.HANDLE) == {labels: (1, 0.25)}
+    assert observed(counted, process.HANDLE) == {labels: (2, 0.75)}
     assert observed(counted, process.CLAIM) == {labels: (1, 0.002)}
 
 
@@ -85,7 +84,7 @@ def test_a_batch_counts_when_it_has_committed_and_is_in_flight_until_then(
 def test_a_batch_that_did_not_commit_reaped_nothing(counted: ProcessMetrics, outcome: str) -> None:
     batch = [message(sent_s=1, delivered_s=1)]
     events.emit(events.BatchClaimed("mailroom", "shipping", batch, False, 0.0))
-    events.emit(events.BatchEnded("mailroom", "shipping", batch, False, outcome, 1.0))
+    events.emit(events.BatchEnded("mailroom", "shipping", batch, False, outcome, [], 1.0))
     assert values(counted, process.BATCHES) == {("shipping", outcome): 1}
     assert values(counted, process.REAPED) == {} == observed(counted, process.AGE)
     assert values(counted, process.IN_FLIGHT) == {("shipping",): 0}
@@ -123,9 +122,9 @@ def test_ages_are_by_the_database_s_clock_and_never_negative(counted: ProcessMet
 
 
 def test_what_was_read_does_not_change(counted: ProcessMetrics) -> None:
-    events.emit(events.HandlerEnded("mailroom", "shipping", [], None, 1.0))
+    events.emit(events.BatchEnded("mailroom", "shipping", [], False, "committed", [1.0], 1.0))
     before = counted.read()
-    events.emit(events.HandlerEnded("mailroom", "shipping", [], None, 1.0))
+    events.emit(events.BatchEnded("mailroom", "shipping", [], False, "committed", [1.0], 1.0))
     [(_, histogram)] = before[process.HANDLE]
     assert isinstance(histogram, Histogram)
     assert sum(histogram.counts) == 1

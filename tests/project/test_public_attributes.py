@@ -52,7 +52,7 @@ ATTRIBUTES = {
     "BatchClaimed": "due inbox messages schema seconds",
     "HandlerBegan": "inbox messages schema",
     "HandlerEnded": "error inbox messages schema seconds",
-    "BatchEnded": "due inbox messages outcome schema seconds",
+    "BatchEnded": "due handled_s inbox messages outcome schema seconds",
     "AttemptFailed": "attempt error inbox message outcome schema",
     "TriedAgain": "error inbox reconnects role schema",
     "Collector": "close collect describe",
