@@ -20,11 +20,18 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span, SpanKind, Tracer, TracerProvider
 
-__all__ = ["instrument"]
+__all__ = ["Instrumentor", "instrument"]
 
 MAX_LINKS = 128
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.36.0"
 NS = 1_000_000_000
+
+
+def _nothing() -> None:
+    """End nothing: this process makes no spans."""
+
+
+_end: Callable[[], None] = _nothing
 
 
 def instrument(provider: "TracerProvider | None" = None) -> Callable[[], None]:
@@ -32,10 +39,13 @@ def instrument(provider: "TracerProvider | None" = None) -> Callable[[], None]:
 
     `provider` is OpenTelemetry's, None for its global one; it decides what is sampled and where spans go. Needs
     opentelemetry-api: `pip install 'pg-mailroom[otel]'`. A send that is given `traceparent`, by hand or by
-    `mailroom.carrying`, keeps it, and has no span. A span holds ids, topics, inboxes and keys, and no values.
+    `mailroom.carrying`, keeps it, and has no span. A span holds ids, topics, inboxes and keys, and no values. A second
+    call takes the place of the first.
     """
+    global _end
     from opentelemetry import trace
 
+    _end()
     spans = _Spans(trace.get_tracer("mailroom", version("pg-mailroom"), provider, SCHEMA_URL))
     outgoing.tracing = spans.sent
     end_hearing = [
@@ -47,11 +57,29 @@ def instrument(provider: "TracerProvider | None" = None) -> Callable[[], None]:
     ]
 
     def end() -> None:
-        outgoing.tracing = None
+        if outgoing.tracing == spans.sent:
+            outgoing.tracing = None
         for each in end_hearing:
             each()
 
+    _end = end
     return end
+
+
+class Instrumentor:
+    """Has `opentelemetry-instrument` call `instrument`, so that commands of ours make spans without a program.
+
+    For example `opentelemetry-instrument mailroom dispatcher run`. It has the two methods of its `BaseInstrumentor`
+    that are called, so nobody needs that package for ours.
+    """
+
+    def instrument(self, *, tracer_provider: "TracerProvider | None" = None, **_given: object) -> None:
+        """Call `instrument` with the tracer's provider; other arguments are ignored."""
+        instrument(tracer_provider)
+
+    def uninstrument(self, **_given: object) -> None:
+        """End that."""
+        _end()
 
 
 # The span of the handler that runs in this thread or task, and what sets the context back behind it.

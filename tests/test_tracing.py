@@ -1,6 +1,10 @@
 """Spans: those of one message find each other across the database, and none has a value."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,3 +148,27 @@ def test_executables_are_applied_in_a_span(node: Node, spans: Spans) -> None:
         Store().put(node.connection, "key", b"value")
     execute_all(node.dsn)
     assert spans.one("apply").attributes["messaging.batch.message_count"] == 1
+
+
+@pytest.mark.one_version
+def test_a_second_call_takes_the_place_of_the_first(node: Node, spans: Spans) -> None:
+    others = Spans()
+    end = tracing.instrument(others.provider)
+    node.send("order.paid", 1)
+    end()
+    assert not spans.named("send order.paid")
+    assert others.one("send order.paid")
+
+
+@pytest.mark.one_version
+def test_a_command_makes_spans_under_opentelemetry_instrument(node: Node) -> None:
+    node.send("order.paid", 1, headers={"traceparent": GIVEN})
+    found = subprocess.run(
+        [Path(sys.executable).with_name("opentelemetry-instrument"), Path(sys.executable).with_name("mailroom"),
+         "dispatcher", "deliver-all"],
+        env=os.environ | {"OTEL_TRACES_EXPORTER": "console", "OTEL_METRICS_EXPORTER": "none",
+                          "OTEL_LOGS_EXPORTER": "none", "MAILROOM_DSN": node.dsn},
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert '"name": "deliver"' in found.stdout
+    assert GIVEN.split("-")[1] in found.stdout  # the link to the send

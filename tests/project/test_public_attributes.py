@@ -55,6 +55,7 @@ ATTRIBUTES = {
     "BatchEnded": "due handled_s inbox messages outcome schema seconds",
     "AttemptFailed": "attempt error inbox message outcome schema",
     "TriedAgain": "error inbox reconnects role schema",
+    "Instrumentor": "instrument uninstrument",
     "Collector": "close collect describe",
     "Endpoint": "close port",
     "Health": "has_begun name ready since state why",
