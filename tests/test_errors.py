@@ -5,6 +5,7 @@ import pickle
 import re
 import traceback
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -26,18 +27,24 @@ pytestmark = pytest.mark.one_version
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("mailroom", "outbox", "inbox", "dispatcher", "spark_jobs", "benchmarks", "examples")
 LIST = ROOT / "mailroom" / "errors" / "codes.py"
-TREES = {
-    path: ast.parse(path.read_text())
-    for package in PACKAGES
-    for path in sorted((ROOT / package).rglob("*.py"))
-    if path != LIST
-}
 
 
+@cache  # not when the module is imported, which each test process does
+def trees() -> dict[Path, ast.Module]:
+    """All modules but the list of the codes."""
+    return {
+        path: ast.parse(path.read_text())
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if path != LIST
+    }
+
+
+@cache
 def classes() -> dict[str, str | None]:
     """The names of all classes of errors with a code, and the code of those that have one of their own."""
     found: dict[str, str | None] = {"Coded": None}
-    defined = [node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    defined = [node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     while new := [
         node
         for node in defined
@@ -54,14 +61,11 @@ def classes() -> dict[str, str | None]:
     return found
 
 
-CLASSES = classes()
-
-
 def made() -> Iterator[tuple[str, ast.Call]]:
     """Every place where such an error is made, and the name of its class."""
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and (name := ast.unparse(node.func).split(".")[-1]) in CLASSES:
+            if isinstance(node, ast.Call) and (name := ast.unparse(node.func).split(".")[-1]) in classes():
                 yield f"{path.relative_to(ROOT)}:{node.lineno}: {name}", node
 
 
@@ -71,7 +75,7 @@ def test_every_error_is_made_with_a_code() -> None:
     without = [
         place
         for place, call in places.items()
-        if CLASSES[place.split()[-1]] is None and "code" not in {keyword.arg for keyword in call.keywords}
+        if classes()[place.split()[-1]] is None and "code" not in {keyword.arg for keyword in call.keywords}
     ]
     assert not without
 
@@ -79,7 +83,7 @@ def test_every_error_is_made_with_a_code() -> None:
 def test_an_error_that_is_told_as_another_one_hands_its_code_on() -> None:
     retold = [
         node
-        for tree in TREES.values()
+        for tree in trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.Raise) and node.exc is not None and ast.unparse(node.exc).startswith("type(error)(")
     ]
@@ -90,7 +94,7 @@ def test_an_error_that_is_told_as_another_one_hands_its_code_on() -> None:
 def test_the_code_names_what_the_list_has_and_the_list_has_nothing_else() -> None:
     texts = {
         node.value
-        for tree in TREES.values()
+        for tree in trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"MR-[\w-]+", node.value)
     }

@@ -82,7 +82,8 @@ def _is_generator(function: ast.AsyncFunctionDef) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _by_line() -> dict[tuple[str, int], str]:
+def by_line() -> dict[tuple[str, int], str]:
+    """Return the names of all awaits by file and line. Reading them takes longer than most children live."""
     # Of awaits that share a line the later one in the catalogue counts, which is the inner one.
     return {(each.file, line): each.name for each in catalogue() for line in range(each.first, each.last + 1)}
 
@@ -91,7 +92,7 @@ def standing_at(coroutine: Any) -> list[str]:
     """Return the names of the awaits at which a suspended coroutine stands, from the outside in."""
     names = []
     while (frame := getattr(coroutine, "cr_frame", None)) is not None:
-        if (name := _by_line().get((frame.f_code.co_filename, frame.f_lineno))) is not None:
+        if (name := by_line().get((frame.f_code.co_filename, frame.f_lineno))) is not None:
             names.append(name)
         coroutine = coroutine.cr_await
     return names

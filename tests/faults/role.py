@@ -32,9 +32,10 @@ MOST_FAILURES = 3  # after which the pause grows no more
 
 
 def preload() -> None:
-    """Import what the roles need, before they are forked."""
+    """Import and read what the roles need, before they are forked."""
     for module in (*ROLES.values(), "tests.faults.mutants", "psycopg_pool", "sqlalchemy", "uuid", "cbor2"):
         importlib.import_module(module)
+    awaits.by_line()
 
 
 class Control:

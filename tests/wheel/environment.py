@@ -75,7 +75,9 @@ def install(environment: Environment, wheel: Path, extra: str, constraints: Iter
     subprocess.run(
         [
             *(sys.executable, "-m", "pip", "--python", environment.python, "--quiet", "--disable-pip-version-check"),
-            *("install", "--find-links", wheel.parent, "--constraint", limits, f"{wheel}[{extra}]" if extra else wheel),
+            # Compiled is what is imported, when it is: a fraction of what there is.
+            *("install", "--no-compile", "--find-links", wheel.parent),
+            *("--constraint", limits, f"{wheel}[{extra}]" if extra else wheel),
         ],
         env=environment.environment(pip_variables()),
         check=True, timeout=LIMIT_S,
