@@ -53,13 +53,22 @@ def screen(look: Look, width: int, height: int, *, interval_s: float, ends_by: s
         of = min(len(part), MOST[name] + 1, room - len(taken))
         if part and of >= 3:  # the title, the headings and a row
             taken += _cut(part, of)
-    inboxes = _part("", _inboxes(look.inboxes), [each.is_in_trouble for each in look.inboxes], width)
-    if not look.inboxes:
-        inboxes = [Text(), Text("There is no inbox: mailroom inbox create NAME --subscribe TOPIC")]
-    lines += _cut(inboxes, height - len(lines) - len(taken), len(look.inboxes)) + taken
+    lines += _inbox_part(look.inboxes, width, height - len(lines) - len(taken)) + taken
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines[:height]
+
+
+def _inbox_part(inboxes: Sequence[InboxLook], width: int, height: int) -> list[Text]:
+    if not inboxes:
+        return [Text(), Text("There is no inbox: mailroom inbox create NAME --subscribe TOPIC")]
+    shown = inboxes[: max(height - 2, 0)]
+    if len(shown) < len(inboxes):
+        shown = shown[:-1]
+    lines = _part("", _inboxes(shown), [each.is_in_trouble for each in shown], width)
+    if len(shown) < len(inboxes):
+        lines.append(Text(f"and {len(inboxes) - len(shown):,} more of {len(inboxes):,}", FAINT))
+    return lines
 
 
 def _head(look: Look, width: int, interval_s: float, ends_by: str) -> list[Text]:
@@ -188,12 +197,11 @@ def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]
     return (" " * GAP).join(texts).rstrip()
 
 
-def _cut(lines: list[Text], height: int, of: int = 0) -> list[Text]:
-    """Return so many of the lines; the last one tells how many of the rows are left out."""
-    if len(lines) <= height or height < 1:
-        return lines[: max(height, 0)]
-    left = len(lines) - height + 1
-    return [*lines[: height - 1], Text(f"and {left:,} more" if not of else f"and {left:,} more of {of:,}", FAINT)]
+def _cut(lines: list[Text], height: int) -> list[Text]:
+    """Return so many of the lines; the last one tells how many are left out."""
+    if len(lines) <= height:
+        return lines
+    return [*lines[: height - 1], Text(f"and {len(lines) - height + 1:,} more", FAINT)]
 
 
 def _rate(per_s: float | None) -> str:

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import NamedTuple
 
-from mailroom.metrics.minutes import NODE
+from mailroom.metrics.minutes import BUCKETS, NODE
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
 from mailroom.numbers import whole
 from mailroom.schema import checking, finding
@@ -65,23 +65,20 @@ FROM {schema}.statistics WHERE inbox = %(inbox)s::text AND minute > {since} ORDE
     columns=("timestamptz", *("bigint",) * 6, "float8", "float8", "float8"),
     since=SINCE,
 )
+# Bucket by bucket in the text: to unnest the arrays took twenty times as long.
 BY_INBOX = Sql(
     """
-WITH chosen AS MATERIALIZED (SELECT * FROM {schema}.stat_minute WHERE minute > {since}),
-ages AS (
-    SELECT b.inbox, array_agg(b.messages ORDER BY b.nth) AS ages FROM (
-        SELECT c.inbox, t.nth, sum(t.messages)::bigint AS messages
-        FROM chosen AS c, unnest(c.ages) WITH ORDINALITY AS t (messages, nth) GROUP BY c.inbox, t.nth) AS b
-    GROUP BY b.inbox)
-SELECT c.inbox, c.minutes, c.delivered, c.reaped, c.failed, c.parked, c.skipped, c.batches, c.handle_s,
-       {schema}.age_percentile(a.ages, 0.5), {schema}.age_percentile(a.ages, 0.99)
+SELECT s.inbox, s.minutes, s.delivered, s.reaped, s.failed, s.parked, s.skipped, s.batches, s.handle_s,
+       {schema}.age_percentile(s.ages, 0.5), {schema}.age_percentile(s.ages, 0.99)
 FROM (SELECT inbox, count(*) AS minutes, sum(delivered)::bigint AS delivered, sum(reaped)::bigint AS reaped,
              sum(failed)::bigint AS failed, sum(parked)::bigint AS parked, sum(skipped)::bigint AS skipped,
-             sum(batches)::bigint AS batches, sum(handle_s) AS handle_s
-      FROM chosen GROUP BY inbox) AS c JOIN ages AS a USING (inbox) ORDER BY c.inbox
+             sum(batches)::bigint AS batches, sum(handle_s) AS handle_s, ARRAY[{ages}] AS ages
+      FROM {schema}.stat_minute WHERE minute > {since} GROUP BY inbox) AS s
+ORDER BY s.inbox
 """,
     columns=("text", *("bigint",) * 7, "float8", "float8", "float8"),
     since=SINCE,
+    ages=", ".join(f"sum(ages[{nth}])::bigint" for nth in range(1, BUCKETS + 1)),
 )
 
 

@@ -118,14 +118,15 @@ OLDEST_WHERE = filled(
     """(
     SELECT '{inbox}'::text, i.delivered_at FROM (
         SELECT key, delivered_at, {by_clock} AS clock FROM {schema}.{messages}
-        WHERE {chosen}{by_clock} > (SELECT greatest(floor, healthy_floor) FROM {schema}.inbox_registry WHERE name = '{inbox}')
+        WHERE {chosen}{by_clock} > (
+            SELECT greatest(floor, healthy_floor) FROM {schema}.inbox_registry WHERE name = '{inbox}')
         ORDER BY {by_clock} OFFSET 0) AS i
     WHERE (SELECT s.clock FROM {schema}.key_state AS s WHERE s.inbox = '{inbox}' AND s.key = i.key) IS NULL
     ORDER BY i.clock LIMIT 1)""",
     by_clock=BY_CLOCK,
 )
 OLDEST_OF = filled(OLDEST_WHERE, messages="inbox_{inbox}", chosen="")
-# Planned in a third more time; for roles that may read messages of all inboxes, also of those that are still to come.
+# It takes longer, but no right to each inbox: for roles that may read all, also those that are still to come.
 OLDEST_THROUGH_PARENT = filled(OLDEST_WHERE, messages="inbox", chosen="inbox = '{inbox}' AND ")
 OLDEST = Sql(
     """

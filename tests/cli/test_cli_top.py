@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -254,32 +255,34 @@ def test_without_a_terminal_it_says_what_to_do(node: Node) -> None:
 # -- Live -------------------------------------------------------------------------------------------------------------
 
 
-def test_live_screen_ends_by_a_key_and_by_an_interrupt(node: Node) -> None:
+@contextmanager
+def live(node: Node) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The command on a terminal of its own."""
     code = "from mailroom.cli.commands.top import top; from mailroom.cli.options import share; share(top); top()"
-    for end in ("q", "interrupt"):
-        screen_fd, terminal = pty.openpty()
-        environment = {**os.environ, "MAILROOM_DSN": node.dsn, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], env=environment, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE,
-            start_new_session=True,
-        )  # fmt: skip
+    screen_fd, terminal = pty.openpty()
+    environment = {**os.environ, "MAILROOM_DSN": node.dsn, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE
+    ) as process:
         os.close(terminal)
-        assert process.stderr is not None
         try:
-            until(screen_fd, b"quiet")
-            if end == "q":
-                os.write(screen_fd, b"q")
-            else:
-                process.send_signal(signal.SIGINT)
+            yield process, screen_fd
             rest = until(screen_fd, b"\x1b[?1049l")  # the screen that was there before comes back
             assert b"Traceback" not in rest
             assert process.wait(WITHIN_S) == 0
+            assert process.stderr is not None
             assert process.stderr.read() == b""
         finally:
             process.kill()
-            process.wait()
-            process.stderr.close()
             os.close(screen_fd)
+
+
+def test_live_screen_ends_by_a_key_and_by_an_interrupt(node: Node) -> None:
+    with live(node) as (_, by_key), live(node) as (process, by_signal):
+        until(by_key, b"quiet")
+        os.write(by_key, b"q")
+        until(by_signal, b"quiet")
+        process.send_signal(signal.SIGINT)
 
 
 def until(screen_fd: int, wanted: bytes) -> bytes:

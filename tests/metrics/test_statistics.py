@@ -301,8 +301,8 @@ def test_only_the_minutes_that_are_asked_for_count(busy: Node) -> None:
         minute_statistics(busy.connection, "nowhere")
 
 
-def told(node: Node, *arguments: str) -> str:
-    result = CliRunner().invoke(command, arguments, obj=Call(given_dsn=node.dsn), env={"COLUMNS": None})
+def told(node: Node, *arguments: str, width: str | None = None) -> str:
+    result = CliRunner().invoke(command, arguments, obj=Call(given_dsn=node.dsn), env={"COLUMNS": width})
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -314,7 +314,8 @@ def test_command_tells_each_inbox_or_the_minutes_of_one(busy: Node) -> None:
     )
     lines = [line.split() for line in told(busy).splitlines()]
     assert [line[0] for line in lines if line] == ["inbox", lines[1][0], "(all)", "billing", "shipping"]
-    assert "2" in told(busy, "--since-m", "5")
+    for width in (60, 80, 120):
+        assert max(map(len, told(busy, width=str(width)).splitlines())) <= width
     minutes: list[dict[str, Any]] = json.loads(told(busy, "--inbox", "shipping", "--json"))
     assert [each["reaped"] for each in minutes] == [99, 1]
     assert "minute" in told(busy, "--inbox", "shipping").splitlines()[0]
