@@ -21,7 +21,7 @@ FEW_INBOXES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ScreenColumn:
     """A column: texts are narrowed if they do not fit, numbers never; what is `extra` goes first."""
 
     heading: str
@@ -98,14 +98,14 @@ def _leader(each: Leader) -> str:
     return f"{each.role} {host} pid {each.pid} {each.state}, lease {duration(each.lease_left_s)}"
 
 
-def _inboxes(inboxes: Sequence[InboxLook]) -> list[Column]:
+def _inboxes(inboxes: Sequence[InboxLook]) -> list[ScreenColumn]:
     return [
-        Column("INBOX", [each.name for each in inboxes]),
-        Column("WAITING", [f"{each.waiting:,}" for each in inboxes], True),
-        Column("OLDEST", [duration(each.oldest_s) for each in inboxes], True),
-        Column("REAPED", [_rate(each.reaped_per_s) for each in inboxes], True),
-        Column("DELIVERED", [_rate(each.delivered_per_s) for each in inboxes], True, extra=True),
-        Column("STATE", [_state(each) for each in inboxes]),
+        ScreenColumn("INBOX", [each.name for each in inboxes]),
+        ScreenColumn("WAITING", [f"{each.waiting:,}" for each in inboxes], True),
+        ScreenColumn("OLDEST", [duration(each.oldest_s) for each in inboxes], True),
+        ScreenColumn("REAPED", [_rate(each.reaped_per_s) for each in inboxes], True),
+        ScreenColumn("DELIVERED", [_rate(each.delivered_per_s) for each in inboxes], True, extra=True),
+        ScreenColumn("STATE", [_state(each) for each in inboxes]),
     ]
 
 
@@ -118,7 +118,7 @@ def _state(inbox: InboxLook) -> str:
     return ", ".join(filter(None, told))
 
 
-def _keys(keys: Sequence[KeyLook], look: Look) -> list[Column]:
+def _keys(keys: Sequence[KeyLook], look: Look) -> list[ScreenColumn]:
     def when(key: KeyLook) -> str:
         if key.since is not None:
             return f"for {duration(max((look.at - key.since).total_seconds(), 0))}"
@@ -126,37 +126,37 @@ def _keys(keys: Sequence[KeyLook], look: Look) -> list[Column]:
         return f"again in {duration(left_s)}" if left_s > 0 else "due"
 
     return [
-        Column("INBOX", [each.inbox for each in keys]),
-        Column("KEY", [one_line(each.key) for each in keys]),
-        Column("STATE", [each.state for each in keys]),
-        Column("WHEN", [when(each) for each in keys]),
-        Column("ATTEMPTS", [f"{each.attempts:,}" for each in keys], True, extra=True),
+        ScreenColumn("INBOX", [each.inbox for each in keys]),
+        ScreenColumn("KEY", [one_line(each.key) for each in keys]),
+        ScreenColumn("STATE", [each.state for each in keys]),
+        ScreenColumn("WHEN", [when(each) for each in keys]),
+        ScreenColumn("ATTEMPTS", [f"{each.attempts:,}" for each in keys], True, extra=True),
     ]
 
 
-def _batches(batches: Sequence[BatchLook]) -> list[Column]:
+def _batches(batches: Sequence[BatchLook]) -> list[ScreenColumn]:
     alive = {True: "alive", False: "DEAD", None: "?"}
     return [
-        Column("INBOX", [each.inbox for each in batches]),
-        Column("WORKER", [f"{one_line(each.host)} pid {each.pid}" for each in batches]),
-        Column("MESSAGES", [f"{each.messages:,}" for each in batches], True),
-        Column("IN HAND", [duration(max(each.in_hand_s, 0)) for each in batches], True),
-        Column("", [alive[each.alive] for each in batches]),
+        ScreenColumn("INBOX", [each.inbox for each in batches]),
+        ScreenColumn("WORKER", [f"{one_line(each.host)} pid {each.pid}" for each in batches]),
+        ScreenColumn("MESSAGES", [f"{each.messages:,}" for each in batches], True),
+        ScreenColumn("IN HAND", [duration(max(each.in_hand_s, 0)) for each in batches], True),
+        ScreenColumn("", [alive[each.alive] for each in batches]),
     ]
 
 
-def _errors(errors: Sequence[ErrorLook]) -> list[Column]:
+def _errors(errors: Sequence[ErrorLook]) -> list[ScreenColumn]:
     return [
-        Column("AT", [f"{each.at:%H:%M:%S}" for each in errors]),
-        Column("INBOX", [each.inbox for each in errors]),
-        Column("KEY", [one_line(each.key) for each in errors]),
-        Column("ERROR", [one_line(each.error_class or "?") for each in errors]),
-        Column("THEN", [f"{each.outcome} ({each.attempt})" for each in errors]),
-        Column("MESSAGE", [str(each.message_id) for each in errors], extra=True),
+        ScreenColumn("AT", [f"{each.at:%H:%M:%S}" for each in errors]),
+        ScreenColumn("INBOX", [each.inbox for each in errors]),
+        ScreenColumn("KEY", [one_line(each.key) for each in errors]),
+        ScreenColumn("ERROR", [one_line(each.error_class or "?") for each in errors]),
+        ScreenColumn("THEN", [f"{each.outcome} ({each.attempt})" for each in errors]),
+        ScreenColumn("MESSAGE", [str(each.message_id) for each in errors], extra=True),
     ]
 
 
-def _part(title: str, columns: Sequence[Column], wrong: Sequence[bool], width: int) -> list[Text]:
+def _part(title: str, columns: Sequence[ScreenColumn], wrong: Sequence[bool], width: int) -> list[Text]:
     """Return the title, the headings and the rows; nothing if there are no rows."""
     rows = len(columns[0].cells)
     if not rows:
@@ -172,11 +172,11 @@ def _part(title: str, columns: Sequence[Column], wrong: Sequence[bool], width: i
     return lines
 
 
-def _whole(column: Column) -> int:
+def _whole(column: ScreenColumn) -> int:
     return max(cell_len(cell) for cell in (column.heading, *column.cells))
 
 
-def _fitted(columns: Sequence[Column], width: int) -> list[int] | None:
+def _fitted(columns: Sequence[ScreenColumn], width: int) -> list[int] | None:
     """Return widths that fit, the widest text narrowed first; None if there is too little room."""
     widths = [_whole(each) for each in columns]
     while sum(widths) + GAP * (len(columns) - 1) > width:
@@ -187,7 +187,7 @@ def _fitted(columns: Sequence[Column], width: int) -> list[int] | None:
     return widths
 
 
-def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+def _line(cells: Sequence[str], columns: Sequence[ScreenColumn], widths: Sequence[int]) -> str:
     texts = []
     for cell, column, width in zip(cells, columns, widths, strict=True):
         text = Text(cell)
