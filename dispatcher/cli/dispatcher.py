@@ -18,7 +18,7 @@ from mailroom.cli.group import Group
 from mailroom.cli.logs import log_to_stderr
 from mailroom.cli.output import document, progress_bar, say, working
 from mailroom.cli.parameters import seconds_above_0
-from mailroom.cli.serving import metrics_option, serving
+from mailroom.cli.serving import metrics_option, serving, statistics_option
 from mailroom.metrics.catalog import reading_catalog
 from mailroom.metrics.process import awake
 from mailroom.session.home import Home
@@ -54,8 +54,9 @@ def dispatcher() -> None:
 @dispatcher.command()
 @poll_interval
 @metrics_option
+@statistics_option
 @pass_call
-def run(call: Call, poll_interval_s: float, address: str | None) -> None:
+def run(call: Call, poll_interval_s: float, address: str | None, statistics: bool) -> None:
     """Run the dispatcher until SIGTERM or Ctrl-C.
 
     It delivers messages as they are committed, runs the executor too (mailroom executor), and receives what other nodes
@@ -75,7 +76,8 @@ def run(call: Call, poll_interval_s: float, address: str | None) -> None:
         if address and isinstance(lane, daemon.Dispatcher)
         for families in (lane._sampled().families, awake(lane))
     ]
-    with serving(address, lanes, {call.schema: lambda: Home(dsn)}, reading_catalog, others):
+    homes = {call.schema: lambda: Home(dsn)}
+    with serving(address, lanes, homes, reading_catalog, others, statistics=statistics):
         asyncio.run(daemon.run_until_signalled(lanes))
 
 

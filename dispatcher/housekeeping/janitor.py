@@ -15,6 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 
 import psycopg
 
@@ -27,6 +28,7 @@ from dispatcher.housekeeping.total_floor import listing_total, raising_sent_floo
 from dispatcher.housekeeping.trim import Held, Kept, Trim
 from inbox.by_key.parked_keys import MovedParked, moving_parked
 from mailroom.links.handshake.diverged import finding_claims, renewing
+from mailroom.metrics.recorder import KEPT
 from mailroom.names import shown
 from mailroom.order.clock import LOCK
 from mailroom.registry.inboxes import BY_CLOCK
@@ -191,6 +193,8 @@ class Janitor:
         more += await self._trim_links(connection)
         with self._passing(connection, "history"):
             more += await run_async(connection, sweeping_history(self._schema))
+        with self._passing(connection, "statistics"):
+            more += await run_async(connection, sweeping_statistics(self._schema)) >= SWEPT_ROWS
         with self._passing(connection, "batches of Spark"):
             more += await run_async(connection, sweeping_batches(self._schema))
         with self._passing(connection, "commit tokens"):
@@ -414,6 +418,30 @@ def sweeping_history(schema: str) -> Operation[bool]:
         [(deleted,)] = yield OLD.at(schema=schema, table=table)(days=days, rows=SWEPT_ROWS)
         more = more or deleted >= SWEPT_ROWS
     return more
+
+
+MINUTES = Sql(
+    """
+WITH old AS MATERIALIZED (
+    SELECT minute, inbox FROM {schema}.stat_minute
+    WHERE minute < coalesce(%(now)s::timestamptz, clock_timestamp()) - %(kept)s::text::interval
+    ORDER BY minute, inbox LIMIT %(rows)s::bigint),
+gone AS (
+    DELETE FROM {schema}.stat_minute AS s USING old WHERE s.minute = old.minute AND s.inbox = old.inbox RETURNING 1)
+SELECT count(*) FROM gone
+""",
+    columns=("bigint",),
+)
+
+
+def sweeping_statistics(schema: str, *, now: datetime | None = None) -> Operation[int]:
+    """Delete the oldest statistics that are older than 48 hours; return how many rows.
+
+    `now` is until when their age counts; None is the database's clock.
+    """
+    kept = f"{KEPT.total_seconds():.0f} s"
+    [(deleted,)] = yield MINUTES.at(schema=schema)(now=now, kept=kept, rows=SWEPT_ROWS)
+    return int(deleted)
 
 
 # The last batch of a stream stays: it shows a query that starts over from swept batches that the stream is not new.

@@ -25,7 +25,7 @@ from mailroom.cli.logs import log_to_stderr
 from mailroom.cli.messages import print_messages
 from mailroom.cli.output import document, duration, note, progress_bar, say, table, working
 from mailroom.cli.parameters import INBOX, KEY, LIMIT, ORIGIN, PATTERN, seconds, seconds_above_0
-from mailroom.cli.serving import metrics_option, serving
+from mailroom.cli.serving import metrics_option, serving, statistics_option
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.links.links import Links
 from mailroom.message.message import Message
@@ -604,8 +604,11 @@ def worker() -> None:
     "the message has failed.",
 )
 @metrics_option
+@statistics_option
 @pass_call
-def run_worker(call: Call, targets: tuple[str, ...], timeout_s: float | None, address: str | None) -> None:
+def run_worker(
+    call: Call, targets: tuple[str, ...], timeout_s: float | None, address: str | None, statistics: bool
+) -> None:
     """Run workers until SIGTERM or Ctrl-C; then they finish their batches. A second Ctrl-C ends them at once.
 
     MODULE is imported from the current directory or from the installed packages. WORKER is an `inbox.Worker` or
@@ -644,7 +647,7 @@ def run_worker(call: Call, targets: tuple[str, ...], timeout_s: float | None, ad
     if call.log_format != "json":
         note("Running until SIGTERM or Ctrl-C; then the workers finish their batches.")
     homes = {worker.schema: home_of(worker) for worker in workers}
-    with serving(address, workers, homes):
+    with serving(address, workers, homes, statistics=statistics):
         serve(workers)
 
 

@@ -32,8 +32,6 @@ PAGE, PAGE_OF_VALUES = 100, 10
 # A session that listens and is not read, behind a pager for example, holds back the notifications of all others, so the
 # server ends it: a live one is never idle for so long.
 SESSION = settings.SESSION | {"idle_session_timeout": "60s"}
-# Not one of the settings above: a new session that could not write would be taken for one of a standby.
-READ_ONLY = "SET default_transaction_read_only = on"
 
 START = Sql(
     """
@@ -116,7 +114,7 @@ def following(
     """
     clock, channel = run(connection, _starting(schema, inbox, since_s))
     if not is_pooled(connection):
-        connection.execute(READ_ONLY)
+        connection.execute(settings.READ_ONLY)
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
     while True:
         found = run(connection, _reading(schema, inbox, clock, whole))

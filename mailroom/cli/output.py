@@ -54,13 +54,13 @@ def note(text: str) -> None:
 
 def wrapped(text: str) -> str:
     """Return `text` wrapped to the width of the terminal; as it is if no terminal shows it."""
-    width = _width()
+    width = screen_width()
     return text if width is None else "\n".join(_broken(text, max(width, LEAST_WIDTH)))
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> None:
     """Print lines of name and text; on a terminal they are wrapped to its width."""
-    width = _width()
+    width = screen_width()
     indent = max(len(name) for name, _ in pairs) + 2
     if width is not None:
         # A long name, such as that of a node, leaves room for its text.
@@ -87,7 +87,7 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[object]], *, numbers: 
         pieces = [*column.split(), *(texts if column in numbers else " ".join(texts).split())]
         least.append(max(min(cell_len(piece), LONG_WORD) for piece in pieces))
     gaps = GAP * (len(columns) - 1)
-    screen = _width() or sum(whole) + gaps
+    screen = screen_width() or sum(whole) + gaps
     widths = _fitted(whole, least, screen - gaps)
     if widths is None:
         for nth, row in enumerate(cells):
@@ -114,7 +114,7 @@ def _fitted(whole: Sequence[int], least: Sequence[int], room: int) -> list[int] 
     return widths
 
 
-def _width() -> int | None:
+def screen_width() -> int | None:
     """Return the width of the screen, from $COLUMNS or the terminal; None if output is not shown on one."""
     # None if the caller closed it.
     if (sys.stdout is not None and sys.stdout.isatty()) or os.environ.get("COLUMNS"):

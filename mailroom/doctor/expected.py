@@ -52,6 +52,7 @@ INDEXES = {
     'spark_staging_pkey': 'ALTER TABLE {schema}.spark_staging ADD CONSTRAINT spark_staging_pkey PRIMARY KEY (token);',
     'spark_stream_pkey': 'ALTER TABLE {schema}.spark_stream ADD CONSTRAINT spark_stream_pkey PRIMARY KEY (inbox, batch);',
     'stable_pkey': 'ALTER TABLE {schema}.stable ADD CONSTRAINT stable_pkey PRIMARY KEY (inbox, clock);',
+    'stat_minute_pkey': 'ALTER TABLE {schema}.stat_minute ADD CONSTRAINT stat_minute_pkey PRIMARY KEY (minute, inbox);',
     'store_pkey': 'ALTER TABLE {schema}.store ADD CONSTRAINT store_pkey PRIMARY KEY (key);',
     'subscription_pattern': 'CREATE INDEX subscription_pattern ON {schema}.subscription USING btree (fits, words, inbox, origin, since) WHERE (fits IS NOT NULL);',
     'subscription_pkey': 'ALTER TABLE {schema}.subscription ADD CONSTRAINT subscription_pkey PRIMARY KEY (topic, inbox, origin);',
@@ -83,4 +84,5 @@ TRIGGERS = {
     ('parked', 'refuse_others'): ('O', 'CREATE TRIGGER refuse_others BEFORE INSERT OR UPDATE OF inbox ON {schema}.parked FOR EACH ROW EXECUTE FUNCTION {schema}.refuse_others();'),
     ('scheduled', 'copied'): ('R', "CREATE TRIGGER copied BEFORE INSERT ON {schema}.scheduled FOR EACH ROW EXECUTE FUNCTION {schema}.raise_copied('position', 'outbox'); ALTER TABLE {schema}.scheduled ENABLE REPLICA TRIGGER copied;"),
     ('spark_stream', 'refuse_others'): ('O', 'CREATE TRIGGER refuse_others BEFORE INSERT OR UPDATE OF inbox ON {schema}.spark_stream FOR EACH ROW EXECUTE FUNCTION {schema}.refuse_others();'),
+    ('stat_minute', 'refuse_others'): ('O', 'CREATE TRIGGER refuse_others BEFORE INSERT OR UPDATE OF inbox ON {schema}.stat_minute FOR EACH ROW EXECUTE FUNCTION {schema}.refuse_others();'),
 }

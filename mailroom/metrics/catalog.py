@@ -30,6 +30,7 @@ CHANGING = (
         "worker",
         "stable",
         "lease",
+        "stat_minute",
     ),
     *("store", "accounting", "commit_token", "node", "subscription", "spark_bulk", "spark_staging", "spark_stream"),
 )

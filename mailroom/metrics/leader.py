@@ -114,16 +114,20 @@ NAMES = Sql(
 # OFFSET 0: row by row until a key is healthy, which is mostly the first one; in one piece, the keys of all messages are
 # looked up. The inboxes stand in the text, in the same portions each time, so the server soon plans none of them any
 # more: for 1,000 inboxes planning took most of the time. (SELECT ...) IS NULL stays an index probe, as in a claim.
-OLDEST_OF = filled(
+OLDEST_WHERE = filled(
     """(
     SELECT '{inbox}'::text, i.delivered_at FROM (
-        SELECT key, delivered_at, {by_clock} AS clock FROM {schema}.inbox_{inbox}
-        WHERE {by_clock} > (SELECT greatest(floor, healthy_floor) FROM {schema}.inbox_registry WHERE name = '{inbox}')
+        SELECT key, delivered_at, {by_clock} AS clock FROM {schema}.{messages}
+        WHERE {chosen}{by_clock} > (
+            SELECT greatest(floor, healthy_floor) FROM {schema}.inbox_registry WHERE name = '{inbox}')
         ORDER BY {by_clock} OFFSET 0) AS i
     WHERE (SELECT s.clock FROM {schema}.key_state AS s WHERE s.inbox = '{inbox}' AND s.key = i.key) IS NULL
     ORDER BY i.clock LIMIT 1)""",
     by_clock=BY_CLOCK,
 )
+OLDEST_OF = filled(OLDEST_WHERE, messages="inbox_{inbox}", chosen="")
+# It takes longer, but no right to each inbox: for roles that may read all, also those that are still to come.
+OLDEST_THROUGH_PARENT = filled(OLDEST_WHERE, messages="inbox", chosen="inbox = '{inbox}' AND ")
 OLDEST = Sql(
     """
 SELECT inbox, extract(epoch FROM coalesce(%(now)s::timestamptz, clock_timestamp()) - delivered_at)::float8
@@ -206,8 +210,13 @@ class Added:
         self._floor = floor
 
 
-def sampling(schema: str, added: Added, *, now: datetime | None = None) -> Operation[dict[Family, Samples]]:
+def sampling(
+    schema: str, added: Added, *, now: datetime | None = None, oldest_of: str = OLDEST_OF
+) -> Operation[dict[Family, Samples]]:
     """Return a sample of the node `schema`. `now` is when it is taken; None is the database's clock.
+
+    `oldest_of` is how the oldest message of an inbox is found: by the name of its table, which takes a right to each,
+    or through the table of all.
 
     In autocommit it holds no snapshot for longer than one statement takes, which reads few rows.
     """
@@ -221,7 +230,7 @@ def sampling(schema: str, added: Added, *, now: datetime | None = None) -> Opera
             keys[inbox, "waiting"], keys[inbox, "parked"], oldest[inbox] = waiting, parked, due_s or 0.0
     at_once = min(AT_ONCE, names[0][1]) if names else AT_ONCE
     for first in range(0, len(inboxes), at_once):
-        each = "\nUNION ALL\n".join(filled(OLDEST_OF, inbox=name) for name in inboxes[first : first + at_once])
+        each = "\nUNION ALL\n".join(filled(oldest_of, inbox=name) for name in inboxes[first : first + at_once])
         for inbox, delivered_s in (yield OLDEST.at(each=each, schema=schema)(now=now)):
             oldest[inbox] = max(oldest[inbox], delivered_s)
     links = yield LINKS.at(schema=schema)(now=now)

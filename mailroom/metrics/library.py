@@ -15,6 +15,7 @@ from mailroom.health import Probed
 from mailroom.metrics.endpoint import Endpoint
 from mailroom.metrics.family import PREFIX, Family, Histogram, Samples
 from mailroom.metrics.process import FAMILIES, ProcessMetrics
+from mailroom.metrics.recorder import Recorder
 from mailroom.metrics.scrape import UP, Scrape
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.session import settings
@@ -41,6 +42,35 @@ def serve(address: str, *probed: Probed, dsn: str | None = None, schema: str = D
             yield endpoint
     finally:
         end()
+
+
+@contextmanager
+def record(dsn: str | None = None, *, schema: str = DEFAULT_SCHEMA) -> Iterator[None]:
+    """Keep statistics of what this process does inside this block, as `--statistics` does.
+
+    Once a minute a thread writes what happened, over a session that it opens for that, and once more at the end of the
+    block. It also serves async programs. `dsn` leads to the node, None as for `mailroom.dsn`; its role is one that
+    reaps or delivers. What cannot be written waits until the database answers again; what may have been written is not
+    written twice. Raises `ConfigurationError` if nothing names a database.
+    """
+    home, process = Home(settings.dsn(dsn)), ProcessMetrics(schema)
+    end = process.listen()
+    try:
+        with recording(lambda: home, process, schema):
+            yield
+    finally:
+        end()
+
+
+@contextmanager
+def recording(home: Callable[[], Home], process: ProcessMetrics, schema: str) -> Iterator[None]:
+    """Write meanwhile what a process counts of a node."""
+    recorder = Recorder(home, process, schema=schema)
+    recorder.start()
+    try:
+        yield
+    finally:
+        recorder.close()
 
 
 class Collector:

@@ -9,7 +9,7 @@ from mailroom.sql.sight import seeing
 from mailroom.sql.sqlstate import AGAIN, sqlstate
 
 # Tables with rows of an inbox, beside its partition. Not those that only record its past: dead letters, and the audit.
-HAVE_ROWS = ("subscription", "key_state", "parked", "attempt", "worker", "stable", "spark_stream")
+HAVE_ROWS = ("subscription", "key_state", "parked", "attempt", "worker", "stable", "spark_stream", "stat_minute")
 
 ISOLATION = Sql("SELECT current_setting('transaction_isolation')", columns=("text",))
 # In the order of a delivery, so that the two cannot deadlock. Who reads or handles the inbox has a lock on its table;

@@ -30,6 +30,8 @@ COMMANDS = {
     "dead-letter list": "auditor",
     "dead-letter": "operator",
     "status": "metrics",
+    "statistics": "metrics",
+    "top": "auditor",
     "trace": "auditor",
 }
 

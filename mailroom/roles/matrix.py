@@ -115,6 +115,7 @@ REAPER = (
     on("my_key_state", "SELECT", "INSERT", "UPDATE", "DELETE", why="a view: only of the role's own inboxes"),
     on("my_worker", "SELECT", "INSERT", "UPDATE", "DELETE", why="a view: only of the role's own inboxes"),
     on("my_attempt", "SELECT", "INSERT", why="a view: only of the role's own inboxes"),
+    on("my_stat_minute", "SELECT", "INSERT", "UPDATE", why="a view: only of the role's own inboxes"),
     on("parked", "INSERT", why="refused for other inboxes"),
     on("dead_letter", "INSERT", why="refused for other inboxes"),
     on("stable", "SELECT", why="how far a total inbox may be given out", total=True),
@@ -199,6 +200,8 @@ DISPATCHER = (
     on("attempt", "SELECT", "DELETE"),
     on("audit", "SELECT", "DELETE"),
     on("outbox_jdbc_id", "SELECT", "DELETE"),
+    on("my_stat_minute", "SELECT", "INSERT", "UPDATE"),
+    on("stat_minute", "SELECT", "DELETE", why="DELETE, as only who has it may write rows of no inbox"),
     on("commit_token", "SELECT", "DELETE"),
     on("spark_batch", "SELECT", "DELETE"),
     on("spark_bulk", "SELECT"),
@@ -273,6 +276,8 @@ METRICS = (
     on("transit", "SELECT (link, seq, sent_at)"),
     on("origin", "SELECT"),
     on("receipt", "SELECT"),
+    on("stat_minute", "SELECT"),
+    on("statistics", "SELECT"),
 )
 
 AUDITOR = (

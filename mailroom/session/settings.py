@@ -41,6 +41,9 @@ ENDS_IT_EARLY = re.compile(r"[@/?]")
 SESSION = {"jit": "off", "search_path": "pg_catalog,pg_temp", "TimeZone": "UTC", "row_security": "off"}
 # For sessions that only write messages, which policies may judge, and for those in which code of users runs.
 UNDER_POLICIES = {"row_security": "on"}
+# For sessions that only look. Not one of the settings: a new session that could not write would be taken for one of a
+# standby. Not through a pooler, whose next client would have it too.
+READ_ONLY = "SET default_transaction_read_only = on"
 # For sessions that run only our own statements. A statement that takes this long hangs and is better retried. They send
 # the statements of a transaction back to back, so a session that idles inside one is paused or cut off and must give up
 # its locks: a standby has to take over within 15 s, of which the lease takes 4.

@@ -58,6 +58,8 @@ ATTRIBUTES = {
     "Instrumentor": "instrument uninstrument",
     "Collector": "close collect describe",
     "Endpoint": "close port",
+    "MinuteStatistics": "age_p50_s age_p99_s batches delivered failed handle_s inbox minute parked reaped skipped",
+    "InboxStatistics": "age_p50_s age_p99_s batches delivered failed handle_s inbox minutes parked reaped skipped",
     "Health": "has_begun name ready since state why",
     "LinkStates": "readers sources",
     "LinkMoved": "reader source",

@@ -13,6 +13,12 @@ END $$;
 
 COMMENT ON FUNCTION mailroom.acknowledged_less() IS 'Forgets when a reader had acknowledged what it has lost.';
 
+CREATE FUNCTION mailroom.age_percentile(ages bigint[], share double precision) RETURNS double precision
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN (SELECT CASE WHEN (b.upper IS NULL) THEN b.lower ELSE (b.lower + ((b.upper - b.lower) * ((1)::double precision - ((b.so_far - (age_percentile.share * b.total)) / (b.count)::double precision)))) END AS "case" FROM (SELECT t.n, t.count, t.bound AS upper, COALESCE(lag(t.bound) OVER (ORDER BY t.n), (0)::double precision) AS lower, (sum(t.count) OVER (ORDER BY t.n))::double precision AS so_far, (sum(t.count) OVER ())::double precision AS total FROM UNNEST(age_percentile.ages, ARRAY[(0.01)::double precision, (0.025)::double precision, (0.05)::double precision, (0.1)::double precision, (0.25)::double precision, (0.5)::double precision, (1)::double precision, (2.5)::double precision, (5)::double precision, (10)::double precision, (30)::double precision, (60)::double precision, (300)::double precision, (1800)::double precision, (7200)::double precision]) WITH ORDINALITY t(count, bound, n)) b WHERE ((b.count > 0) AND (b.so_far >= (age_percentile.share * b.total))) ORDER BY b.n LIMIT 1);
+
+COMMENT ON FUNCTION mailroom.age_percentile(ages bigint[], share double precision) IS 'The age that this share of the messages does not exceed, in seconds; null of none.';
+
 CREATE FUNCTION mailroom.bound_reader() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1859,6 +1865,58 @@ CREATE VIEW mailroom.my_spark_stream WITH (security_barrier='true') AS
 
 COMMENT ON VIEW mailroom.my_spark_stream IS 'The rows of spark_stream about inboxes that the current role may take messages out of.';
 
+CREATE TABLE mailroom.stat_minute (
+    minute timestamp with time zone NOT NULL,
+    inbox text NOT NULL COLLATE pg_catalog."C",
+    delivered bigint NOT NULL,
+    reaped bigint NOT NULL,
+    failed bigint NOT NULL,
+    parked bigint NOT NULL,
+    skipped bigint NOT NULL,
+    batches bigint NOT NULL,
+    handle_s double precision NOT NULL,
+    ages integer[] NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='20000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_scale_factor='0', autovacuum_vacuum_insert_threshold='100000', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000');
+
+COMMENT ON TABLE mailroom.stat_minute IS 'What happened in each minute, of all processes that keep statistics; 48 hours of it.';
+
+COMMENT ON COLUMN mailroom.stat_minute.minute IS 'The minute, by the database''s clock.';
+
+COMMENT ON COLUMN mailroom.stat_minute.inbox IS 'The inbox; '''' for what the dispatcher delivered in the whole node.';
+
+COMMENT ON COLUMN mailroom.stat_minute.delivered IS 'Messages that were delivered, copies counted each; 0 for an inbox.';
+
+COMMENT ON COLUMN mailroom.stat_minute.reaped IS 'Messages of committed batches.';
+
+COMMENT ON COLUMN mailroom.stat_minute.failed IS 'Failed attempts of messages.';
+
+COMMENT ON COLUMN mailroom.stat_minute.parked IS 'Those of them that parked their key.';
+
+COMMENT ON COLUMN mailroom.stat_minute.skipped IS 'Those of them that skipped their message.';
+
+COMMENT ON COLUMN mailroom.stat_minute.batches IS 'Committed batches.';
+
+COMMENT ON COLUMN mailroom.stat_minute.handle_s IS 'How long handlers took together, in seconds.';
+
+COMMENT ON COLUMN mailroom.stat_minute.ages IS 'How many of the reaped messages fell below each bound of age_percentile, from send to commit; one more has no bound.';
+
+CREATE VIEW mailroom.my_stat_minute WITH (security_barrier='true') AS
+ SELECT minute,
+    inbox,
+    delivered,
+    reaped,
+    failed,
+    parked,
+    skipped,
+    batches,
+    handle_s,
+    ages
+   FROM mailroom.stat_minute
+  WHERE mailroom.is_mine(inbox);
+
+COMMENT ON VIEW mailroom.my_stat_minute IS 'The rows of stat_minute about inboxes that the current role may take messages out of.';
+
 CREATE TABLE mailroom.worker (
     id uuid NOT NULL,
     inbox text NOT NULL COLLATE pg_catalog."C",
@@ -2449,6 +2507,24 @@ COMMENT ON COLUMN mailroom.stable.inbox IS 'The inbox.';
 
 COMMENT ON COLUMN mailroom.stable.clock IS 'Every message with a sent_clock up to this one has been received.';
 
+CREATE VIEW mailroom.statistics AS
+ SELECT n.name AS node,
+    s.inbox,
+    s.minute,
+    s.delivered,
+    s.reaped,
+    s.failed,
+    s.parked,
+    s.skipped,
+    s.batches,
+    s.handle_s,
+    mailroom.age_percentile((s.ages)::bigint[], (0.5)::double precision) AS age_p50_s,
+    mailroom.age_percentile((s.ages)::bigint[], (0.99)::double precision) AS age_p99_s
+   FROM (mailroom.stat_minute s
+     CROSS JOIN mailroom.node n);
+
+COMMENT ON VIEW mailroom.statistics IS 'The rows of stat_minute with the ages below which half and 99 % of the messages are.';
+
 CREATE TABLE mailroom.store (
     key text NOT NULL COLLATE pg_catalog."C",
     value bytea,
@@ -2613,6 +2689,9 @@ ALTER TABLE ONLY mailroom.spark_stream
 ALTER TABLE ONLY mailroom.stable
     ADD CONSTRAINT stable_pkey PRIMARY KEY (inbox, clock);
 
+ALTER TABLE ONLY mailroom.stat_minute
+    ADD CONSTRAINT stat_minute_pkey PRIMARY KEY (minute, inbox);
+
 ALTER TABLE ONLY mailroom.store
     ADD CONSTRAINT store_pkey PRIMARY KEY (key);
 
@@ -2728,6 +2807,8 @@ CREATE TRIGGER refuse_others BEFORE INSERT OR UPDATE OF inbox ON mailroom.key_st
 CREATE TRIGGER refuse_others BEFORE INSERT OR UPDATE OF inbox ON mailroom.parked FOR EACH ROW EXECUTE FUNCTION mailroom.refuse_others();
 
 CREATE TRIGGER refuse_others BEFORE INSERT OR UPDATE OF inbox ON mailroom.spark_stream FOR EACH ROW EXECUTE FUNCTION mailroom.refuse_others();
+
+CREATE TRIGGER refuse_others BEFORE INSERT OR UPDATE OF inbox ON mailroom.stat_minute FOR EACH ROW EXECUTE FUNCTION mailroom.refuse_others();
 
 CREATE TRIGGER zz_asked BEFORE INSERT ON mailroom.link_topic FOR EACH ROW EXECUTE FUNCTION mailroom.link_topic_asked();
 

@@ -1,0 +1,358 @@
+"""One look at a node for people who watch it live: rates, lag, what is in trouble, who works, and what failed last.
+
+The server counts what is inserted into and deleted from each table, so rates need no process that counts; it also
+counts what is rolled back. Each look reads few rows. How long the oldest messages wait takes longer, and is sampled as
+the leader does for metrics: on a clock of max(5 s, 100 times its own duration).
+"""
+
+import shlex
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple, cast
+from uuid import UUID
+
+from mailroom import locks
+from mailroom.doctor.finding import Limits
+from mailroom.doctor.workers import ALIVE, DATABASE, IS_ALIVE
+from mailroom.metrics import catalog, leader
+from mailroom.metrics.catalog import reading_catalog
+from mailroom.metrics.family import Family, Samples
+from mailroom.metrics.leader import INTERVAL_S, OLDEST_THROUGH_PARENT, SHARE, Added, sampling
+from mailroom.metrics.scrape import reading_node
+from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.sql.operation import Operation, Sql
+
+SHOWN = 20  # keys, batches and errors of a look
+LATE_S = 30.0  # the bound of the error budget in the alert rules
+NAMED = 3  # inboxes with one trouble that a look names; of more it says how many
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """A lane of a daemon, dispatcher, executor or links: who leads it, or did so last."""
+
+    role: str
+    leads: bool
+    state: str
+    host: str
+    pid: int
+    lease_left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class InboxLook:
+    """An inbox. Rates are None at the first look. `waiting` is an estimate, and `oldest_s` how long it waits."""
+
+    name: str
+    delivered_per_s: float | None
+    reaped_per_s: float | None
+    waiting: int
+    oldest_s: float
+    failing: int
+    parked: int
+    paused: bool
+
+    @property
+    def is_in_trouble(self) -> bool:
+        """Whether somebody should look at it."""
+        return bool(self.failing or self.parked or self.paused) or self.oldest_s > LATE_S
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLook:
+    """A key that is failing, parked or paused: since when, and when it is tried again."""
+
+    inbox: str
+    key: str
+    state: str
+    attempts: int
+    since: datetime | None
+    retry_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLook:
+    """A batch that a worker has in hand. `alive` is None if it is not known, as behind a pooler."""
+
+    inbox: str
+    host: str
+    pid: int
+    messages: int
+    in_hand_s: float
+    alive: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorLook:
+    """A failed attempt: of which message, its class and what followed; no text, which may have values of a message."""
+
+    at: datetime
+    inbox: str
+    key: str
+    message_id: UUID
+    error_class: str | None
+    attempt: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What is wrong, and the command that helps or tells more."""
+
+    what: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A node at one time. Rates are None at the first look; what is sampled is `sample_age_s` old.
+
+    `processes` counts the worker processes of the database that are alive and not behind a pooler. Inboxes in trouble
+    come first.
+    """
+
+    node: str
+    schema: str
+    at: datetime
+    sent_per_s: float | None
+    delivered_per_s: float | None
+    reaped_per_s: float | None
+    outbox_oldest_s: float
+    scheduled: int
+    parked_messages: int
+    dead_letters: int
+    sample_age_s: float
+    processes: int
+    leaders: tuple[Leader, ...]
+    troubles: tuple[Trouble, ...]
+    inboxes: tuple[InboxLook, ...]
+    keys: tuple[KeyLook, ...]
+    batches: tuple[BatchLook, ...]
+    errors: tuple[ErrorLook, ...]
+
+
+class Changes(NamedTuple):
+    """How many rows were inserted into a table and deleted from it."""
+
+    inserted: int
+    deleted: int
+
+
+OUTBOX = None  # in the place of an inbox
+# As `catalog.TABLES`: by name, through the session's cache.
+CHANGES = Sql(
+    """
+SELECT t.name, pg_catalog.pg_stat_get_tuples_inserted(t.oid), pg_catalog.pg_stat_get_tuples_deleted(t.oid)
+FROM (SELECT name, pg_catalog.to_regclass(pg_catalog.concat('{schema}.inbox_', name))::oid FROM {schema}.inbox_registry
+      UNION ALL
+      SELECT NULL, '{schema}.outbox'::regclass::oid) AS t (name, oid)
+WHERE t.oid IS NOT NULL
+""",
+    columns=("text", "bigint", "bigint"),
+)
+LEADERS = Sql(
+    """
+SELECT role, until > clock_timestamp(), state, host, pid::bigint, extract(epoch FROM until - clock_timestamp())::float8
+FROM {schema}.lease ORDER BY role
+""",
+    columns=("text", "boolean", "text", "text", "bigint", "float8"),
+)
+# Of so many failing keys that ordering all of them takes long, any will do.
+KEYS = Sql(
+    """
+SELECT inbox, key, state, attempts::bigint, since, nullif(retry_at, 'infinity')
+FROM (SELECT inbox, key, attempts, coalesce(paused_at, parked_at) AS since, retry_at,
+             CASE WHEN paused_at IS NOT NULL THEN 'paused' WHEN retry_at = 'infinity' THEN 'parked'
+                  ELSE 'failing' END AS state
+      FROM {schema}.key_state WHERE retry_at > '-infinity' LIMIT 10000) AS k
+ORDER BY state = 'failing', since, attempts DESC, inbox, key LIMIT {shown}
+""",
+    columns=("text", "text", "text", "bigint", "timestamptz", "timestamptz"),
+    shown=SHOWN,
+)
+BATCHES = Sql(
+    """
+WITH {alive}
+SELECT w.inbox, w.host, w.pid::bigint, w.messages::bigint,
+       extract(epoch FROM clock_timestamp() - w.claimed_at)::float8,
+       CASE WHEN w.process_number IS NOT NULL THEN {is_alive} END AS is_alive
+FROM {schema}.worker AS w ORDER BY is_alive, w.claimed_at LIMIT {shown}
+""",
+    columns=("text", "text", "bigint", "bigint", "float8", "boolean"),
+    alive=ALIVE,
+    is_alive=IS_ALIVE,
+    alive_lock=locks.ALIVE,
+    database=DATABASE,
+    shown=SHOWN,
+)
+PROCESSES = Sql(
+    "WITH {alive} SELECT count(DISTINCT alive.number) FROM alive",
+    columns=("bigint",),
+    alive=ALIVE,
+    alive_lock=locks.ALIVE,
+    database=DATABASE,
+)
+# Replays are in the history too: a hundred of its rows are read, whatever they are.
+ERRORS = Sql(
+    """
+SELECT a.at, a.inbox, a.key, a.message_id, a.error_class, a.attempt::bigint, a.outcome
+FROM (SELECT * FROM {schema}.attempt ORDER BY id DESC LIMIT 100) AS a
+WHERE a.outcome <> 'replay' ORDER BY a.id DESC LIMIT {shown}
+""",
+    columns=("timestamptz", "text", "text", "uuid", "text", "bigint", "text"),
+    shown=SHOWN,
+)
+
+
+class Watch:
+    """Looks at the node `schema` again and again. `monotonic` is its clock, in seconds.
+
+    Each look is a step of an autocommit session, so that it holds no snapshot for longer than a statement takes.
+    """
+
+    def __init__(self, schema: str = DEFAULT_SCHEMA, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._schema = schema_name(schema)
+        self._monotonic = monotonic
+        self._added = Added(self._schema)
+        self._before: tuple[datetime, dict[str | None, Changes]] | None = None
+        self._sample: dict[Family, Samples] = {}
+        self._sampled_at = 0.0
+        self._next_at = float("-inf")
+
+    def looking(self) -> Operation[Look]:
+        """Return what the node looks like now. It takes no lock that anybody waits for."""
+        at = self._schema
+        node, now = yield from reading_node(at)
+        changes = {name: Changes(*counts) for name, *counts in (yield CHANGES.at(schema=at)())}
+        cheap = yield from reading_catalog(at)
+        if self._monotonic() >= self._next_at:
+            began = self._monotonic()
+            self._sample = yield from sampling(at, self._added, oldest_of=OLDEST_THROUGH_PARENT)
+            self._sampled_at = self._monotonic()
+            self._next_at = self._sampled_at + max(INTERVAL_S, SHARE * (self._sampled_at - began))
+        leaders = tuple(Leader(*row) for row in (yield LEADERS.at(schema=at)()))
+        keys = tuple(KeyLook(*row) for row in (yield KEYS.at(schema=at)()))
+        batches = tuple(BatchLook(*row) for row in (yield BATCHES.at(schema=at)()))
+        errors = tuple(ErrorLook(*row) for row in (yield ERRORS.at(schema=at)()))
+        [(processes,)] = yield PROCESSES.at()()
+        rates = per_second(self._before, (now, changes))
+        self._before = now, changes
+        inboxes = _inboxes(cheap, self._sample, rates)
+        return Look(
+            node=node,
+            schema=at,
+            at=now,
+            sent_per_s=rates[OUTBOX][0] if rates else None,
+            delivered_per_s=sum(each.delivered_per_s or 0.0 for each in inboxes) if rates else None,
+            reaped_per_s=sum(each.reaped_per_s or 0.0 for each in inboxes) if rates else None,
+            outbox_oldest_s=_only(self._sample[leader.OUTBOX_OLDEST]),
+            scheduled=int(_only(self._sample[leader.SCHEDULED])),
+            parked_messages=int(_only(cheap[catalog.PARKED_MESSAGES])),
+            dead_letters=int(sum(_by_label(cheap[catalog.DEAD_LETTERS]).values())),
+            sample_age_s=max(self._monotonic() - self._sampled_at, 0.0),
+            processes=processes,
+            leaders=leaders,
+            troubles=tuple(troubles(at, cheap, leaders, inboxes, keys, batches)),
+            inboxes=tuple(inboxes),
+            keys=keys,
+            batches=batches,
+            errors=errors,
+        )
+
+
+def per_second(
+    before: tuple[datetime, Mapping[str | None, Changes]] | None, after: tuple[datetime, Mapping[str | None, Changes]]
+) -> dict[str | None, tuple[float, float]]:
+    """Return how many rows a second each table got and lost between two looks; nothing at the first one.
+
+    A table that is new, or whose statistics were reset, shows all that was counted since then.
+    """
+    if before is None or (after[0] - before[0]).total_seconds() <= 0:
+        return {}
+    seconds = (after[0] - before[0]).total_seconds()
+    rates = {}
+    for name, now in after[1].items():
+        old = before[1].get(name, Changes(0, 0))
+        inserted, deleted = (new - last if new >= last else new for new, last in zip(now, old, strict=True))
+        rates[name] = inserted / seconds, deleted / seconds
+    return rates
+
+
+def _inboxes(
+    cheap: Mapping[Family, Samples], sample: Mapping[Family, Samples], rates: Mapping[str | None, tuple[float, float]]
+) -> list[InboxLook]:
+    oldest = _by_label(sample[leader.INBOX_OLDEST])
+    keys = {labels: int(cast(float, number)) for labels, number in sample[leader.INBOX_KEYS]}
+    paused = _by_label(cheap[catalog.INBOX_PAUSED])
+    found = []
+    for name, waiting in _by_label(cheap[catalog.INBOX_MESSAGES]).items():
+        delivered, reaped = rates.get(name, (0.0, 0.0)) if rates else (None, None)
+        failing, parked = keys.get((name, "waiting"), 0), keys.get((name, "parked"), 0)
+        oldest_s, is_paused = oldest.get(name, 0.0), bool(paused[name])
+        found.append(InboxLook(name, delivered, reaped, int(waiting), oldest_s, failing, parked, is_paused))
+    return sorted(found, key=_rank)
+
+
+def _rank(each: InboxLook) -> tuple[bool, float, int, float, str]:
+    return not each.is_in_trouble, -each.oldest_s, -each.waiting, -(each.reaped_per_s or 0.0), each.name
+
+
+def troubles(
+    schema: str,
+    cheap: Mapping[Family, Samples],
+    leaders: Iterable[Leader],
+    inboxes: Sequence[InboxLook],
+    keys: Iterable[KeyLook],
+    batches: Iterable[BatchLook],
+) -> Iterable[Trouble]:
+    """Return what is in trouble, the worst first: what stops a node, then an inbox, then a key."""
+    option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
+    led = {each.role: each for each in leaders}
+    if "dispatcher" not in led:
+        yield Trouble("no dispatcher has run yet", f"mailroom dispatcher run{option}")
+    for lane in [each for each in led.values() if not each.leads]:
+        command = "executor" if lane.role == "executor" else "dispatcher"
+        yield Trouble(f"nobody leads as {lane.role}; {lane.host} pid {lane.pid} did",
+                      f"mailroom {command} run{option}")  # fmt: skip
+    parked = [each for each in inboxes if each.parked]
+    for inbox in parked[:NAMED]:
+        yield Trouble(f"inbox {inbox.name}: {_counted(inbox.parked, 'parked key')}",
+                      f"mailroom parked list {inbox.name}{option}")  # fmt: skip
+    if len(parked) > NAMED:
+        yield Trouble(f"parked keys in {len(parked) - NAMED:,} more", f"mailroom parked list{option}")
+    paused = [each.name for each in inboxes if each.paused]
+    for name in paused[:NAMED]:
+        yield Trouble(f"inbox {name} is paused", f"mailroom inbox resume {name}{option}")
+    if len(paused) > NAMED:
+        yield Trouble(f"{len(paused) - NAMED:,} more are paused", f"mailroom status{option}")
+    for key in [each for each in keys if each.state == "paused"][:NAMED]:
+        yield Trouble(f"key {key.key} of inbox {key.inbox} is paused",
+                      f"mailroom inbox resume {key.inbox} --key {shlex.quote(key.key)}{option}")  # fmt: skip
+    for batch in [each for each in batches if each.alive is False][:NAMED]:
+        yield Trouble(f"the worker of inbox {batch.inbox} at {batch.host} pid {batch.pid} is dead, with "
+                      f"{_counted(batch.messages, 'message')} in hand", f"mailroom doctor{option}")  # fmt: skip
+    if letters := int(sum(_by_label(cheap[catalog.DEAD_LETTERS]).values())):
+        yield Trouble(_counted(letters, "dead letter"), f"mailroom dead-letter list{option}")
+    limits = Limits()
+    if (snapshot_s := _only(cheap[catalog.OLDEST_SNAPSHOT])) > limits.snapshot_s:
+        yield Trouble(f"a transaction has been open for {snapshot_s:.0f} s", f"mailroom doctor{option}")
+    if _only(cheap[catalog.NOTIFY_QUEUE]) > limits.queue_share:
+        yield Trouble("the queue of notifications fills up", f"mailroom doctor{option}")
+    for name, margin in _by_label(cheap[catalog.SEQUENCE_MARGIN]).items():
+        if margin < 1 - limits.sequence_share:
+            yield Trouble(f"sequence {name} has few numbers left", f"mailroom doctor{option}")
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _only(samples: Samples) -> float:
+    [(_, value)] = samples
+    return cast(float, value)
+
+
+def _by_label(samples: Samples) -> dict[str, float]:
+    return {label: cast(float, value) for (label,), value in samples}
