@@ -29,8 +29,7 @@ def test_columns_are_what_the_events_tell() -> None:
     events.emit(events.MessagesDelivered("mailroom", 5, 6, 1, 0, 0, 1, 0, 0.01))
     for outcome in ("committed", "rolled_back"):
         events.emit(events.BatchClaimed("mailroom", "shipping", batch, False, 0.002))
-        events.emit(events.HandlerEnded("mailroom", "shipping", batch, None, 0.25))
-        events.emit(events.BatchEnded("mailroom", "shipping", batch, False, outcome, 7.0))
+        events.emit(events.BatchEnded("mailroom", "shipping", batch, False, outcome, [0.25], 7.0))
     for outcome in ("retry", "park", "skip", "alone"):
         events.emit(events.AttemptFailed("mailroom", "billing", None, 1, outcome, ValueError()))
     end()

@@ -67,9 +67,8 @@ class Process:
     def reap(self, inbox: str, *ages_s: float) -> None:
         batch = [message(sent_s=age_s, delivered_s=0) for age_s in ages_s]
         self.counts._hear(events.BatchClaimed(SCHEMA, inbox, batch, False, 0.0))
-        self.counts._hear(events.HandlerEnded(SCHEMA, inbox, batch, None, 0.25))
         offset, self.counts.offset = self.counts.offset, timedelta()
-        self.counts._hear(events.BatchEnded(SCHEMA, inbox, batch, False, "committed", 0.0))
+        self.counts._hear(events.BatchEnded(SCHEMA, inbox, batch, False, "committed", [0.25], 0.0))
         self.counts.offset = offset
 
     def deliver(self, messages: int) -> None:
