@@ -17,12 +17,20 @@ from tests.faults.pooler import Pooler
 from tests.faults.stage import home_of_campaign
 from tests.support.waiting import eventually
 
+NONE = "none"
+
 
 @click.command()
 @click.option(
     "--minutes", default=10.0, show_default=True, help="How long the healthy node is watched; 0 leaves it out."
 )
-@click.option("--only", multiple=True, metavar="NAME", help="Break it in this way only. Repeatable; `none` for none.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice([*(way.name for way in WAYS), NONE]),
+    metavar="WAY",
+    help="Break it in this way only, or in `none`. Repeatable.",
+)
 def main(minutes: float, only: tuple[str, ...]) -> None:
     """See that the doctor or an alert names all that is wrong with a node, and nothing on one that is well."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended like by Ctrl-C, with its processes
@@ -44,14 +52,14 @@ def main(minutes: float, only: tuple[str, ...]) -> None:
                 if left := lasting(scene, rules):
                     raise click.ClickException(f"the node is not well before it is broken: {left}")
                 for way in ways:
-                    console.print(f"{way.name}...")
                     results.append(broken(scene, way, rules))
+                    console.print(": ".join(row(results[-1])))
         if minutes:
             scene.widen()
             with (
                 prometheus(home / "calm", scene.ports.values(), hasty=False) if available() else nullcontext() as rules
             ):
-                eventually(lambda: rules is None or rules.up() == len(scene.ports))
+                eventually(lambda: rules is None or not rules.down())
                 calm = watched(scene, rules, minutes, console.print)
     if results:
         console.print(table(results))
@@ -66,15 +74,19 @@ def main(minutes: float, only: tuple[str, ...]) -> None:
 
 def table(results: list[Named]) -> Table:
     """Return what became of each way."""
-    shown = Table("way", "named by, after s", "also", "mended after s")
+    shown = Table("way", "named by, after s", "mended, after s", "what else was named")
     for each in results:
-        named = [
-            f"{name} {each.named[name]:.1f}" for name in (*each.way.findings, *each.way.alerts) if name in each.named
-        ]
-        missing = [f"[bold red]not {name}[/]" for name in sorted(each.missing)]
-        mended = f"[bold red]not: {' '.join(sorted(each.left))}[/]" if each.left else f"{each.mended_s:.1f}"
-        shown.add_row(each.way.name, ", ".join(named + missing), " ".join(sorted(each.also)), mended)
+        shown.add_row(*row(each), " ".join(sorted(each.also)))
     return shown
+
+
+def row(result: Named) -> tuple[str, str, str]:
+    """Return the name of a way, what named it, and whether it was mended."""
+    wanted = [name for name in (*result.way.findings, *result.way.alerts) if name in result.named]
+    named = [f"{name} {result.named[name]:.1f}" for name in wanted]
+    missing = [f"[bold red]not {name}[/]" for name in sorted(result.missing)]
+    left = " ".join(sorted(result.left))
+    return result.way.name, ", ".join(named + missing), f"[bold red]not {left}[/]" if left else f"{result.mended_s:.1f}"
 
 
 if __name__ == "__main__":

@@ -42,8 +42,6 @@ def watched(scene: Scene, prometheus: Prometheus | None, minutes: float, say: Ca
                 _note(calm, alert, state, say)
             for rule, error in prometheus.broken_rules().items():
                 _note(calm, f"{rule} cannot be evaluated", error, say)
-            if (up := prometheus.up()) != len(scene.ports):
-                _note(calm, "not all processes answer", up, say)
         time.sleep(max(0.0, EACH_S - (time.monotonic() - begun)))
     calm.done = scene.done()
     return calm
