@@ -11,7 +11,7 @@ from rich.table import Table
 from tests.doctor.soak.breaking import Named, broken, lasting
 from tests.doctor.soak.healthy import Calm, watched
 from tests.doctor.soak.prometheus import available, prometheus
-from tests.doctor.soak.scene import Scene
+from tests.doctor.soak.scene import START_S, Scene
 from tests.doctor.soak.ways import WAYS
 from tests.faults.pooler import Pooler
 from tests.faults.stage import home_of_campaign
@@ -59,7 +59,8 @@ def main(minutes: float, only: tuple[str, ...]) -> None:
             with (
                 prometheus(home / "calm", scene.ports.values(), hasty=False) if available() else nullcontext() as rules
             ):
-                eventually(lambda: rules is None or not rules.down())
+                console.print("Alone from here on")
+                eventually(lambda: rules is None or not rules.down(), START_S)
                 calm = watched(scene, rules, minutes, console.print)
     if results:
         console.print(table(results))

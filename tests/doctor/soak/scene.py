@@ -23,6 +23,7 @@ from tests.support.waiting import WITHIN_S, eventually
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = {"max_prepared_transactions": "5", "max_wal_size": "1GB"}
+START_S = 180.0  # for all processes to start, on a busy machine
 RATE = 40  # transactions a second of each writer
 WRITERS = 2
 DAEMONS, WORKERS = ("daemon-1", "daemon-2"), ("orders", "reports")
@@ -79,7 +80,7 @@ class Scene:
             self.worker(name)
         for nth in range(WRITERS):
             self.program(f"writer-{nth}", "-m", "tests.doctor.soak.writing", str(RATE))
-        eventually(lambda: self.connection.execute("SELECT FROM done LIMIT 1").fetchone() is not None)
+        eventually(lambda: self.connection.execute("SELECT FROM done LIMIT 1").fetchone() is not None, START_S)
 
     def daemon(self, name: str, dsn: str | None = None) -> None:
         """Start a dispatcher."""
@@ -192,6 +193,7 @@ class Scene:
         self.mailroom("inbox", "create", "reports", "--subscribe", "report.due")
         self.mailroom("grant", "dispatcher", DAEMON)
         self.mailroom("grant", "reaper", REAPER, "--inbox", "orders", "--inbox", "reports")
+        self.mailroom("grant", "metrics", REAPER)  # the page of a worker has figures of the node
         self.mailroom("periodic", "add", "reporting", "* * * * *", "report.due")
 
     def _end_all(self) -> None:
