@@ -49,7 +49,7 @@ def main(minutes: float, only: tuple[str, ...]) -> None:
             with (
                 prometheus(home / "hasty", scene.ports.values(), hasty=True) if available() else nullcontext() as rules
             ):
-                if left := lasting(scene, rules):
+                if left := lasting(scene, rules, START_S):
                     raise click.ClickException(f"the node is not well before it is broken: {left}")
                 for way in ways:
                     results.append(broken(scene, way, rules))

@@ -55,7 +55,7 @@ def broken(scene: Scene, way: Way, prometheus: Prometheus | None) -> Named:
     return Named(way, named, set(named) - wanted, wanted - set(named), left, time.monotonic() - since)
 
 
-def lasting(scene: Scene, prometheus: Prometheus | None) -> set[str]:
+def lasting(scene: Scene, prometheus: Prometheus | None, within_s: float = WITHIN_S) -> set[str]:
     """Wait until nothing is wrong, and return what still is, if it lasts."""
     left: set[str] = set()
 
@@ -65,7 +65,7 @@ def lasting(scene: Scene, prometheus: Prometheus | None) -> set[str]:
         left = {*scene.doctor(*LIMITS), *(f"{name} ({state})" for name, state in alerts.items())}
         return not left
 
-    _within(is_well)
+    _within(is_well, within_s)
     return left
 
 
@@ -85,9 +85,9 @@ def _follow(scene: Scene, command: str) -> None:
         scene.mailroom(*arguments)
 
 
-def _within(condition: Callable[[], bool]) -> bool:
+def _within(condition: Callable[[], bool], within_s: float = WITHIN_S) -> bool:
     """Look until it is so, and tell whether it came to be in time."""
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
             return False
