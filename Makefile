@@ -150,6 +150,11 @@ spark-soak: $(SPARK_STAMP) ## Kill drivers, tasks, executors, sessions and the s
 links-soak: $(STAMP) ## Break two nodes, and then three, that read each other, for SOAK_S=1800
 	$(BIN)/python -m tests.faults.links --seconds $(SOAK_S) $(if $(SEED),--seed $(SEED))
 
+DOCTOR_MINUTES ?= 10
+.PHONY: doctor-soak
+doctor-soak: $(STAMP) pgbouncer promtool ## Break a node in 18 ways: the doctor or an alert names each, and nothing for DOCTOR_MINUTES=10 without
+	$(BIN)/python -m tests.doctor.soak --minutes $(DOCTOR_MINUTES)
+
 .PHONY: fault-mutants
 fault-mutants: $(STAMP) ## Break rules of Mailroom in the processes of a campaign: its checker has to notice each
 	$(FAULTS) --mutants

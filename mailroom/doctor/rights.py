@@ -33,22 +33,25 @@ working AS MATERIALIZED (
     SELECT a.usesysid, 'worker', w.inbox
     FROM {{schema}}.worker AS w JOIN alive ON alive.number = w.process_number::bigint & 4294967295
     JOIN pg_stat_activity AS a ON a.pid = alive.pid)"""
-# A login may work as each role that it is a member of.
+# A login may work as each role that it is a member of. Where a grant gives a column only, that one is asked for.
 TOO_FEW = Sql(
     """
 WITH {working},
-needed (does, relation, privilege) AS (VALUES
-    ('dispatcher', 'outbox', 'SELECT'), ('dispatcher', 'outbox', 'DELETE'), ('dispatcher', 'dispatch_turn', 'UPDATE'),
-    ('dispatcher', 'inbox', 'INSERT'), ('dispatcher', 'lease', 'UPDATE'), ('dispatcher', 'node', 'UPDATE'),
-    ('executor', 'outbox_executable', 'SELECT'), ('executor', 'outbox_executable', 'DELETE'),
-    ('executor', 'lease', 'UPDATE'), ('worker', 'inbox_', 'SELECT'), ('worker', 'inbox_', 'DELETE'))
-SELECT pg_catalog.format('GRANT %%s ON {schema}.%%s TO %%I;', n.privilege, n.relation || w.inbox, r.rolname),
-       pg_catalog.format('role %%s, %%s, lacks %%s on %%s', r.rolname, w.does, n.privilege, c.oid::regclass)
+needed (does, relation, privilege, of_column) AS (VALUES
+    ('dispatcher', 'outbox', 'SELECT', NULL), ('dispatcher', 'outbox', 'DELETE', NULL),
+    ('dispatcher', 'dispatch_turn', 'UPDATE', NULL), ('dispatcher', 'inbox', 'INSERT', NULL),
+    ('dispatcher', 'lease', 'UPDATE', NULL), ('dispatcher', 'node', 'UPDATE', 'clock_ceiling'),
+    ('executor', 'outbox_executable', 'SELECT', NULL), ('executor', 'outbox_executable', 'DELETE', NULL),
+    ('executor', 'lease', 'UPDATE', NULL), ('worker', 'inbox_', 'SELECT', NULL), ('worker', 'inbox_', 'DELETE', NULL))
+SELECT pg_catalog.format('GRANT %%s ON {schema}.%%s TO %%I;', p.wanted, n.relation || w.inbox, r.rolname),
+       pg_catalog.format('role %%s, %%s, lacks %%s on %%s', r.rolname, w.does, p.wanted, c.oid::regclass)
 FROM (SELECT w.oid, w.does, coalesce(w.inbox, '') AS inbox FROM working AS w) AS w
 JOIN needed AS n ON n.does = w.does JOIN pg_roles AS r ON r.oid = w.oid
 JOIN pg_class AS c ON c.relnamespace = '{schema}'::regnamespace AND c.relname = (n.relation || w.inbox)::name
-WHERE NOT EXISTS (SELECT FROM pg_roles AS g WHERE pg_has_role(w.oid, g.oid, 'MEMBER')
-                                              AND has_table_privilege(g.oid, c.oid, n.privilege))
+CROSS JOIN LATERAL (SELECT n.privilege || coalesce(' (' || n.of_column || ')', '') AS wanted) AS p
+WHERE NOT EXISTS (SELECT FROM pg_roles AS g WHERE pg_has_role(w.oid, g.oid, 'MEMBER') AND CASE
+    WHEN n.of_column IS NULL THEN has_table_privilege(g.oid, c.oid, n.privilege)
+    ELSE has_column_privilege(g.oid, c.oid, n.of_column, n.privilege) END)
 ORDER BY 2
 """,
     columns=FOUND,

@@ -1,6 +1,7 @@
 """The doctor: a node is broken in each way, and exactly that is found, with a command that mends it."""
 
 import asyncio
+import contextlib
 import struct
 import threading
 from typing import Any
@@ -23,7 +24,7 @@ from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.roles import rights, role
-from tests.support.waiting import eventually, wait_until_blocked
+from tests.support.waiting import WITHIN_S, eventually, wait_until_blocked
 from tests.support.working import working
 
 # Servers of tests are fast and not durable, and the doctor says so.
@@ -326,6 +327,40 @@ def test_role_at_work_without_rights_and_one_that_policies_bind_are_found(node: 
             of_role = {each.id: each for each in examine(session)}
         assert "GRANT" in of_role["M000"].command
         assert any("sessions of other roles" in line for line in of_role["M000"].evidence)
+
+
+def test_roles_at_work_with_exactly_what_is_granted_lack_nothing(node: Node) -> None:
+    """And one that may change another column of the node lacks what it needs."""
+    with contextlib.ExitStack() as stack:
+        for does in ("dispatcher", "executor"):
+            name, dsn = stack.enter_context(role(node.dsn, *rights(does, "shipping")))
+            session = stack.enter_context(psycopg.connect(dsn, autocommit=True))
+            node.connection.execute(
+                LEASE.format(role=does, until="1 h").replace("pg_backend_pid()", str(session.info.backend_pid))
+            )
+            if does == "dispatcher":
+                node.connection.execute(f"GRANT UPDATE (single) ON mailroom.node TO {name}")
+                dispatcher = name
+        _, dsn = stack.enter_context(role(node.dsn, *rights("reaper", "shipping")))
+        node.send("shipping", key="k")
+        node.deliver_all()
+        in_hand, over = threading.Event(), threading.Event()
+
+        def handler(message: object, connection: object) -> None:
+            in_hand.set()
+            over.wait(WITHIN_S)
+
+        with working(Worker(dsn, "shipping", handler)):
+            try:
+                assert in_hand.wait(WITHIN_S)
+                eventually(lambda: node.rows("SELECT FROM mailroom.worker"))
+                assert examined(node) == {}
+            finally:
+                over.set()
+        node.connection.execute(f"REVOKE UPDATE (clock_ceiling) ON mailroom.node FROM {dispatcher}")
+        found = examined(node)
+        assert set(found) == {"M037"}
+        assert found["M037"].command == f'GRANT UPDATE (clock_ceiling) ON "mailroom".node TO {dispatcher};'
 
 
 def test_role_that_may_see_nothing_of_the_schema_is_told_what_to_grant(node: Node) -> None:

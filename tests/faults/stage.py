@@ -101,7 +101,7 @@ class Stage:
             self.network = Network(server.hostname or "127.0.0.1", server.port or 5432, self._seed)
             closing.callback(self.network.close)
             if Pooler.available():
-                self.pooler = Pooler(self.home, self.host.dsn, _free_port())
+                self.pooler = Pooler(self.home, self.host.dsn, free_port())
                 closing.callback(self.pooler.kill)
                 self.pooler.start()
             self._nursery = Nursery(self.home, self._environment)
@@ -413,7 +413,8 @@ class _Patience:
         return handled > before
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
