@@ -6,6 +6,7 @@ messages; it is not meant for the internet all the same.
 
 import json
 import logging
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -75,6 +76,11 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Log what an answer failed with, unless whoever asked has gone away."""
+        if not isinstance(sys.exception(), OSError):
+            log.error("an answer to a scrape or probe failed", exc_info=True)  # socketserver calls it
 
 
 class _Handler(BaseHTTPRequestHandler):

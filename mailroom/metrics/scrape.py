@@ -1,5 +1,6 @@
 """One look at the metrics of a node: what a process counts of it, and what is asked of the database each time."""
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -11,11 +12,15 @@ from mailroom.errors import MailroomError
 from mailroom.metrics.family import Family, Samples
 from mailroom.metrics.process import ProcessMetrics
 from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.roles.advice import advise
 from mailroom.session import settings
 from mailroom.session.home import Home
+from mailroom.session.repeats import Repeats, cause
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
 from mailroom.sql.sight import NODE_ROW, the_one
+
+log = logging.getLogger("mailroom.metrics")
 
 # A scrape is to cost little, and never waits for a lock.
 SESSION = settings.SESSION | {"statement_timeout": "2s", "lock_timeout": "100ms"}
@@ -55,6 +60,7 @@ class Scrape:
         self._asking = asking
         self._others = others
         self._lock = threading.Lock()
+        self._repeats = Repeats()
         self._connection: psycopg.Connection | None = None
         self._node: str | None = None
 
@@ -64,8 +70,11 @@ class Scrape:
             metrics: dict[Family, Samples] = {}
             try:
                 metrics |= self._asked()
-            except (psycopg.Error, MailroomError):  # `UP` tells of it, and the next look connects anew
+            except (psycopg.Error, MailroomError) as error:  # the next look connects anew
                 self._disconnect()
+                self._tell(error)
+            else:
+                self._repeats.over()
             if self._node is None:
                 return None
             metrics |= {UP: [((), int(self._connection is not None))]} | self._process.read()
@@ -77,6 +86,11 @@ class Scrape:
         """Close the session."""
         with self._lock:
             self._disconnect()
+
+    def _tell(self, error: Exception) -> None:
+        advice = advise(error, "metrics", schema=self._schema)
+        if (again := self._repeats.struck(why := cause(error))) is not None:
+            log.warning("metrics: the database was not asked (%s)%s%s", why, again, f". {advice}" if advice else "")
 
     def _disconnect(self) -> None:
         if self._connection is not None:

@@ -81,6 +81,7 @@ TOKENS = (
     on("commit_token", "SELECT", "INSERT", why="for unknown commits"),
     on("node", "SELECT (tokens_swept)", why="for unknown commits"),
 )
+NAME = on("node", "SELECT (name)", why="the label of its metrics")
 LEASE = on("lease", "SELECT", "INSERT", "UPDATE", why="who leads")
 SENDABLE = [column.name for column in MESSAGE_ROW]
 SENDABLE_ON = [column.name for column in MOVING]
@@ -120,6 +121,7 @@ REAPER = (
     on("dead_letter", "INSERT", why="refused for other inboxes"),
     on("stable", "SELECT", why="how far a total inbox may be given out", total=True),
     *TOKENS,
+    NAME,
 )
 
 SPARK_READER = (
@@ -165,6 +167,7 @@ EXECUTOR = (
     on("outbox_executable", "SELECT", "DELETE"),
     sequence("outbox_executable_position_seq", "SELECT", "UPDATE", why="raised if a copy of rows left it behind"),
     on("node", "SELECT (single)", "UPDATE (single)", why="to lock the row while a sequence is raised"),
+    NAME,
     on("executable_target", "SELECT"),
     on("executable_function", "SELECT"),
     on("executable_cursor", "SELECT", "INSERT", "UPDATE", "DELETE"),

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -22,7 +24,8 @@ from mailroom.metrics.scrape import Scrape
 from mailroom.session.home import Home
 from tests.support.node import Node
 from tests.support.proxy import proxied
-from tests.support.waiting import eventually, eventually_async
+from tests.support.roles import role
+from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import LEDGER, NEVER_S, deliver, ledger_keys, working, write_ledger
 
 SINCE = datetime(2026, 3, 1, tzinfo=UTC)
@@ -201,3 +204,33 @@ def test_a_scrape_goes_on_without_the_database_and_with_it_again(node: Node) -> 
 def _up(metrics: Any) -> Any:
     [(value)] = [value for family, samples in metrics.items() if family.name == "database_up" for _, value in samples]
     return value
+
+
+@pytest.mark.one_version
+def test_a_scrape_that_may_not_read_is_told_once_what_to_grant(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    with role(node.dsn, "GRANT USAGE ON SCHEMA mailroom TO {role}") as (_, dsn):
+        refused = scrape(dsn)
+        assert refused.read() is None
+        assert refused.read() is None
+        refused.close()
+    [told] = [record.getMessage() for record in caplog.records if record.name == "mailroom.metrics"]
+    assert "mailroom grant metrics ROLE" in told
+
+
+@pytest.mark.one_version
+def test_a_scraper_that_goes_away_leaves_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    answered = threading.Event()
+
+    class Slow(Told):
+        def health(self) -> Health:
+            asking.close()  # whoever asked has gone before there is an answer
+            answered.set()
+            return self.is_now
+
+    with Endpoint("127.0.0.1:0", [Slow(WELL)], []) as endpoint:
+        asking = socket.create_connection(("127.0.0.1", endpoint.port))
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+        asking.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+        assert answered.wait(WITHIN_S)
+        assert asked(endpoint.port, "/livez")[0] == 200
+    assert "Traceback" not in capsys.readouterr().err
