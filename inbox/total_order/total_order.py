@@ -31,7 +31,7 @@ class TotalOrder:
         """The lowest message, never more of them."""
         return reaping_total_due(self.schema, self.inbox, hold=hold, mine=mine)
 
-    def claiming_key(self, key: str, limit: int) -> Operation[list[Message]]:
+    def claiming_key(self, key: str, limit: int, course: Course) -> Operation[tuple[list[Message], Course]]:
         """Keys have no queues here."""
         raise ConfigurationError(
             f"Inbox {self.inbox!r} has total order, so no key can be reaped by itself: take the next messages, "
