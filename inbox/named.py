@@ -40,7 +40,8 @@ class Named:
         """Create the inbox, or change its settings, as `mailroom.create_inbox` does."""
         return creation(
             self.inbox, subscribe, schema=self.schema, backoff_s=backoff_s, backoff_max_s=backoff_max_s,
-            max_attempts=max_attempts, on_failure=on_failure, keep_s=keep_s, keep_reaped_days=keep_reaped_days, origin=origin, order=order,
+            max_attempts=max_attempts, on_failure=on_failure, keep_s=keep_s, keep_reaped_days=keep_reaped_days,
+            origin=origin, order=order,
         )  # fmt: skip
 
     def _subscribe(self, topics: Topics, *, origin: str = OWN) -> Operation[list[str]]:

@@ -63,6 +63,9 @@ class Order(Protocol):
     def check_pauses_keys(self) -> None:
         """Raise `ConfigurationError` unless single keys can be paused."""
 
+    def check_takes_replays(self) -> None:
+        """Raise `ConfigurationError` unless the inbox may get messages by itself."""
+
     def check_in_parts(self) -> None:
         """Raise `ConfigurationError` unless the inbox may be read in parts, side by side."""
 

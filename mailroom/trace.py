@@ -61,10 +61,10 @@ class Location:
 
 
 # One statement is one snapshot: a message that moves between tables is in exactly one of them. The tables are scanned,
-# because an index on message ids would cost every message; only the archive has one, which costs nobody else. All messages of a parked key count as parked, whether they
-# were already moved to `parked` or not; and those of a total inbox that is parked, which is noted under the key ''. Of
-# `transit` only what is not acknowledged is read, by its primary key. What is still to be fanned out counts as in the
-# outbox.
+# because an index on message ids would cost every message; only the archive has one, since who keeps no messages there
+# does not pay for it. All messages of a parked key count as parked, whether they were already moved to `parked` or not;
+# and those of a total inbox that is parked, which is noted under the key ''. Of `transit` only what is not acknowledged
+# is read, by its primary key. What is still to be fanned out counts as in the outbox.
 PLACES = """
 SELECT 'outbox', NULL::text, topic, key, sent_at, sent_at, NULL::bigint, {before_in_outbox},
        NULL::bigint, NULL::timestamptz, NULL::text, message_id, headers ->> 'causation'::text, NULL::text, false
@@ -146,9 +146,9 @@ CAUSED = Sql(
 def tracing(id: UUID, *, schema: str = DEFAULT_SCHEMA) -> Operation[list[Location]]:
     """Return where the message `id` is: several places if several inboxes get it.
 
-    The list is empty if it is nowhere: it was reaped from an inbox that does not keep that, or no longer, it expired, it was an event without subscribers, the nodes that
-    it went to have received it, or its transaction has not committed. This reads the node's tables from end to end and
-    waits for no lock.
+    The list is empty if it is nowhere: it was reaped from an inbox that does not keep that (or no longer), it expired,
+    it was an event without subscribers, the nodes that it went to have received it, or its transaction has not
+    committed. This reads the node's tables from end to end, but for the archive, and waits for no lock.
     """
     return _tracing(schema_name(schema), id)
 

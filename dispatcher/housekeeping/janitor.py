@@ -3,8 +3,9 @@
 Each round releases scheduled messages and sends periodic ones that are due, raises the floors of inboxes, moves
 messages of parked keys to `parked`, continues large batches of Spark whose drivers have left them, and answers readers
 of links that have received what this node lost. Once a minute it deletes what is obsolete, and what waits for longer
-than its inbox keeps messages; and it makes and drops the days of the archive. It never waits for users' transactions: what they have locked comes in a later round. The
-same goes for an inbox that causes an error, such as one that is being removed.
+than its inbox keeps messages; and it makes and drops the days of the archive. It never waits for users' transactions:
+what they have locked comes in a later round. The same goes for an inbox that causes an error, such as one that is being
+removed.
 
 Its cost depends on changes, not on the number of inboxes: it checks the floor of an inbox after a delivery, and as long
 as messages are reaped there. In each round it also checks a few other inboxes in turn, since other processes deliver

@@ -63,6 +63,9 @@ class KeyOrder:
     def check_pauses_keys(self) -> None:
         """Each key waits by itself."""
 
+    def check_takes_replays(self) -> None:
+        """Behind the other messages of their keys."""
+
     def check_in_parts(self) -> None:
         """No key is in two parts, so each keeps its order."""
 

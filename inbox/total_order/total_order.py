@@ -78,6 +78,14 @@ class TotalOrder:
             code="MR-total-order-has-no-keys",
         )
 
+    def check_takes_replays(self) -> None:
+        """Other nodes would not have them."""
+        raise ConfigurationError(
+            f"Inbox {self.inbox!r} has total order, the same at all nodes, and gets no message by itself. Send anew "
+            "what is needed (mailroom outbox send).",
+            code="MR-replay-total-order",
+        )
+
     def check_in_parts(self) -> None:
         """Parts side by side would lose the order."""
         raise ConfigurationError(

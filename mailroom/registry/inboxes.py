@@ -56,10 +56,10 @@ def creation(
 
     Users' own migrations may call it: everything happens in the caller's transaction. A concurrent delivery goes on; if
     it was planned before the partition existed, it fails once and is tried again. Raises `InvalidName`,
-    `InvalidMessage` for a `max_attempts` below 1 and a `keep_reaped_days` above 366, `ConfigurationError` for another `on_failure`, a `keep_s` that is
-    not above 0 and another `order` than the inbox has, and `SchemaError` if something else in the schema has the name
-    of a partition, `inbox_<name>`; then nothing has changed. It also raises `SchemaError` if the server has no room for
-    the locks.
+    `InvalidMessage` for a `max_attempts` below 1 and a `keep_reaped_days` above 366, `ConfigurationError` for another
+    `on_failure`, a `keep_s` that is not above 0 and another `order` than the inbox has, and `SchemaError` if something
+    else in the schema has the name of a partition, `inbox_<name>`; then nothing has changed. It also raises
+    `SchemaError` if the server has no room for the locks.
     """
     topics = topic_texts(subscribe)
     if max_attempts is not None:
@@ -147,8 +147,8 @@ BY_ORDER = f"""
 AT_ONCE = 20
 REGISTER = Sql(
     """
-INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, keep_reaped_days,
-                                      "order")
+INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s,
+                                          keep_reaped_days, "order")
 SELECT pg_catalog.unnest(%(names)s::text[]),
        coalesce(%(backoff_s)s::float8, least(1, %(backoff_max_s)s::float8)),
        coalesce(%(backoff_max_s)s::float8, greatest(3600, %(backoff_s)s::float8)),
@@ -176,7 +176,8 @@ FROM pg_catalog.unnest(%(names)s::text[]) AS g (name) LEFT JOIN {schema}.inbox_r
 
 def _creating(
     schema: str, names: list[str], topics: list[str], backoff_s: float | None, backoff_max_s: float | None,
-    max_attempts: int | None, on_failure: str | None, keep_s: float | None, keep_reaped_days: int | None, origin: str, order: str | None,
+    max_attempts: int | None, on_failure: str | None, keep_s: float | None, keep_reaped_days: int | None, origin: str,
+    order: str | None,
 ) -> Operation[None]:  # fmt: skip
     yield IN_TRANSACTION
     yield from checking(schema)
