@@ -512,7 +512,7 @@ def test_find_count_and_replay_what_is_chosen(node: Node, session: Session) -> N
         assert Inbox("shipping").backlog(session) == 0
         assert SHIPPING.replay(session, actor="ada", **chosen) == len(values)
         assert [message.value for message in Inbox("shipping").peek(session)] == values
-        connection.rollback()
+        session.rollback()
     assert [each.message.value for each in SHIPPING.find(session, limit=2)] == [0, 1]
     assert SHIPPING.replay(session, actor="ada", limit=2, topic="order.paid") == 2
     assert [message.value for message in Inbox("shipping").peek(session)] == [1, 3]
