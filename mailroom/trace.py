@@ -136,7 +136,7 @@ TRACE = Sql(
 CAUSED = Sql(
     PLACES + "ORDER BY 5 LIMIT %(most)s::bigint",
     columns=COLUMNS,
-    wanted="headers ->> 'causation'::text = ANY (%(causes)s::text[])",
+    wanted="(headers ->> 'causation'::text) COLLATE pg_catalog.\"C\" = ANY (%(causes)s::text[])",  # as the index
     before_in_outbox="NULL::bigint",
     before_in_outbox_executable="NULL::bigint",
     before_in_inbox="NULL::bigint",

@@ -9,7 +9,7 @@ CREATE TABLE reaped (  -- Messages that were reaped, of inboxes that keep them; 
     drop_on   date        NOT NULL                                 -- The day, in UTC, at whose end it may be gone.
 ) PARTITION BY RANGE (drop_on);
 CREATE INDEX reaped_id ON reaped (message_id);
-CREATE INDEX reaped_cause ON reaped ((headers ->> 'causation'::text));
+CREATE INDEX reaped_cause ON reaped (((headers ->> 'causation'::text) COLLATE "C"));
 CREATE INDEX reaped_when ON reaped (inbox, reaped_at, clock);
 
 -- A claim takes the last of these days that is not later than the one it wants: so it never fails for lack of a partition,

@@ -42,7 +42,7 @@ INDEXES = {
     'parked_pkey': 'ALTER TABLE {schema}.parked ADD CONSTRAINT parked_pkey PRIMARY KEY (inbox, key, clock);',
     'periodic_next': 'CREATE INDEX periodic_next ON {schema}.periodic USING btree (next_at) WHERE (NOT paused);',
     'periodic_pkey': 'ALTER TABLE {schema}.periodic ADD CONSTRAINT periodic_pkey PRIMARY KEY (name);',
-    'reaped_cause': "CREATE INDEX reaped_cause ON {schema}.reaped USING btree (((headers ->> 'causation'::text)));",
+    'reaped_cause': 'CREATE INDEX reaped_cause ON {schema}.reaped USING btree (((headers ->> \'causation\'::text)) COLLATE "C");',
     'reaped_day_pkey': 'ALTER TABLE {schema}.reaped_day ADD CONSTRAINT reaped_day_pkey PRIMARY KEY (day);',
     'reaped_id': 'CREATE INDEX reaped_id ON {schema}.reaped USING btree (message_id);',
     'reaped_when': 'CREATE INDEX reaped_when ON {schema}.reaped USING btree (inbox, reaped_at, clock);',

@@ -390,7 +390,8 @@ def test_days_are_made_ahead_and_dropped_when_they_are_over(node: Node, session:
 def test_emptied_day_is_dropped_a_minute_later(node: Node) -> None:
     [(day, _), *_] = run(node.connection, listing_over(SCHEMA, noon(5)))
     with node.connection.transaction():
-        assert not run(node.connection, emptying(SCHEMA, day, noon(-1)))  # it is not over
+        last = datetime(day.year, day.month, day.day, 23, 59, tzinfo=UTC)
+        assert not run(node.connection, emptying(SCHEMA, day, last))  # it is not over
         assert not run(node.connection, dropping_day(SCHEMA, day, noon(5)))  # it is not empty
         assert run(node.connection, emptying(SCHEMA, day, noon(5)))
         assert not run(node.connection, emptying(SCHEMA, day, noon(5)))

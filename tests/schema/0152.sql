@@ -2808,7 +2808,7 @@ CREATE INDEX outbox_jdbc_id_at ON mailroom.outbox_jdbc_id USING btree (at);
 
 CREATE INDEX periodic_next ON mailroom.periodic USING btree (next_at) WHERE (NOT paused);
 
-CREATE INDEX reaped_cause ON ONLY mailroom.reaped USING btree (((headers ->> 'causation'::text)));
+CREATE INDEX reaped_cause ON ONLY mailroom.reaped USING btree (((headers ->> 'causation'::text)) COLLATE "C");
 
 CREATE INDEX reaped_id ON ONLY mailroom.reaped USING btree (message_id);
 
