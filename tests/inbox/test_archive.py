@@ -543,7 +543,7 @@ async def test_each_async_driver(node: Node, dsn: str, kind: str) -> None:
 def test_wrong_arguments(node: Node) -> None:
     for wrong in ({"ids": "x"}, {"key": ""}, {"topic": " "}, {"since": datetime(2030, 1, 1)}, {"limit": 0}):  # noqa: DTZ001
         with pytest.raises(InvalidMessage):
-            SHIPPING.find(node.connection, **wrong)  # type: ignore[arg-type]
+            SHIPPING.find(node.connection, **wrong)
     with pytest.raises(InvalidMessage):
         SHIPPING.replay(node.connection, actor=" ")
     with pytest.raises(NotInTransaction):
