@@ -14,8 +14,8 @@ from dispatcher.lanes.doorbell import Doorbell
 from inbox import AsyncWorker, Inbox, Message
 from inbox.by_key import claim
 from inbox.by_key.claim import HAS_MORE, PINNED, REAP_KEY
-from inbox.keeping import keeping
 from inbox.handling.batch import Batch
+from inbox.keeping import keeping
 from inbox.sessions import wakeup
 from inbox.worker import loop
 from inbox.worker.in_flight import Entry
