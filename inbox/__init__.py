@@ -1,5 +1,6 @@
 """The consumer's side of Mailroom: reap messages in the transaction that uses them."""
 
+from inbox.archive import Archive, AsyncArchive, Reaped
 from inbox.asking.requests import AsyncPending, AsyncRequests, ErrorReply, NoReply, Pending, Requests
 from inbox.by_key.parked_keys import Changed, ParkedKey
 from inbox.by_key.paused_keys import PausedKey
@@ -13,6 +14,8 @@ from mailroom.errors import NoHandler
 from mailroom.message.message import Message
 
 __all__ = [
+    "Archive",
+    "AsyncArchive",
     "AsyncBatchHandler",
     "AsyncHandlers",
     "AsyncInbox",
@@ -34,6 +37,7 @@ __all__ = [
     "ParkedKey",
     "PausedKey",
     "Pending",
+    "Reaped",
     "Reject",
     "Requests",
     "Retry",

@@ -6,6 +6,7 @@ from uuid import UUID
 from inbox.by_key.claim import Claimed, Course, Share
 from inbox.by_key.peek import finding
 from inbox.order import Order, reading_order
+from mailroom.message.message import Message
 from mailroom.names import inbox_name, schema_name
 from mailroom.sql.operation import Operation
 
@@ -28,6 +29,12 @@ class Claims:
         order = yield from self.looking_up()
         claimed, self._course = yield from order.claiming(share, self._course)
         return claimed
+
+    def claiming_key(self, key: str, limit: int) -> Operation[list[Message]]:
+        """Do what `reap` does."""
+        order = yield from self.looking_up()
+        taken, self._course = yield from order.claiming_key(key, limit, self._course)
+        return taken
 
     def claiming_due(self, limit: int = 1, *, hold: bool = False, mine: Sequence[UUID] = ()) -> Operation[Claimed]:
         """Take one message of a failing key that is due, or end it; take up to `limit` if none is suspected."""

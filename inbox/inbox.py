@@ -16,8 +16,7 @@ class _Reaped(Named):
 
     def _reap(self, key: Key, limit: int) -> Operation[list[Message]]:
         text, most = key_text(key), count(limit, "limit")
-        order = yield from self._claims.looking_up()
-        return (yield from order.claiming_key(text, most))
+        return (yield from self._claims.claiming_key(text, most))
 
     def _reap_any(self, max_keys: int, per_key: int) -> Operation[list[Message]]:
         share = Share(count(max_keys, "max_keys"), count(per_key, "per_key"), max_keys * per_key)

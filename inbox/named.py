@@ -33,13 +33,15 @@ class Named:
         max_attempts: int | None = None,
         on_failure: Literal["park", "skip"] | None = None,
         keep_s: float | None = None,
+        keep_reaped_days: int | None = None,
         origin: str = OWN,
         order: Order | None = None,
     ) -> Operation[None]:
         """Create the inbox, or change its settings, as `mailroom.create_inbox` does."""
         return creation(
             self.inbox, subscribe, schema=self.schema, backoff_s=backoff_s, backoff_max_s=backoff_max_s,
-            max_attempts=max_attempts, on_failure=on_failure, keep_s=keep_s, origin=origin, order=order,
+            max_attempts=max_attempts, on_failure=on_failure, keep_s=keep_s, keep_reaped_days=keep_reaped_days,
+            origin=origin, order=order,
         )  # fmt: skip
 
     def _subscribe(self, topics: Topics, *, origin: str = OWN) -> Operation[list[str]]:

@@ -36,8 +36,8 @@ class Order(Protocol):
     def claiming_due(self, limit: int = 1, *, hold: bool = False, mine: Sequence[UUID] = ()) -> Operation[Claimed]:
         """Take one message of what is failing and due, or end it; take up to `limit` if none is suspected."""
 
-    def claiming_key(self, key: str, limit: int) -> Operation[list[Message]]:
-        """Take the oldest messages of one key; wait while another transaction works on it."""
+    def claiming_key(self, key: str, limit: int, course: Course) -> Operation[tuple[list[Message], Course]]:
+        """Take the oldest messages of one key; wait while another transaction works on it. Return the next course."""
 
     def healing(self, message: Message) -> Operation[None]:
         """Record that what was failing is handled up to `message`."""
@@ -62,6 +62,9 @@ class Order(Protocol):
 
     def check_pauses_keys(self) -> None:
         """Raise `ConfigurationError` unless single keys can be paused."""
+
+    def check_takes_replays(self) -> None:
+        """Raise `ConfigurationError` unless the inbox may get messages by itself."""
 
     def check_in_parts(self) -> None:
         """Raise `ConfigurationError` unless the inbox may be read in parts, side by side."""

@@ -13,19 +13,19 @@ from typing import Any, Literal, TypeAlias, get_args
 from uuid import UUID
 
 from mailroom import codec, locks
-from mailroom.errors import ConfigurationError, DecodeError, InvalidMessage, MailroomError, UnknownInbox
+from mailroom.errors import ConfigurationError, DecodeError, InvalidMessage, UnknownInbox
 from mailroom.message.answer import ASKS, Undone, answering_undone
 from mailroom.message.columns import MESSAGE, MESSAGE_PARTS, PARTS, listed
 from mailroom.message.executable import NAMES, unwired
 from mailroom.message.message import parsed
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name, utf8
 from mailroom.numbers import MAX_INT64, count_or_all, whole
-from mailroom.order.clock import LOCK, raising_ceiling
+from mailroom.order.placing import making_room
 from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
-from mailroom.sql.sight import NODE_ROW, seeing, the_one
+from mailroom.sql.sight import seeing
 
 __all__ = [
     "AsyncDeadLetters",
@@ -138,11 +138,6 @@ WITH gone AS (
 INSERT INTO {schema}.outbox ({message}) SELECT {message} FROM gone ORDER BY id
 """,
     message=MESSAGE,
-)
-WAITS = Sql("SELECT EXISTS (SELECT FROM {schema}.fan_out)", columns=("boolean",))
-# A crash may have set the sequence back, and no clock may be used twice. A dispatcher does the same after connecting.
-BASE = Sql(
-    "SELECT greatest(c.last_value, n.clock_ceiling) FROM {schema}.clock AS c, {schema}.node AS n", columns=("bigint",)
 )
 # Only into the inbox that skipped it, and with a new clock: it is ordered by the time of the requeue. One of another
 # node keeps whose it is and its clock there.
@@ -372,7 +367,7 @@ class _Operations:
             yield from self._placing([id for id, _ in skipped], sorted({inbox for _, inbox in skipped}))
         if received := [id for id, stage, inbox in held if inbox is None and stage == "receive"]:
             for origin, ids in (yield ORIGINS.at(schema=self.schema)(ids=received)):
-                base = yield from self._making_room(len(ids))
+                base = yield from making_room(self.schema, len(ids))
                 yield RECEIVE_AGAIN.at(schema=self.schema)(ids=ids, origin=origin, base=base)
         if undelivered := [id for id, stage, inbox in held if inbox is None and stage not in ("execute", "receive")]:
             yield SEND.at(schema=self.schema)(ids=undelivered)
@@ -411,23 +406,8 @@ class _Operations:
                 "(--inbox, ids), and send anew what it needs.",
                 code="MR-dead-letter-total-order",
             )
-        base = yield from self._making_room(len(ids))
+        base = yield from making_room(self.schema, len(ids))
         yield PLACE.at(schema=self.schema)(ids=ids, base=base)
-
-    def _making_room(self, clocks: int) -> Operation[int]:
-        """Take the dispatch lock, and return the clock behind which there is room for so many."""
-        # In a statement of its own: the next one must see everything that the previous deliverer committed.
-        yield LOCK.at(schema=self.schema)()
-        [(waits,)] = yield WAITS.at(schema=self.schema)()
-        if waits:
-            raise MailroomError(
-                "Messages are being delivered to many inboxes, and what is requeued must come after them. Try again "
-                "in a moment, while a dispatcher runs (mailroom dispatcher run).",
-                code="MR-delivery-unfinished",
-            )
-        (base,) = the_one((yield BASE.at(schema=self.schema)()), NODE_ROW, self.schema)
-        yield from raising_ceiling(self.schema, base + clocks)
-        return int(base)
 
     def _discarding(self, held: list[Row]) -> Operation[str]:
         commands = yield DISCARD.at(schema=self.schema)(ids=[id for id, _, _ in held])

@@ -23,15 +23,18 @@ __all__ = [
 
 MAX_EFFECTS = 1_000
 
-Where: TypeAlias = Literal["outbox", "outbox_executable", "scheduled", "inbox", "parked", "dead_letter", "transit"]
+Where: TypeAlias = Literal[
+    "outbox", "outbox_executable", "scheduled", "inbox", "parked", "dead_letter", "transit", "reaped"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
     """One place where a message is.
 
-    `since` is when it came there; for `scheduled`, when it is due; for `parked`, since when its key is parked. `clock`
-    is its clock in an inbox. `ahead` counts the messages before it: in an outbox all of them, in an inbox those of its
+    `since` is when it came there; for `scheduled`, when it is due; for `parked`, since when its key is parked; for
+    `reaped`, when it was taken out of `inbox`, which keeps what is reaped (`keep_reaped_days`): it is done. `clock` is
+    its clock in an inbox. `ahead` counts the messages before it: in an outbox all of them, in an inbox those of its
     key, which are reaped first, and in one of total order (`is_total`) all that stand before it. The topic of an
     executable is its target and operation, such as store.put. If the key is failing, or the whole inbox of total order,
     `attempts`, `retry_at` and `reason` describe that; what is parked has no `retry_at`. For a dead letter `reason` says
@@ -58,10 +61,10 @@ class Location:
 
 
 # One statement is one snapshot: a message that moves between tables is in exactly one of them. The tables are scanned,
-# because an index on message ids would cost every message. All messages of a parked key count as parked, whether they
-# were already moved to `parked` or not; and those of a total inbox that is parked, which is noted under the key ''. Of
-# `transit` only what is not acknowledged is read, by its primary key. What is still to be fanned out counts as in the
-# outbox.
+# because an index on message ids would cost every message; only the archive has one, since who keeps no messages there
+# does not pay for it. All messages of a parked key count as parked, whether they were already moved to `parked` or not;
+# and those of a total inbox that is parked, which is noted under the key ''. Of `transit` only what is not acknowledged
+# is read, by its primary key. What is still to be fanned out counts as in the outbox.
 PLACES = """
 SELECT 'outbox', NULL::text, topic, key, sent_at, sent_at, NULL::bigint, {before_in_outbox},
        NULL::bigint, NULL::timestamptz, NULL::text, message_id, headers ->> 'causation'::text, NULL::text, false
@@ -99,6 +102,10 @@ UNION ALL
 SELECT 'transit', NULL, topic, key, sent_at, stamped_at, sent_clock, seq - acked - 1::bigint, NULL, NULL, NULL,
        message_id, headers ->> 'causation'::text, name, false
 FROM {schema}.link JOIN {schema}.transit ON link = number AND seq > acked WHERE {wanted}
+UNION ALL
+SELECT 'reaped', inbox, topic, key, sent_at, reaped_at, clock, NULL, NULL, NULL, NULL, message_id,
+       headers ->> 'causation'::text, NULL, false
+FROM {schema}.reaped WHERE {wanted}
 """
 # The fields of `Location`; `causation` as it stands in the header.
 COLUMNS = {
@@ -129,7 +136,7 @@ TRACE = Sql(
 CAUSED = Sql(
     PLACES + "ORDER BY 5 LIMIT %(most)s::bigint",
     columns=COLUMNS,
-    wanted="headers ->> 'causation'::text = ANY (%(causes)s::text[])",
+    wanted="(headers ->> 'causation'::text) COLLATE pg_catalog.\"C\" = ANY (%(causes)s::text[])",  # as the index
     before_in_outbox="NULL::bigint",
     before_in_outbox_executable="NULL::bigint",
     before_in_inbox="NULL::bigint",
@@ -139,9 +146,9 @@ CAUSED = Sql(
 def tracing(id: UUID, *, schema: str = DEFAULT_SCHEMA) -> Operation[list[Location]]:
     """Return where the message `id` is: several places if several inboxes get it.
 
-    The list is empty if it is nowhere: it was reaped, it expired, it was an event without subscribers, the nodes that
-    it went to have received it, or its transaction has not committed. This reads the node's tables from end to end and
-    waits for no lock.
+    The list is empty if it is nowhere: it was reaped from an inbox that does not keep that (or no longer), it expired,
+    it was an event without subscribers, the nodes that it went to have received it, or its transaction has not
+    committed. This reads the node's tables from end to end, but for the archive, and waits for no lock.
     """
     return _tracing(schema_name(schema), id)
 
@@ -155,7 +162,7 @@ def finding_causes(id: UUID, *, schema: str = DEFAULT_SCHEMA) -> Operation[list[
     """Return where the causes of the message `id` are: its cause, the cause of that, and so on.
 
     The cause of a message is the one whose handler sent it, by its header `causation`. A reaped message is gone from
-    the node, and its cause is no longer known.
+    the node, and its cause is no longer known, unless its inbox keeps it.
     """
     return _finding_causes(schema_name(schema), id)
 

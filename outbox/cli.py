@@ -259,5 +259,7 @@ def _place(place: Location) -> str:
             return "being delivered to many inboxes"
         case "outbox_executable":
             return "an executable, which cannot be cancelled"
+        case "reaped":
+            return f"reaped from inbox {place.inbox}"
         case "scheduled":
             return "scheduled"

@@ -45,7 +45,8 @@ def expected(connection: psycopg.Connection[Any]) -> str:
 
 
 def _text(made: str) -> str:
-    return repr(made.replace("mailroom.", "{schema}."))
+    # Of a partitioned table the server tells how to make one that its partitions lack.
+    return repr(made.replace(" ON ONLY ", " ON ").replace("mailroom.", "{schema}."))
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ from inbox import (
 from inbox.by_key import claim as claims
 from inbox.by_key import due
 from inbox.by_key.failure import failed, recording
+from inbox.keeping import keeping
 from inbox.total_order import total_claim
 from mailroom import create_inbox, schema, status, subscribe, testing, unsubscribe
 from mailroom import node as identity
@@ -41,7 +42,7 @@ from mailroom import trace as tracing
 from mailroom.errors import InvalidMessage, InvalidName
 from mailroom.message.insert import Insert
 from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, inbox_name, schema_name
-from mailroom.sql.operation import Sql
+from mailroom.sql.operation import Sql, filled
 from mailroom.sql.runner import run
 from mailroom.testing import deliver, deliver_async
 from outbox import AsyncOutbox, Outbox, Outgoing
@@ -560,6 +561,7 @@ QUALIFIED = {
 # within bounds; a writer's send is held against the clock; and what other readers are allowed is not a reader's to
 # read.
 DEFINERS = {"watch", "link_next", "link_topic_asked", "link_want", "link_claim", "link_match", "clock_reach"}
+DEFINERS |= {"make_reaped_days", "empty_reaped_day", "drop_reaped_day"}
 
 
 def test_every_function_has_its_search_path_pinned_and_runs_as_its_caller(
@@ -580,8 +582,8 @@ def test_functions_that_run_as_the_owner_are_nobodys_but_the_owners(catalog: psy
         "WHERE pronamespace = 'mailroom'::regnamespace AND (prosecdef OR proname ^@ 'watch') ORDER BY 1"
     )
     names = (
-        "link_claim", "link_match", "link_next", "link_topic_asked", "link_want",
-        "watch", "watch_json", "watch_query", "watch_rest", "watch_told",
+        "drop_reaped_day", "empty_reaped_day", "link_claim", "link_match", "link_next", "link_topic_asked", "link_want",
+        "make_reaped_days", "watch", "watch_json", "watch_query", "watch_rest", "watch_told",
     )  # fmt: skip
     assert granted.fetchall() == [(name, True) for name in names]
 
@@ -695,6 +697,10 @@ FILLED |= {"target": "mailroom.store", "key": "key", "key_type": "text", "locked
 FILLED |= {"found_value": "t.value", "found_number": "t.number", "sets": "value = g.value", "columns": "value"}
 FILLED |= {"function": "pg_catalog.jsonb_strip_nulls", "skipping": "SKIP LOCKED", "tried": "xmax <> '0'"}
 FILLED |= {"failing": "i.key", "upto": "i.clock"}
+FILLED |= {
+    name: filled(text, schema="mailroom", inbox="shipping") if "{" in text else text
+    for name, text in keeping(True).items()
+}
 
 OF_WORKER = {
     module: {"but_orphaned": module.BUT_ORPHANED.format(schema="mailroom", inbox="shipping")}

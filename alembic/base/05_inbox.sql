@@ -23,7 +23,8 @@ CREATE TABLE inbox_registry (  -- The inboxes and their settings.
     "order"       text             COLLATE "C" NOT NULL DEFAULT 'key' CHECK ("order" IN ('key', 'total')),  -- The order in which messages are reaped: key, or total, by sent_clock and origin.
     sent_floor    bigint           NOT NULL DEFAULT 0,      -- Of a total inbox: no message has a sent_clock at or below it, nor will have one. It saves time.
     paused_at     timestamptz,                              -- Since when it is paused: claims give nothing, deliveries go on. Null if it is not.
-    paused_by     text                                      -- Who paused it, and why.
+    paused_by     text,                                     -- Who paused it, and why.
+    keep_reaped_days integer CHECK (keep_reaped_days >= 1)  -- How many days what was reaped is kept in `reaped`; null if it is not.
 ) WITH ({busy});
 -- Most nodes have no total inbox, and each delivery asks.
 CREATE INDEX registry_total ON inbox_registry (name) WHERE "order" = 'total';

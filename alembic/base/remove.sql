@@ -8,13 +8,13 @@ BEGIN
         EXECUTE concat('DROP TABLE IF EXISTS ', staged);
     END LOOP;
 END $$;
-DROP VIEW outbox_jdbc, my_worker, my_key_state, my_due, my_attempt, my_parked, my_spark_stream, my_stat_minute,
+DROP VIEW outbox_jdbc, my_worker, my_key_state, my_due, my_attempt, my_parked, my_reaped, my_spark_stream, my_stat_minute,
     statistics;
 -- The triggers of watched tables go with it.
 DROP FUNCTION watch CASCADE;
 DROP FUNCTION clock_reach, link_allows, link_next, watch_query, watch_told, watch_rest, watch_json;
 DROP TABLE node, commit_token, outbox, periodic, scheduled, dispatch_turn, execute_turn, lease, subscription, fan_out, fan_out_way,
-    inbox, inbox_registry, stable, worker, key_state, attempt, parked, dead_letter, audit, outbox_executable, store,
+    inbox, inbox_registry, stable, worker, key_state, attempt, parked, reaped, reaped_day, dead_letter, audit, outbox_executable, store,
     accounting, executable_target, executable_function, executable_cursor, link, link_allowed, link_topic, transit, origin,
     receipt, known, spark_batch, spark_staging, spark_bulk, spark_stream, spark_drain, outbox_jdbc_id,
     stat_minute;
@@ -22,5 +22,5 @@ DROP SEQUENCE clock;
 DROP FUNCTION doorbell, check_message, take_dispatch_turn, take_execute_turn, refuse_commit, hold_batch, orphaned_keys,
     failing_keys, check_executable, check_executable_clock, link_topic_asked, acknowledged_less, greeted, bound_reader,
     link_want, link_claim, link_match, outbox_jdbc_take, outbox_jdbc_copy, cbor_to_jsonb, sequences_behind,
-    raise_sequence, raise_sequences, clock_of_rows, raise_copied, is_mine, refuse_others,
-    age_percentile;
+    raise_sequence, raise_sequences, clock_of_rows, raise_copied, is_mine, refuse_others, make_reaped_days,
+    empty_reaped_day, drop_reaped_day, age_percentile;

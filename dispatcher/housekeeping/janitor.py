@@ -3,8 +3,9 @@
 Each round releases scheduled messages and sends periodic ones that are due, raises the floors of inboxes, moves
 messages of parked keys to `parked`, continues large batches of Spark whose drivers have left them, and answers readers
 of links that have received what this node lost. Once a minute it deletes what is obsolete, and what waits for longer
-than its inbox keeps messages. It never waits for users' transactions: what they have locked comes in a later round. The
-same goes for an inbox that causes an error, such as one that is being removed.
+than its inbox keeps messages; and it makes and drops the days of the archive. It never waits for users' transactions:
+what they have locked comes in a later round. The same goes for an inbox that causes an error, such as one that is being
+removed.
 
 Its cost depends on changes, not on the number of inboxes: it checks the floor of an inbox after a delivery, and as long
 as messages are reaped there. In each round it also checks a few other inboxes in turn, since other processes deliver
@@ -15,7 +16,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
+from datetime import date, datetime
 
 import psycopg
 
@@ -31,6 +32,7 @@ from mailroom.links.handshake.diverged import finding_claims, renewing
 from mailroom.metrics.recorder import KEPT
 from mailroom.names import shown
 from mailroom.order.clock import LOCK
+from mailroom.registry.archive_days import dropping_day, emptying, lacking, listing_over, making_ahead
 from mailroom.registry.inboxes import BY_CLOCK
 from mailroom.roles.advice import advise
 from mailroom.session.commit import SWEPT_AT_ONCE, sweeping_tokens
@@ -190,6 +192,7 @@ class Janitor:
         for inbox in total:
             with self._passing(connection, f"what was stable of {inbox}"):
                 more += await run_async(connection, sweeping_stable(self._schema, inbox, SWEPT_ROWS)) >= SWEPT_ROWS
+        await self._turn_days(connection)
         more += await self._trim_links(connection)
         with self._passing(connection, "history"):
             more += await run_async(connection, sweeping_history(self._schema))
@@ -200,6 +203,17 @@ class Janitor:
         with self._passing(connection, "commit tokens"):
             more += await run_async(connection, sweeping_tokens(self._schema)) >= SWEPT_AT_ONCE
         return more > 0
+
+    async def _turn_days(self, connection: psycopg.AsyncConnection) -> None:
+        """Make the days of the archive ahead, before those that are over are emptied; then drop those."""
+        over: list[tuple[date, bool]] = []
+        with self._passing(connection, "the days of the archive"):
+            if await run_async(connection, lacking(self._schema)):
+                await run_in_transaction(connection, making_ahead(self._schema))
+            over = await run_async(connection, listing_over(self._schema))
+        for day, is_empty in over:
+            with self._passing(connection, f"day {day} of the archive"):
+                await run_in_transaction(connection, (dropping_day if is_empty else emptying)(self._schema, day))
 
     async def _trim_links(self, connection: psycopg.AsyncConnection) -> int:
         self._trim.over(connection)

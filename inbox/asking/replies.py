@@ -15,8 +15,9 @@ from weakref import WeakValueDictionary
 
 import psycopg
 
-from inbox.by_key.claim import PINNED
+from inbox.by_key.claim import NULLS, PINNED
 from inbox.by_key.peek import finding
+from inbox.keeping import FITS, keeping
 from inbox.sessions.wakeup import InboxListener
 from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
@@ -44,24 +45,35 @@ OUTSIDE = "Nobody takes replies here: send requests inside of `with Requests(...
 # A reply's key is its request's id, which no other message has. A reply that another transaction holds is left to it.
 TAKE = Sql(
     """
-WITH wanted AS MATERIALIZED (
+WITH bound AS MATERIALIZED (
+    SELECT paused_at IS NULL AS is_open, {fits} AS fits FROM {schema}.inbox_registry WHERE name = '{inbox}'),
+wanted AS MATERIALIZED (
     SELECT l.place FROM pg_catalog.unnest(%(keys)s::text[]) AS k (key), LATERAL (
         SELECT ctid AS place FROM {schema}.inbox_{inbox} AS i
         WHERE i.key = k.key AND i.kind = 'R'::"char"
-          AND (SELECT paused_at IS NULL FROM {schema}.inbox_registry WHERE name = '{inbox}')
+          AND (SELECT is_open AND fits FROM bound)
         ORDER BY i.clock LIMIT 1 FOR UPDATE SKIP LOCKED) AS l),
 gone AS (
-    DELETE FROM {schema}.inbox_{inbox} AS i USING wanted WHERE i.ctid = wanted.place RETURNING i.*)
-SELECT {selected} FROM gone ORDER BY clock
+    DELETE FROM {schema}.inbox_{inbox} AS i USING wanted WHERE i.ctid = wanted.place RETURNING i.*){archived}
+SELECT {selected}, NULL::boolean FROM gone
+UNION ALL
+SELECT {nulls}, (SELECT fits FROM bound)
+ORDER BY clock
 """,
-    columns=COLUMNS,
+    columns=COLUMNS | {"fits": "boolean"},
+    fits=FITS,
     selected=SELECTED,
+    nulls=NULLS,
 )
 
 
 def taking(schema: str, inbox: str, keys: list[str]) -> Operation[list[Message]]:
     """Take the first reply under each of these keys, if there is one."""
-    return messages((yield TAKE.at(schema=schema, inbox=inbox)(keys=keys)))
+    for keeps in (False, True):  # replies are seldom kept: then it costs another statement
+        *taken, last = yield TAKE.at(**keeping(keeps), schema=schema, inbox=inbox)(keys=keys)
+        if TAKE.named([last])[0].fits is not False:
+            return messages(taken)
+    return []  # the setting was changed between the two statements, and the next ring or poll looks again
 
 
 KEPT = Sql("SELECT keep_s FROM {schema}.inbox_registry WHERE name = '{inbox}'", columns=("float8",))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 from uuid import UUID
 
+from inbox.keeping import FITS, keeping
 from mailroom.errors import SchemaError
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
 from mailroom.registry.inboxes import BY_CLOCK
@@ -72,6 +73,9 @@ healed AS (
 NO_CLOCK = str(2**63 - 1)
 OPEN = f"CASE WHEN paused_at IS NULL THEN %s ELSE {NO_CLOCK} END"
 FLOOR = OPEN % "floor" + " AS floor"
+# A claim whose text is not that for the setting of the inbox takes nothing either (`inbox.keeping`).
+IS_OPEN = f"paused_at IS NULL AND {FITS}"
+TAKEN = OPEN.replace("paused_at IS NULL", IS_OPEN)
 
 # The head is selected by its clock, never by LIMIT 1 FOR UPDATE, which would skip a head deleted while we waited for
 # its lock and return the next message. If the transaction that held the head deletes it, no row comes back and the
@@ -92,7 +96,7 @@ FITTING = f"""fitting AS MATERIALIZED (
         WHERE is_over ORDER BY clock LIMIT 1), {2**63 - 1}))"""
 REAP_KEY = Sql(
     """
-WITH bound AS MATERIALIZED (SELECT {floor} FROM {schema}.inbox_registry WHERE name = '{inbox}'),
+WITH bound AS MATERIALIZED (SELECT {floor}, {fits} AS fits FROM {schema}.inbox_registry WHERE name = '{inbox}'),
 head AS MATERIALIZED (
     SELECT clock FROM {schema}.inbox_{inbox}
     WHERE key = %(key)s::text
@@ -106,15 +110,16 @@ picked AS MATERIALIZED (
         WHERE key = %(key)s::text AND clock >= head.clock ORDER BY clock LIMIT %(limit)s::bigint) AS i),
 {fitting},
 gone AS (
-    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
+    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*){archived},
 {healed}
-SELECT {selected}, NULL::boolean FROM gone
+SELECT {selected}, NULL::boolean, NULL::boolean FROM gone
 UNION ALL
-SELECT {nulls}, {unpinned}
+SELECT {nulls}, {unpinned}, (SELECT fits FROM bound)
 ORDER BY clock
 """,
-    columns=COLUMNS | {"is_unpinned": "boolean"},
-    floor=FLOOR,
+    columns=COLUMNS | {"is_unpinned": "boolean", "fits": "boolean"},
+    floor=TAKEN % "floor" + " AS floor",
+    fits=FITS,
     not_waiting=NOT_WAITING % "%(key)s::text",
     picked=PICKED,
     fitting=FITTING % SIZE,
@@ -137,20 +142,29 @@ SELECT CASE WHEN EXISTS (SELECT FROM bound) THEN
 )
 
 
-def reaping_key(schema: str, inbox: str, key: str, limit: int) -> Operation[list[Message]]:
-    """Take up to `limit` of the key's oldest messages; wait while another transaction works on the key."""
+def reaping_key(
+    schema: str, inbox: str, key: str, limit: int, course: "Course"
+) -> Operation[tuple[list[Message], "Course"]]:
+    """Take up to `limit` of the key's oldest messages; wait while another transaction works on the key.
+
+    Returns the next course too, which says whether the inbox keeps what is reaped.
+    """
     names = {"schema": schema, "inbox": inbox}
     yield IN_TRANSACTION
     while True:
-        rows, _ = yield from _pinned(REAP_KEY.at(**names)(key=key, limit=limit))
+        reap = REAP_KEY.at(**keeping(course.keeps), **names)
+        rows, last = yield from _pinned(reap(key=key, limit=limit))
         if rows:
-            return messages(rows)
+            return messages(rows), course
+        if REAP_KEY.named([last])[0].fits is False:
+            course = replace(course, keeps=not course.keeps)
+            continue
         # The key is empty or waiting, or its head was reaped while this transaction waited: only a new snapshot tells.
         _, (more, _) = yield from _pinned(HAS_MORE.at(**names)(key=key))
         if more is None:
             raise unregistered(schema, inbox)
         if not more:
-            return []
+            return [], course
 
 
 def unregistered(schema: str, inbox: str) -> SchemaError:
@@ -186,7 +200,7 @@ WALK = f"""
             WHERE key %s AND clock > (SELECT healthy FROM bound) ORDER BY key, clock LIMIT 1) AS i OFFSET 0"""
 TEXT = """
 WITH RECURSIVE bound AS MATERIALIZED (
-    SELECT {floor}, {healthy_floor} AS healthy, paused_at IS NULL AS is_open
+    SELECT {floor}, {healthy_floor} AS healthy, {is_open} AS is_open, {fits} AS fits
     FROM {schema}.inbox_registry WHERE name = '{inbox}'),
 due_next AS MATERIALIZED (SELECT {due_in_s} AS in_s FROM bound WHERE is_open),
 {due_heads}oldest AS MATERIALIZED (
@@ -231,9 +245,9 @@ plain AS MATERIALIZED (
     FROM missing),
 {fitting},
 gone AS (
-    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*){healed}
+    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*){archived}{healed}
 SELECT {selected}, NULL::boolean, NULL::boolean, NULL::text AS cursor, NULL::bigint, NULL::float8 AS due_in_s,
-       NULL::boolean
+       NULL::boolean, NULL::boolean
 FROM gone
 UNION ALL
 SELECT {nulls}, CASE WHEN EXISTS (SELECT FROM bound) THEN (SELECT is_plain FROM plain) END,
@@ -241,17 +255,19 @@ SELECT {nulls}, CASE WHEN EXISTS (SELECT FROM bound) THEN (SELECT is_plain FROM 
                OR (SELECT count(*) FROM gone) < (SELECT sum(rows)::bigint FROM near){or_due} FROM wanted),
        {reached},
        (SELECT count(*) FROM granted WHERE (SELECT is_full FROM wanted)),
-       (SELECT in_s FROM due_next), {unpinned} OR ({held} AND {schema}.hold_batch())
+       (SELECT in_s FROM due_next), {unpinned} OR ({held} AND {schema}.hold_batch()), (SELECT fits FROM bound)
 ORDER BY clock
 """
 # They have values in the last row only.
 ENDING = {
     "is_plain": "boolean", "left": "boolean", "reached": "text", "keys": "bigint", "due_in_s": "float8",
-    "is_unpinned": "boolean",
+    "is_unpinned": "boolean", "fits": "boolean",
 }  # fmt: skip
 PARTS: dict[str, Any] = {
-    "floor": FLOOR,
-    "healthy_floor": OPEN % "greatest(floor, healthy_floor)",
+    "floor": TAKEN % "floor" + " AS floor",
+    "healthy_floor": TAKEN % "greatest(floor, healthy_floor)",
+    "is_open": IS_OPEN,
+    "fits": FITS,
     "by_clock": BY_CLOCK,
     "healthy": HEALTHY % "head.key",
     "picked": PICKED,
@@ -347,10 +363,10 @@ class Share:
         """How many messages of one key are as good as more of them."""
         return min(self.per_key, DEEP)
 
-    def names(self, depth: float = 1.0) -> dict[str, str]:
+    def names(self, depth: float = 1.0, keeps: bool = False) -> dict[str, str]:
         """Return the statement's literals: from parameters the planner would not know how few rows to expect.
 
-        `depth` is that of the `Course`: the window is smaller where few keys are wanted.
+        `depth` and `keeps` are those of the `Course`: the window is smaller where few keys are wanted.
         """
         most = 4 if depth < DEEP_ENOUGH else 2
         return {
@@ -364,7 +380,7 @@ class Share:
             "due": str((self.keys + 1) // 2 if self.due_too else 0),
             "held": "EXISTS (SELECT FROM gone)" if self.hold else "false",
             "tried": "xmax <> '0'" if self.hold else "false",
-        }
+        } | keeping(keeps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,13 +408,15 @@ class Course:
     `cursor` is where the next walk over keys starts. `depth` is how many messages each of the oldest keys seems to
     have, if more wait than a claim looks at: then as many of fewer keys are taken, whose rows are near each other. No
     claim sees whether keys have more, so each one that was full asks for more of each (by `step`), and one that was not
-    has found how many they have. `is_plain`: `REAP_PLAIN` will probably do.
+    has found how many they have. `is_plain`: `REAP_PLAIN` will probably do. `keeps`: the inbox probably keeps what is
+    reaped.
     """
 
     cursor: str = ""
     depth: float = 1.0
     step: float = STEEP
     is_plain: bool = True
+    keeps: bool = False
 
     def after(self, cursor: str, is_plain: bool, share: Share, taken: int, keys: int) -> "Course":
         """Return the course after a claim within `share` that took so many messages from so many keys.
@@ -407,9 +425,9 @@ class Course:
         """
         if keys and taken >= share.total:
             depth = min(share.deep, self.depth * (1 + self.step))
-            return Course(cursor, depth, min(STEEP, 2 * self.step), is_plain)
+            return Course(cursor, depth, min(STEEP, 2 * self.step), is_plain, self.keeps)
         if keys:
-            return Course(cursor, max(1.0, taken / keys), GENTLE, is_plain)
+            return Course(cursor, max(1.0, taken / keys), GENTLE, is_plain, self.keeps)
         return replace(self, cursor=cursor, is_plain=is_plain)
 
 
@@ -434,13 +452,16 @@ def reaping_rows(
     first, turned, but = course.cursor, False, list[str]()
     while True:
         statement = REAP_PLAIN if course.is_plain else REAP_ANY
-        claim = statement.at(schema=schema, inbox=inbox, **share.names(course.depth))
+        claim = statement.at(**share.names(course.depth, course.keeps), schema=schema, inbox=inbox)
         taken, last = yield from _pinned(
             claim(cursor=course.cursor, depth=min(course.depth, share.deep), mine=list(share.mine), but=but)
         )
         [end] = statement.named([last])
         if end.is_plain is None:
             raise unregistered(schema, inbox)
+        if not end.fits:
+            course = replace(course, keeps=not course.keeps)
+            continue
         if course.is_plain and not end.is_plain:
             course = replace(course, is_plain=False)
             continue

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from inbox.by_key.claim import FITTING, FLOOR, NULLS, PICKED, PIN, SIZE, UNPINNED, Claimed
+from inbox.keeping import KEEPS, keeping
 from mailroom.message.answer import ASKS, MAY_ANSWER, Undone, answering_undone
 from mailroom.message.columns import DELIVERED, MESSAGE, MOVING, listed
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
@@ -26,7 +27,8 @@ NOW = "(SELECT clock_timestamp())"
 LOCK_HEAD = Sql(
     """
 WITH bound AS MATERIALIZED (
-    SELECT {floor}, paused_at IS NULL AS is_open FROM {schema}.inbox_registry WHERE name = '{inbox}'),
+    SELECT {floor}, paused_at IS NULL AS is_open, {keeps} AS keeps FROM {schema}.inbox_registry
+    WHERE name = '{inbox}'),
 due_next AS MATERIALIZED (
     SELECT (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_due
             WHERE inbox = '{inbox}' AND retry_at < 'infinity' AND retry_at > {now} LIMIT 1) AS in_s),
@@ -39,14 +41,15 @@ head AS MATERIALIZED (
                                            WHERE key = d.key AND clock > (SELECT floor FROM bound))
         FOR UPDATE SKIP LOCKED) AS l
     LIMIT 1)
-SELECT key, clock, NULL::float8 AS due_in_s, NULL::boolean FROM head
+SELECT key, clock, (SELECT keeps FROM bound) AS keeps, NULL::float8 AS due_in_s, NULL::boolean FROM head
 UNION ALL
-SELECT NULL, NULL, (SELECT in_s FROM due_next),
+SELECT NULL, NULL, NULL, (SELECT in_s FROM due_next),
        CASE WHEN NOT EXISTS (SELECT FROM head) THEN {unpinned} END
 ORDER BY clock
 """,
-    columns={"key": "text", "clock": "bigint", "due_in_s": "float8", "is_unpinned": "boolean"},
+    columns={"key": "text", "clock": "bigint", "keeps": "boolean", "due_in_s": "float8", "is_unpinned": "boolean"},
     floor=FLOOR,
+    keeps=KEEPS,
     now="(SELECT clock_timestamp() FROM bound WHERE is_open)",  # null, and so no key is due, while the inbox is paused
     unpinned=UNPINNED,
 )
@@ -77,6 +80,7 @@ ELSEWHERE = ", ".join(
 ENDED = COLUMNS | {
     "outcome": "text", "skipped": "text", "may_answer": "boolean", "due_in_s": "float8", "is_unpinned": "boolean",
 }  # fmt: skip
+HANDED_OUT = "(SELECT outcome IN ('park', 'skip') FROM last) IS NOT TRUE"
 HELD = "EXISTS (SELECT FROM gone) AND NOT EXISTS (SELECT FROM last WHERE outcome IN ('park', 'skip'))"
 TAKE_HEAD = Sql(
     """
@@ -93,7 +97,7 @@ picked AS MATERIALIZED (
         WHERE key = %(key)s::text AND clock >= %(clock)s::bigint ORDER BY clock LIMIT share.rows) AS i),
 {fitting},
 gone AS (
-    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
+    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*){archived},
 parked AS (
     INSERT INTO {schema}.parked ({delivered}) SELECT {delivered} FROM gone WHERE (SELECT outcome = 'park' FROM last)),
 held AS (
@@ -154,7 +158,8 @@ def reaping_due(
         if not heads:
             return Claimed([], LOCK_HEAD.named([last])[0].due_in_s, is_all=True)
         [head] = LOCK_HEAD.named(heads)
-        *taken, last = yield TAKE_HEAD.at(but_orphaned=but_orphaned, held=HELD if hold else "false", **names)(
+        names_of_head = keeping(head.keeps, HANDED_OUT) | {"held": HELD if hold else "false"}
+        *taken, last = yield TAKE_HEAD.at(but_orphaned=but_orphaned, **names_of_head, **names)(
             key=head.key, clock=head.clock, limit=limit, **entries
         )
         if taken:

@@ -29,9 +29,9 @@ class KeyOrder:
         """Of the first failing key that is due."""
         return reaping_due(self.schema, self.inbox, limit, hold=hold, mine=mine)
 
-    def claiming_key(self, key: str, limit: int) -> Operation[list[Message]]:
+    def claiming_key(self, key: str, limit: int, course: Course) -> Operation[tuple[list[Message], Course]]:
         """Of this key's queue."""
-        return reaping_key(self.schema, self.inbox, key, limit)
+        return reaping_key(self.schema, self.inbox, key, limit, course)
 
     def healing(self, message: Message) -> Operation[None]:
         """The message's key is healthy, or its next message becomes due."""
@@ -62,6 +62,9 @@ class KeyOrder:
 
     def check_pauses_keys(self) -> None:
         """Each key waits by itself."""
+
+    def check_takes_replays(self) -> None:
+        """Behind the other messages of their keys."""
 
     def check_in_parts(self) -> None:
         """No key is in two parts, so each keeps its order."""

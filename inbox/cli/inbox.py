@@ -31,6 +31,7 @@ from mailroom.links.links import Links
 from mailroom.message.message import Message
 from mailroom.names import ALL, OWN
 from mailroom.packages import NAMES, warn_of_hidden
+from mailroom.registry.archive_days import MOST_DAYS
 from mailroom.registry.drop import drop_inbox
 from mailroom.registry.inboxes import create_inbox
 from mailroom.registry.rename import rename_inbox
@@ -106,6 +107,13 @@ AT_ONCE = 100
     type=seconds_above_0,
     help="Drop messages that wait for longer, such as replies nobody waits for any more. [never]",
 )
+@click.option(
+    "--keep-reaped",
+    "keep_reaped_days",
+    metavar="DAYS",
+    type=click.IntRange(0, MOST_DAYS),
+    help="Keep what is reaped for so many days, to be found and replayed (mailroom archive); 0 ends it. [not kept]",
+)
 @pass_call
 def create(
     call: Call,
@@ -120,6 +128,7 @@ def create(
     max_attempts: int | None,
     on_failure: Literal["park", "skip"] | None,
     keep_s: float | None,
+    keep_reaped_days: int | None,
 ) -> None:
     """Create inboxes, or add subscriptions to them and change their settings.
 
@@ -142,6 +151,7 @@ def create(
       mailroom inbox create shipping --backoff-s 5 --backoff-max-s 600
       mailroom inbox create audit_log --max-attempts 10 --on-failure skip
       mailroom inbox create shop_replies --keep-s 600
+      mailroom inbox create shipping --keep-reaped 30
       mailroom inbox create invoices --subscribe order.paid --origin lyon
       mailroom inbox create ledger --subscribe 'account.#' --origin '*' --order total
       mailroom inbox create shop_{1..1000} --subscribe price.changed
@@ -162,6 +172,7 @@ def create(
                 max_attempts=max_attempts,
                 on_failure=on_failure,
                 keep_s=keep_s,
+                keep_reaped_days=keep_reaped_days,
                 origin=origin,
                 order=order,
             )
@@ -438,11 +449,13 @@ SELECT name,
        (SELECT pg_catalog.json_object_agg(origin, topics)::text
         FROM (SELECT origin, pg_catalog.json_agg(topic ORDER BY topic) AS topics FROM {schema}.subscription
               WHERE inbox = name GROUP BY origin) AS s),
-       "order", backoff_s, backoff_max_s, max_attempts::bigint, on_failure, keep_s, created_at, paused_at, paused_by
+       "order", backoff_s, backoff_max_s, max_attempts::bigint, on_failure, keep_s, keep_reaped_days::bigint,
+       created_at, paused_at, paused_by
 FROM {schema}.inbox_registry ORDER BY name
 """,
     columns=(
-        "text", "text", "text", "float8", "float8", "bigint", "text", "float8", "timestamptz", "timestamptz", "text",
+        "text", "text", "text", "float8", "float8", "bigint", "text", "float8", "bigint", "timestamptz", "timestamptz",
+        "text",
     ),
 )  # fmt: skip
 
@@ -461,13 +474,14 @@ def _listing(schema: str) -> Operation[list[dict[str, Any]]]:
             "attempts_spread_s": spread_s(backoff_s, backoff_max_s, max_attempts),
             "on_failure": on_failure,
             "keep_s": keep_s,
+            "keep_reaped_days": keep_reaped_days,
             "created_at": created_at,
             "paused_at": paused_at,
             "paused_by": paused_by,
         }
         for (
-            name, topics, order, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, created_at, paused_at,
-            paused_by,
+            name, topics, order, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, keep_reaped_days,
+            created_at, paused_at, paused_by,
         ) in (
             (name, json.loads(topics or "{}"), *settings) for name, topics, *settings in rows
         )
@@ -508,6 +522,7 @@ def list_(call: Call) -> None:
                 "over",
                 "then",
                 "keep s",
+                "reaped days",
                 "created",
                 "paused",
             ),

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from inbox.by_key.claim import FITTING, KEY_STATE, NULLS, OPEN, PIN, SIZE, UNPINNED, Claimed, Share, unregistered
-from inbox.by_key.due import ANSWERED, ENDED, NOW, ending
+from inbox.by_key.due import ANSWERED, ENDED, HANDED_OUT, NOW, ending
+from inbox.keeping import KEEPS, keeping
 from mailroom.message.answer import ASKS, MAY_ANSWER
 from mailroom.message.columns import MESSAGE
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
@@ -23,7 +24,7 @@ from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 # `sent_floor` only saves the way over dead rows: nothing stands at or below it (`dispatcher.housekeeping.total_floor`).
 BOUND = f"""bound AS MATERIALIZED (
-    SELECT {OPEN % "r.sent_floor"} AS low, r.paused_at IS NULL AS is_open, (
+    SELECT {OPEN % "r.sent_floor"} AS low, r.paused_at IS NULL AS is_open, r.{KEEPS} AS keeps, (
         SELECT s.clock FROM {{schema}}.stable AS s WHERE s.inbox = '{{inbox}}' ORDER BY s.clock DESC LIMIT 1) AS top
     FROM {{schema}}.inbox_registry AS r WHERE r.name = '{{inbox}}')"""
 LOWEST = f"""FROM {{schema}}.inbox_{{inbox}}
@@ -44,9 +45,9 @@ SELECT CASE WHEN EXISTS (SELECT FROM bound) THEN EXISTS (SELECT FROM head) END, 
     EXISTS (SELECT FROM head WHERE xmax <> '0'), (
     SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_key_state
     WHERE inbox = '{inbox}' AND key = '' AND retry_at < 'infinity' AND (SELECT is_open FROM bound)),
-    CASE WHEN NOT EXISTS (SELECT FROM mine) THEN {unpinned} END
+    (SELECT keeps FROM bound), CASE WHEN NOT EXISTS (SELECT FROM mine) THEN {unpinned} END
 """,
-    columns=("boolean", "boolean", "boolean", "float8", "boolean"),
+    columns=("boolean", "boolean", "boolean", "float8", "boolean", "boolean"),
     bound=BOUND,
     lowest=LOWEST,
     by_clock=BY_CLOCK,
@@ -65,7 +66,7 @@ picked AS MATERIALIZED (
         {lowest} LIMIT CASE WHEN {healthy} THEN {rows} ELSE 0 END) AS i),
 {fitting},
 gone AS (
-    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
+    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*){archived},
 healed AS (
     DELETE FROM {schema}.my_key_state AS s
     WHERE s.inbox = '{inbox}' AND s.key = '' AND s.suspect_to <= (SELECT max(sent_clock) FROM gone) AND {is_past})
@@ -101,7 +102,7 @@ def reaping_total(schema: str, inbox: str, share: Share) -> Operation[Claimed]:
     yield IN_TRANSACTION
     names = {"schema": schema, "inbox": inbox}
     yield PIN.at()()
-    [(is_there, is_mine, was_locked, due_in_s, _)] = yield LOCK.at(**names)()
+    [(is_there, is_mine, was_locked, due_in_s, keeps, _)] = yield LOCK.at(**names)()
     if is_there is None:
         raise unregistered(schema, inbox)
     if not is_mine:
@@ -109,7 +110,8 @@ def reaping_total(schema: str, inbox: str, share: Share) -> Operation[Claimed]:
     held = "EXISTS (SELECT FROM gone)" if share.hold else "false"
     due = str(int(share.due_too))
     but_orphaned, entries = _but_orphaned(share.mine, ask=share.hold and was_locked)
-    reap = REAP.at(but_orphaned=but_orphaned, rows=str(share.total), held=held, due=due, **names)
+    parts = keeping(keeps) | {"but_orphaned": but_orphaned, "rows": str(share.total), "held": held, "due": due}
+    reap = REAP.at(**parts, **names)
     *taken, last = yield reap(**entries)
     [end] = REAP.named([last])
     return Claimed(messages(taken), end.due_in_s, not (taken and end.left))
@@ -145,7 +147,7 @@ parked AS (
     FROM kept, last WHERE s.inbox = '{inbox}' AND s.key = ''),
 gone AS (
     DELETE FROM {schema}.inbox_{inbox} AS i USING head
-    WHERE i.ctid = head.place AND (SELECT outcome FROM last) IS DISTINCT FROM 'park' RETURNING i.*),
+    WHERE i.ctid = head.place AND (SELECT outcome FROM last) IS DISTINCT FROM 'park' RETURNING i.*){archived},
 dead AS (
     INSERT INTO {schema}.dead_letter (stage, reason, inbox, clock, attempts, origin, sent_clock, {message})
     SELECT 'reap', last.error, gone.inbox, gone.clock, last.attempt, gone.origin, gone.sent_clock, {answered}
@@ -200,13 +202,14 @@ def reaping_total_due(schema: str, inbox: str, *, hold: bool = False, mine: Sequ
     yield IN_TRANSACTION
     names = {"schema": schema, "inbox": inbox}
     yield PIN.at()()
-    [(is_there, is_mine, was_locked, due_in_s, _)] = yield LOCK.at(**names)()
+    [(is_there, is_mine, was_locked, due_in_s, keeps, _)] = yield LOCK.at(**names)()
     if not is_there:
         yield HEAL_GONE.at(**names)()
     if not is_mine:
         return Claimed([], due_in_s, is_all=True)
     but_orphaned, entries = _but_orphaned(mine, ask=hold and was_locked)
-    *taken, last = yield TAKE.at(but_orphaned=but_orphaned, held=HELD if hold else "false", **names)(**entries)
+    parts = keeping(keeps, HANDED_OUT) | {"but_orphaned": but_orphaned, "held": HELD if hold else "false"}
+    *taken, last = yield TAKE.at(**parts, **names)(**entries)
     if not taken:
         return Claimed([], TAKE.named([last])[0].due_in_s, is_all=True)
     return (yield from ending(schema, inbox, TAKE, taken, last))

@@ -31,7 +31,7 @@ class TotalOrder:
         """The lowest message, never more of them."""
         return reaping_total_due(self.schema, self.inbox, hold=hold, mine=mine)
 
-    def claiming_key(self, key: str, limit: int) -> Operation[list[Message]]:
+    def claiming_key(self, key: str, limit: int, course: Course) -> Operation[tuple[list[Message], Course]]:
         """Keys have no queues here."""
         raise ConfigurationError(
             f"Inbox {self.inbox!r} has total order, so no key can be reaped by itself: take the next messages, "
@@ -76,6 +76,14 @@ class TotalOrder:
             f"Inbox {self.inbox!r} has total order, so no key can be paused by itself: leave the key out, which pauses "
             "the inbox.",
             code="MR-total-order-has-no-keys",
+        )
+
+    def check_takes_replays(self) -> None:
+        """Other nodes would not have them."""
+        raise ConfigurationError(
+            f"Inbox {self.inbox!r} has total order, the same at all nodes, and gets no message by itself. Send anew "
+            "what is needed (mailroom outbox send).",
+            code="MR-replay-total-order",
         )
 
     def check_in_parts(self) -> None:

@@ -21,6 +21,7 @@ GROUP = "mailroom.commands"
 EXTRAS = {"bench": "bench"}
 # The first sentences of our commands' own texts, so that listing them imports none of them: that took a second.
 ABOUT = {
+    "archive": "Find what was reaped from an inbox that keeps it, and replay it.",
     "bench": "Measure Mailroom on this machine and compare it with the limits of the machine.",
     "completion": "Print a script that lets a shell complete commands and options.",
     "dead-letter": "List, show, requeue or discard dead letters.",

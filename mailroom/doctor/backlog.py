@@ -1,4 +1,4 @@
-"""What waits for an operator: parked keys and dead letters."""
+"""What waits for an operator: parked keys, dead letters, and days of the archive that nobody makes."""
 
 from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.sql.operation import Sql
@@ -26,7 +26,21 @@ GROUP BY d.stage ORDER BY d.stage
     columns=FOUND,
 )
 
+# A dispatcher makes them two weeks ahead; half of that may pass while none runs.
+DAYS = Sql(
+    """
+SELECT r.name, pg_catalog.format('inbox %%s keeps what is reaped for %%s days, and the last day is %%s', r.name,
+                                 r.keep_reaped_days, coalesce(d.last::text, 'missing'))
+FROM {schema}.inbox_registry AS r, (SELECT max(day) AS last FROM {schema}.reaped_day WHERE emptied_at IS NULL) AS d
+WHERE (d.last >= (statement_timestamp() AT TIME ZONE 'UTC'::text)::date + r.keep_reaped_days + 8) IS NOT TRUE
+  AND r.keep_reaped_days IS NOT NULL
+ORDER BY r.name
+""",
+    columns=FOUND,
+)
+
 CHECKS = (
     DoctorCheck("M040", asking(PARKED), "mailroom parked list {first} --schema {schema}", of_tables=True),
     DoctorCheck("M041", asking(DEAD), "mailroom dead-letter list --schema {schema}", of_tables=True),
+    DoctorCheck("M042", asking(DAYS), "mailroom dispatcher run --schema {schema}", of_tables=True),
 )

@@ -239,4 +239,10 @@ KINDS = {
         "Messages could not be delivered, or were skipped after they failed.",
         "See why, then `mailroom dead-letter requeue` or `mailroom dead-letter discard`.",
     ),
+    "M042": Kind(
+        "the archive runs out of days",
+        "What is reaped from inboxes that keep it goes into the last day that there is, and is dropped with that. So "
+        "it is kept for less long than it should be.",
+        "Start a dispatcher, which makes the days ahead. If one runs, see in its log what keeps it from that.",
+    ),
 }

@@ -8,6 +8,7 @@ from mailroom.errors import ConfigurationError, SchemaError
 from mailroom.names import DEFAULT_SCHEMA, OWN, inbox_name, origin_name, schema_name
 from mailroom.numbers import TEN_YEARS_S, count, seconds
 from mailroom.order.total import joining
+from mailroom.registry.archive_days import checked_days, making_days
 from mailroom.registry.subscriptions import SUBSCRIBE, Topics, topic_texts
 from mailroom.schema.checks import checking
 from mailroom.sql.methods import on_connections
@@ -27,6 +28,7 @@ def creation(
     max_attempts: int | None = None,
     on_failure: Literal["park", "skip"] | None = None,
     keep_s: float | None = None,
+    keep_reaped_days: int | None = None,
     origin: str = OWN,
     order: Order | None = None,
 ) -> Operation[None]:
@@ -45,16 +47,19 @@ def creation(
     but none that a transaction holds, and none of parked keys, which count anew from a replay: for replies that nobody
     waits for any more (`Requests`). By default it drops none.
 
+    With `keep_reaped_days` (1 to 366) what is reaped is kept in an archive for so many whole days, to be found and
+    replayed (`inbox.Archive`); 0 ends that, and what is kept stays until its day. By default nothing is kept.
+
     `order` (key) is chosen when the inbox is created. With `total` there is one queue instead of one per key: all
     messages are reaped by their sent_clock, one transaction at a time, and a failing one holds up the whole inbox. Such
     an inbox takes no `keep_s`.
 
     Users' own migrations may call it: everything happens in the caller's transaction. A concurrent delivery goes on; if
     it was planned before the partition existed, it fails once and is tried again. Raises `InvalidName`,
-    `InvalidMessage` for a `max_attempts` below 1, `ConfigurationError` for another `on_failure`, a `keep_s` that is
-    not above 0 and another `order` than the inbox has, and `SchemaError` if something else in the schema has the name
-    of a partition, `inbox_<name>`; then nothing has changed. It also raises `SchemaError` if the server has no room for
-    the locks.
+    `InvalidMessage` for a `max_attempts` below 1 and a `keep_reaped_days` above 366, `ConfigurationError` for another
+    `on_failure`, a `keep_s` that is not above 0 and another `order` than the inbox has, and `SchemaError` if something
+    else in the schema has the name of a partition, `inbox_<name>`; then nothing has changed. It also raises
+    `SchemaError` if the server has no room for the locks.
     """
     topics = topic_texts(subscribe)
     if max_attempts is not None:
@@ -65,12 +70,13 @@ def creation(
         seconds(keep_s, "keep_s", TEN_YEARS_S)
     if order not in (None, "key", "total"):
         raise ConfigurationError(f"order is {order!r}; give 'key' or 'total'.", code="MR-invalid-argument")
+    days = checked_days(keep_reaped_days)
     # A text is a name: taken as an iterable, it would be a name per letter.
     several = [name] if isinstance(name, str) or not isinstance(name, Iterable) else name
     names = [inbox_name(each) for each in several]
     return _creating(
         schema_name(schema), list(dict.fromkeys(names)), topics, backoff_s, backoff_max_s, max_attempts, on_failure,
-        keep_s, origin_name(origin), order,
+        keep_s, days, origin_name(origin), order,
     )  # fmt: skip
 
 
@@ -141,18 +147,20 @@ BY_ORDER = f"""
 AT_ONCE = 20
 REGISTER = Sql(
     """
-INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, "order")
+INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s,
+                                          keep_reaped_days, "order")
 SELECT pg_catalog.unnest(%(names)s::text[]),
        coalesce(%(backoff_s)s::float8, least(1, %(backoff_max_s)s::float8)),
        coalesce(%(backoff_max_s)s::float8, greatest(3600, %(backoff_s)s::float8)),
        coalesce(%(max_attempts)s::bigint, 16), coalesce(%(on_failure)s::text, 'park'), %(keep_s)s::float8,
-       coalesce(%(order)s::text, 'key')
+       nullif(%(keep_reaped_days)s::bigint, 0), coalesce(%(order)s::text, 'key')
 ON CONFLICT (name) DO UPDATE SET
     backoff_s = coalesce(%(backoff_s)s::float8, least(r.backoff_s, %(backoff_max_s)s::float8)),
     backoff_max_s = coalesce(%(backoff_max_s)s::float8, greatest(r.backoff_max_s, %(backoff_s)s::float8)),
     max_attempts = coalesce(%(max_attempts)s::bigint, r.max_attempts),
     on_failure = coalesce(%(on_failure)s::text, r.on_failure),
-    keep_s = coalesce(%(keep_s)s::float8, r.keep_s)
+    keep_s = coalesce(%(keep_s)s::float8, r.keep_s),
+    keep_reaped_days = nullif(coalesce(%(keep_reaped_days)s::bigint, r.keep_reaped_days), 0)
 """
 )
 # Also migrations take it.
@@ -168,7 +176,8 @@ FROM pg_catalog.unnest(%(names)s::text[]) AS g (name) LEFT JOIN {schema}.inbox_r
 
 def _creating(
     schema: str, names: list[str], topics: list[str], backoff_s: float | None, backoff_max_s: float | None,
-    max_attempts: int | None, on_failure: str | None, keep_s: float | None, origin: str, order: str | None,
+    max_attempts: int | None, on_failure: str | None, keep_s: float | None, keep_reaped_days: int | None, origin: str,
+    order: str | None,
 ) -> Operation[None]:  # fmt: skip
     yield IN_TRANSACTION
     yield from checking(schema)
@@ -207,8 +216,11 @@ def _creating(
         max_attempts=max_attempts,
         on_failure=on_failure,
         keep_s=keep_s,
+        keep_reaped_days=keep_reaped_days,
         order=order,
     )
+    if keep_reaped_days:
+        yield from making_days(schema)
     since = []
     for name in names:
         since.append(0 if origin == OWN else (yield from joining(schema, name)))

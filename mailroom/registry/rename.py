@@ -97,7 +97,7 @@ def _renaming(schema: str, inbox: str, new: str, actor: str, why: str | None) ->
     [(waiting, parked)] = yield COUNT.at(schema=schema, inbox=inbox)()
     yield PARTITION.at(**names)()
     yield LIST.at(**names)()
-    for table in (*HAVE_ROWS, "dead_letter"):
+    for table in (*HAVE_ROWS, "dead_letter", "reaped"):
         yield TAKE_ALONG.at(table=table, **names)()
     yield SUBSCRIBE.at(schema=schema)(inboxes=[new], since=[0], topics=[inbox], origin=OWN)
     yield from auditing(schema, "rename inbox", [(inbox, None, waiting + parked)], actor, f"to {new}" + because(why))

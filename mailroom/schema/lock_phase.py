@@ -25,11 +25,11 @@ IN_USE = "MR003"
 GATE = "inbox_registry"
 ALWAYS_FIRST = ("dispatch_turn", GATE, "execute_turn")
 TURNS = {"dispatch_turn", "execute_turn"}
-BEHIND_THE_GATE = {"inbox", "key_state", "stable", "attempt", "parked", "dead_letter", "outbox"}
+BEHIND_THE_GATE = {"inbox", "key_state", "stable", "attempt", "parked", "reaped", "dead_letter", "outbox"}
 # To lock a view is to lock its table.
 VIEWS = {
     "my_worker": "worker", "my_key_state": "key_state", "my_due": "key_state", "my_attempt": "attempt",
-    "my_parked": "parked", "my_spark_stream": "spark_stream",
+    "my_parked": "parked", "my_reaped": "reaped", "my_spark_stream": "spark_stream",
 }  # fmt: skip
 WRITERS_LAST = ("outbox_jdbc", "outbox_jdbc_id", "outbox", "outbox_executable")
 

@@ -6,6 +6,7 @@ Each operation runs in a transaction of its own.
 from dataclasses import dataclass
 
 from inbox.by_key.claim import OPEN, PIN
+from inbox.keeping import KEEPS, keeping
 from inbox.order import finding_by_key
 from inbox.sessions.wakeup import PARTITION_KEY
 from mailroom import locks
@@ -220,6 +221,7 @@ def comparing(schema: str, inbox: str, place: BatchEnd) -> Operation[None]:
 
 # -- reaping ----------------------------------------------------------------------------------------------------------
 
+KEPT = Sql("SELECT {keeps} FROM {schema}.inbox_registry WHERE name = '{inbox}'", columns=("boolean",), keeps=KEEPS)
 REAP = Sql(
     """
 WITH doomed AS MATERIALIZED (
@@ -228,7 +230,8 @@ WITH doomed AS MATERIALIZED (
     ORDER BY {by_clock} LIMIT {reaped_rows}),
 gone AS (
     DELETE FROM {schema}.inbox_{inbox}
-    WHERE {by_clock} >= (SELECT min(clock) FROM doomed) AND {by_clock} <= (SELECT max(clock) FROM doomed))
+    WHERE {by_clock} >= (SELECT min(clock) FROM doomed) AND {by_clock} <= (SELECT max(clock) FROM doomed)
+    {returning}){archived}
 SELECT max(clock) FROM doomed
 """,
     columns=("bigint",),
@@ -244,5 +247,7 @@ def reaping(schema: str, inbox: str, above: int, upto: int) -> Operation[int | N
     Waits for rows that others have locked: they have been read, whatever the others do.
     """
     yield PIN.at()()
-    [(reached,)] = yield REAP.at(schema=schema, inbox=inbox)(above=above, upto=upto)
+    keeps = (yield KEPT.at(schema=schema, inbox=inbox)()) == [(True,)]
+    parts = {"returning": "RETURNING *" if keeps else "", "archived": keeping(keeps)["archived"]}
+    [(reached,)] = yield REAP.at(**parts, schema=schema, inbox=inbox)(above=above, upto=upto)
     return None if reached is None else int(reached)

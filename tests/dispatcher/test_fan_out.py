@@ -16,9 +16,9 @@ from dispatcher.delivery.fan_out import fanning_out, finding_refused_copies
 from dispatcher.housekeeping.janitor import raising_floor
 from inbox import Inbox
 from mailroom import create_inbox
-from mailroom.dead_letter import DeadLetters
 from mailroom.embedded import Binaries, Server
 from mailroom.errors import MailroomError
+from mailroom.order.placing import making_room
 from mailroom.order.total import raising_stable
 from mailroom.schema import migrate
 from mailroom.sql.runner import run
@@ -203,10 +203,10 @@ def test_requeue_waits_for_its_turn(node: Node) -> None:
     node.send("news", key="k")
     take(node)
     with node.connection.transaction(), pytest.raises(MailroomError, match="Try again"):
-        run(node.connection, DeadLetters()._making_room(1))  # what places a message in an inbox
+        run(node.connection, making_room(SCHEMA, 1))  # what places a message in an inbox
     node.deliver_all()
     with node.connection.transaction():
-        run(node.connection, DeadLetters()._making_room(1))
+        run(node.connection, making_room(SCHEMA, 1))
 
 
 def test_inbox_that_is_gone_meanwhile_leaves_a_dead_letter(node: Node) -> None:

@@ -146,6 +146,11 @@ BROKEN = [
         "VALUES ('deliver', 'test', gen_random_uuid(), 'orders', 'k', 'M', 'U', now(), '')"),
         "M041", "stage deliver: 1, the last", "DELETE FROM mailroom.dead_letter",
     ),
+    (
+        "UPDATE mailroom.inbox_registry SET keep_reaped_days = 3 WHERE name = 'shipping'",
+        "M042", "inbox shipping keeps what is reaped for 3 days, and the last day is missing",
+        "UPDATE mailroom.inbox_registry SET keep_reaped_days = NULL",
+    ),
 ]  # fmt: skip
 
 

@@ -257,9 +257,9 @@ def _returning_unsorted() -> None:
     from inbox.by_key import key_order
     from inbox.by_key.claim import reaping_any, reaping_key
 
-    def key(*arguments: Any) -> Operation[list[Any]]:
-        messages = yield from reaping_key(*arguments)
-        return _shuffled(messages)
+    def key(*arguments: Any) -> Operation[Any]:
+        messages, course = yield from reaping_key(*arguments)
+        return _shuffled(messages), course
 
     def any_(*arguments: Any) -> Operation[Any]:
         claimed, course = yield from reaping_any(*arguments)

@@ -450,6 +450,33 @@ END $$;
 
 COMMENT ON FUNCTION mailroom.doorbell() IS 'Wakes a sleeping dispatcher: NOTIFY mailroom:<oid of the table>.';
 
+CREATE FUNCTION mailroom.drop_reaped_day(over date, at timestamp with time zone) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    DELETE FROM "mailroom".reaped_day WHERE day = over AND emptied_at < at - interval '1 minute';
+    IF NOT FOUND THEN RETURN false; END IF;
+    EXECUTE format('DROP TABLE "mailroom".reaped_%s', to_char(over, 'YYYYMMDD'));
+    RETURN true;
+END $$;
+
+COMMENT ON FUNCTION mailroom.drop_reaped_day(over date, at timestamp with time zone) IS 'Drops the partition of a day that was emptied more than a minute ago.';
+
+CREATE FUNCTION mailroom.empty_reaped_day(over date, at timestamp with time zone) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    UPDATE "mailroom".reaped_day SET emptied_at = at
+    WHERE day = over AND day < (at AT TIME ZONE 'UTC')::date AND emptied_at IS NULL;
+    IF NOT FOUND THEN RETURN false; END IF;
+    EXECUTE format('TRUNCATE "mailroom".reaped_%s', to_char(over, 'YYYYMMDD'));
+    RETURN true;
+END $$;
+
+COMMENT ON FUNCTION mailroom.empty_reaped_day(over date, at timestamp with time zone) IS 'Empties the partition of a day that is over.';
+
 CREATE FUNCTION mailroom.failing_keys(of_inbox text, of_keys text[], of_tried text[] DEFAULT '{}'::text[], but uuid[] DEFAULT '{}'::uuid[]) RETURNS TABLE(key text, retry_at timestamp with time zone)
     LANGUAGE plpgsql ROWS 1
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -655,6 +682,33 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION mailroom.link_want(of_link bigint, by_run uuid, clock bigint) IS 'A reader asks for a mark with a clock, or as far as it may.';
+
+CREATE FUNCTION mailroom.make_reaped_days(at timestamp with time zone) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    today CONSTANT date := (at AT TIME ZONE 'UTC')::date;
+    missing date;
+    made bigint := 0;
+BEGIN
+    FOR missing IN
+        SELECT today + n FROM generate_series(1, (SELECT max(keep_reaped_days) + 15 FROM "mailroom".inbox_registry)) AS n
+        WHERE NOT EXISTS (SELECT FROM "mailroom".reaped_day AS d WHERE d.day = today + n) ORDER BY n
+    LOOP
+        EXECUTE format(
+            'CREATE TABLE "mailroom".reaped_%s (LIKE "mailroom".reaped INCLUDING DEFAULTS INCLUDING COMMENTS) '
+            'WITH (autovacuum_vacuum_insert_threshold = -1)', to_char(missing, 'YYYYMMDD'));
+        EXECUTE format(
+            'ALTER TABLE "mailroom".reaped ATTACH PARTITION "mailroom".reaped_%s FOR VALUES FROM (%L) TO (%L)',
+            to_char(missing, 'YYYYMMDD'), missing, missing + 1);
+        INSERT INTO "mailroom".reaped_day (day) VALUES (missing);
+        made := made + 1;
+    END LOOP;
+    RETURN made;
+END $$;
+
+COMMENT ON FUNCTION mailroom.make_reaped_days(at timestamp with time zone) IS 'Makes the partitions of reaped that are missing ahead of a time, and returns how many.';
 
 CREATE FUNCTION mailroom.orphaned_keys(of_inbox text, but uuid[]) RETURNS SETOF text
     LANGUAGE plpgsql ROWS 10
@@ -1428,8 +1482,10 @@ CREATE TABLE mailroom.inbox_registry (
     sent_floor bigint DEFAULT 0 NOT NULL,
     paused_at timestamp with time zone,
     paused_by text,
+    keep_reaped_days integer,
     CONSTRAINT inbox_registry_backoff_s_check CHECK ((backoff_s >= (0)::double precision)),
     CONSTRAINT inbox_registry_check CHECK ((backoff_max_s >= backoff_s)),
+    CONSTRAINT inbox_registry_keep_reaped_days_check CHECK ((keep_reaped_days >= 1)),
     CONSTRAINT inbox_registry_keep_s_check CHECK ((keep_s > (0)::double precision)),
     CONSTRAINT inbox_registry_max_attempts_check CHECK ((max_attempts >= 1)),
     CONSTRAINT inbox_registry_name_check CHECK ((name ~ '^[a-z][a-z0-9_]{0,40}$'::text)),
@@ -1467,6 +1523,8 @@ COMMENT ON COLUMN mailroom.inbox_registry.sent_floor IS 'Of a total inbox: no me
 COMMENT ON COLUMN mailroom.inbox_registry.paused_at IS 'Since when it is paused: claims give nothing, deliveries go on. Null if it is not.';
 
 COMMENT ON COLUMN mailroom.inbox_registry.paused_by IS 'Who paused it, and why.';
+
+COMMENT ON COLUMN mailroom.inbox_registry.keep_reaped_days IS 'How many days what was reaped is kept in `reaped`; null if it is not.';
 
 CREATE TABLE mailroom.key_state (
     inbox text NOT NULL COLLATE pg_catalog."C",
@@ -1812,6 +1870,99 @@ CREATE VIEW mailroom.my_parked WITH (security_barrier='true') AS
   WHERE mailroom.is_mine(inbox);
 
 COMMENT ON VIEW mailroom.my_parked IS 'The rows of parked about inboxes that the current role may take messages out of.';
+
+CREATE TABLE mailroom.reaped (
+    inbox text CONSTRAINT inbox_inbox_not_null NOT NULL COLLATE pg_catalog."C",
+    clock bigint CONSTRAINT inbox_clock_not_null NOT NULL,
+    sent_clock bigint CONSTRAINT inbox_sent_clock_not_null NOT NULL,
+    origin uuid CONSTRAINT inbox_origin_not_null NOT NULL,
+    delivered_at timestamp with time zone DEFAULT clock_timestamp() CONSTRAINT inbox_delivered_at_not_null NOT NULL,
+    message_id uuid CONSTRAINT inbox_message_id_not_null NOT NULL,
+    topic text CONSTRAINT inbox_topic_not_null NOT NULL COLLATE pg_catalog."C",
+    key text CONSTRAINT inbox_key_not_null NOT NULL COLLATE pg_catalog."C",
+    kind "char" CONSTRAINT inbox_kind_not_null NOT NULL,
+    message_type "char" CONSTRAINT inbox_message_type_not_null NOT NULL,
+    event_type "char",
+    value bytea,
+    value_json jsonb,
+    headers jsonb,
+    expires_at timestamp with time zone,
+    after_clock bigint,
+    source text COLLATE pg_catalog."C",
+    sent_at timestamp with time zone CONSTRAINT inbox_sent_at_not_null NOT NULL,
+    reaped_at timestamp with time zone DEFAULT statement_timestamp() NOT NULL,
+    drop_on date NOT NULL
+)
+PARTITION BY RANGE (drop_on);
+
+COMMENT ON TABLE mailroom.reaped IS 'Messages that were reaped, of inboxes that keep them; a partition per day.';
+
+COMMENT ON COLUMN mailroom.reaped.inbox IS 'The inbox''s name.';
+
+COMMENT ON COLUMN mailroom.reaped.clock IS 'Lamport clock of this node''s stamp: unique and rising.';
+
+COMMENT ON COLUMN mailroom.reaped.sent_clock IS 'Lamport clock of the origin''s send event.';
+
+COMMENT ON COLUMN mailroom.reaped.origin IS 'The node that sent it.';
+
+COMMENT ON COLUMN mailroom.reaped.delivered_at IS 'Physical time of the delivery.';
+
+COMMENT ON COLUMN mailroom.reaped.message_id IS 'The message''s id, which never changes; an idempotency key for effects outside the database.';
+
+COMMENT ON COLUMN mailroom.reaped.topic IS 'What the message is addressed to.';
+
+COMMENT ON COLUMN mailroom.reaped.key IS 'Ordering key within an inbox. An unordered message has its id as key.';
+
+COMMENT ON COLUMN mailroom.reaped.kind IS 'M message, E event, C command, R reply.';
+
+COMMENT ON COLUMN mailroom.reaped.message_type IS 'O object, D database, C collection, U user-defined.';
+
+COMMENT ON COLUMN mailroom.reaped.event_type IS 'C created, U updated, D deleted.';
+
+COMMENT ON COLUMN mailroom.reaped.value IS 'The value as CBOR; exactly one of value and value_json is set.';
+
+COMMENT ON COLUMN mailroom.reaped.value_json IS 'The value as JSON, for writers that have no CBOR.';
+
+COMMENT ON COLUMN mailroom.reaped.headers IS 'Flat map of text to text.';
+
+COMMENT ON COLUMN mailroom.reaped.expires_at IS 'If not delivered before this time, the message is dropped.';
+
+COMMENT ON COLUMN mailroom.reaped.after_clock IS 'The stamp is later than this clock: that of a cause on another node.';
+
+COMMENT ON COLUMN mailroom.reaped.source IS 'Who sent it: the writer''s application_name.';
+
+COMMENT ON COLUMN mailroom.reaped.sent_at IS 'Physical time of the send; order never rests on it.';
+
+COMMENT ON COLUMN mailroom.reaped.reaped_at IS 'When it was taken, in the transaction that reaped it.';
+
+COMMENT ON COLUMN mailroom.reaped.drop_on IS 'The day, in UTC, at whose end it may be gone.';
+
+CREATE VIEW mailroom.my_reaped WITH (security_barrier='true') AS
+ SELECT inbox,
+    clock,
+    sent_clock,
+    origin,
+    delivered_at,
+    message_id,
+    topic,
+    key,
+    kind,
+    message_type,
+    event_type,
+    value,
+    value_json,
+    headers,
+    expires_at,
+    after_clock,
+    source,
+    sent_at,
+    reaped_at,
+    drop_on
+   FROM mailroom.reaped
+  WHERE mailroom.is_mine(inbox)
+  WITH CASCADED CHECK OPTION;
+
+COMMENT ON VIEW mailroom.my_reaped IS 'The rows of reaped about inboxes that the current role may take messages out of.';
 
 CREATE TABLE mailroom.spark_stream (
     inbox text NOT NULL COLLATE pg_catalog."C",
@@ -2293,6 +2444,17 @@ COMMENT ON COLUMN mailroom.periodic.paused IS 'Whether an operator has paused it
 
 COMMENT ON COLUMN mailroom.periodic.last_error IS 'Why the last try to send failed; null if it did not.';
 
+CREATE TABLE mailroom.reaped_day (
+    day date NOT NULL,
+    emptied_at timestamp with time zone
+);
+
+COMMENT ON TABLE mailroom.reaped_day IS 'The partitions of `reaped`.';
+
+COMMENT ON COLUMN mailroom.reaped_day.day IS 'The partition is reaped_<YYYYMMDD>.';
+
+COMMENT ON COLUMN mailroom.reaped_day.emptied_at IS 'When the janitor emptied it, since its day was over; null before.';
+
 CREATE TABLE mailroom.receipt (
     origin bigint NOT NULL,
     last bigint NOT NULL,
@@ -2665,6 +2827,9 @@ ALTER TABLE ONLY mailroom.parked
 ALTER TABLE ONLY mailroom.periodic
     ADD CONSTRAINT periodic_pkey PRIMARY KEY (name);
 
+ALTER TABLE ONLY mailroom.reaped_day
+    ADD CONSTRAINT reaped_day_pkey PRIMARY KEY (day);
+
 ALTER TABLE ONLY mailroom.receipt
     ADD CONSTRAINT receipt_pkey PRIMARY KEY (origin, last);
 
@@ -2721,6 +2886,12 @@ CREATE INDEX link_topic_pattern ON mailroom.link_topic USING btree (fits, words,
 CREATE INDEX outbox_jdbc_id_at ON mailroom.outbox_jdbc_id USING btree (at);
 
 CREATE INDEX periodic_next ON mailroom.periodic USING btree (next_at) WHERE (NOT paused);
+
+CREATE INDEX reaped_cause ON ONLY mailroom.reaped USING btree (((headers ->> 'causation'::text)) COLLATE "C");
+
+CREATE INDEX reaped_id ON ONLY mailroom.reaped USING btree (message_id);
+
+CREATE INDEX reaped_when ON ONLY mailroom.reaped USING btree (inbox, reaped_at, clock);
 
 CREATE INDEX registry_total ON mailroom.inbox_registry USING btree (name) WHERE ("order" = 'total'::text);
 
@@ -2816,6 +2987,10 @@ CREATE TRIGGER zz_checked BEFORE INSERT OR UPDATE ON mailroom.outbox FOR EACH RO
 
 ALTER TABLE mailroom.outbox ENABLE ALWAYS TRIGGER zz_checked;
 
+REVOKE ALL ON FUNCTION mailroom.drop_reaped_day(over date, at timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION mailroom.empty_reaped_day(over date, at timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION mailroom.link_claim(of_link bigint, by_run uuid, seq bigint, clock bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION mailroom.link_match(of_link bigint, by_run uuid) FROM PUBLIC;
@@ -2825,6 +3000,8 @@ REVOKE ALL ON FUNCTION mailroom.link_next(of_link bigint, behind bigint) FROM PU
 REVOKE ALL ON FUNCTION mailroom.link_topic_asked() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION mailroom.link_want(of_link bigint, by_run uuid, clock bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION mailroom.make_reaped_days(at timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION mailroom.watch() FROM PUBLIC;
 

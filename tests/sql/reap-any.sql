@@ -1,7 +1,7 @@
 -- REAP_ANY in inbox/by_key/claim.py
 -- $1 depth, $2 but, $3 cursor, $4 mine
 WITH RECURSIVE bound AS MATERIALIZED (
-    SELECT CASE WHEN paused_at IS NULL THEN floor ELSE 9223372036854775807 END AS floor, CASE WHEN paused_at IS NULL THEN greatest(floor, healthy_floor) ELSE 9223372036854775807 END AS healthy, paused_at IS NULL AS is_open
+    SELECT CASE WHEN paused_at IS NULL AND keep_reaped_days IS NULL THEN floor ELSE 9223372036854775807 END AS floor, CASE WHEN paused_at IS NULL AND keep_reaped_days IS NULL THEN greatest(floor, healthy_floor) ELSE 9223372036854775807 END AS healthy, paused_at IS NULL AND keep_reaped_days IS NULL AS is_open, keep_reaped_days IS NULL AS fits
     FROM "mailroom".inbox_registry WHERE name = 'shipping'),
 due_next AS MATERIALIZED (SELECT (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM "mailroom".my_due WHERE inbox = 'shipping' AND retry_at < 'infinity' LIMIT 1) AS in_s FROM bound WHERE is_open),
 due AS MATERIALIZED (
@@ -88,7 +88,7 @@ healed AS (
     WHERE s.inbox = 'shipping' AND s.key = g.key AND s.clock <= g.clock AND s.alone_to <= g.clock
       AND s.paused_at IS NULL)
 SELECT key, clock, sent_clock, origin, message_id, topic, kind::text, message_type::text, event_type::text, value, value_json::text, headers::text, source, sent_at AT TIME ZONE 'UTC', expires_at AT TIME ZONE 'UTC', delivered_at AT TIME ZONE 'UTC', NULL::boolean, NULL::boolean, NULL::text AS cursor, NULL::bigint, NULL::float8 AS due_in_s,
-       NULL::boolean
+       NULL::boolean, NULL::boolean
 FROM gone
 UNION ALL
 SELECT NULL::text, NULL::bigint, NULL::bigint, NULL::uuid, NULL::uuid, NULL::text, NULL::text, NULL::text, NULL::text, NULL::bytea, NULL::text, NULL::text, NULL::text, NULL::timestamp, NULL::timestamp, NULL::timestamp, CASE WHEN EXISTS (SELECT FROM bound) THEN (SELECT is_plain FROM plain) END,
@@ -100,5 +100,5 @@ SELECT NULL::text, NULL::bigint, NULL::bigint, NULL::uuid, NULL::uuid, NULL::tex
                     ELSE max(walk.key) || chr(1) END
         FROM missing AS m LEFT JOIN walk ON true GROUP BY m.keys),
        (SELECT count(*) FROM granted WHERE (SELECT is_full FROM wanted)),
-       (SELECT in_s FROM due_next), (set_config('enable_seqscan', split_part(current_setting('mailroom.pinned'), ',', 1), true) IS NULL OR set_config('enable_bitmapscan', split_part(current_setting('mailroom.pinned'), ',', 2), true) IS NULL OR set_config('enable_hashjoin', split_part(current_setting('mailroom.pinned'), ',', 3), true) IS NULL OR set_config('enable_mergejoin', split_part(current_setting('mailroom.pinned'), ',', 4), true) IS NULL OR set_config('jit', split_part(current_setting('mailroom.pinned'), ',', 5), true) IS NULL OR set_config('plan_cache_mode', split_part(current_setting('mailroom.pinned'), ',', 6), true) IS NULL OR set_config('row_security', split_part(current_setting('mailroom.pinned'), ',', 7), true) IS NULL) OR (false AND "mailroom".hold_batch())
+       (SELECT in_s FROM due_next), (set_config('enable_seqscan', split_part(current_setting('mailroom.pinned'), ',', 1), true) IS NULL OR set_config('enable_bitmapscan', split_part(current_setting('mailroom.pinned'), ',', 2), true) IS NULL OR set_config('enable_hashjoin', split_part(current_setting('mailroom.pinned'), ',', 3), true) IS NULL OR set_config('enable_mergejoin', split_part(current_setting('mailroom.pinned'), ',', 4), true) IS NULL OR set_config('jit', split_part(current_setting('mailroom.pinned'), ',', 5), true) IS NULL OR set_config('plan_cache_mode', split_part(current_setting('mailroom.pinned'), ',', 6), true) IS NULL OR set_config('row_security', split_part(current_setting('mailroom.pinned'), ',', 7), true) IS NULL) OR (false AND "mailroom".hold_batch()), (SELECT fits FROM bound)
 ORDER BY clock

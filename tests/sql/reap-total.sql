@@ -1,6 +1,6 @@
 -- REAP in inbox/total_order/total_claim.py
 WITH bound AS MATERIALIZED (
-    SELECT CASE WHEN paused_at IS NULL THEN r.sent_floor ELSE 9223372036854775807 END AS low, r.paused_at IS NULL AS is_open, (
+    SELECT CASE WHEN paused_at IS NULL THEN r.sent_floor ELSE 9223372036854775807 END AS low, r.paused_at IS NULL AS is_open, r.keep_reaped_days IS NOT NULL AS keeps, (
         SELECT s.clock FROM "mailroom".stable AS s WHERE s.inbox = 'shipping' ORDER BY s.clock DESC LIMIT 1) AS top
     FROM "mailroom".inbox_registry AS r WHERE r.name = 'shipping'),
 picked AS MATERIALIZED (

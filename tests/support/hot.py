@@ -21,6 +21,7 @@ from inbox.asking import replies
 from inbox.by_key import claim, due, failure, parked_keys, peek
 from inbox.by_key.claim import PINNED, Share
 from inbox.handling import batch
+from inbox.keeping import keeping
 from inbox.sessions import alive, wakeup
 from inbox.total_order import total_claim, total_failure, total_parked
 from inbox.worker import in_flight
@@ -58,6 +59,7 @@ def _of_one_row(values: Mapping[str, str]) -> dict[str, str]:
     return {"given": ", ".join(values), "values": ", ".join(values.values())}
 
 
+KEEPING, NOT_KEEPING = keeping(True), keeping(False)
 WORKER = Share(100, 100, 100, due_too=False, hold=True)
 DUE = {"but_orphaned": due.BUT_ORPHANED}
 STORE = {name: text for name, text in target.STORE_TARGET.names("mailroom").items() if name != "schema"}
@@ -103,26 +105,31 @@ DELIVERING = {
 }
 CLAIMING = {
     "pin": Hot(claim.PIN),
-    "reap-key": Hot(claim.REAP_KEY, session=PINNED),
+    "reap-key": Hot(claim.REAP_KEY, NOT_KEEPING, PINNED),
+    "reap-key-keeping": Hot(claim.REAP_KEY, KEEPING, PINNED),
     "reap-key-again": Hot(claim.HAS_MORE, session=PINNED),
     "reap-plain": Hot(claim.REAP_PLAIN, Share(100, 10, 1_000).names(), PINNED),
     "reap-plain-of-one": Hot(claim.REAP_PLAIN, Share(1, 1, 1).names(), PINNED),
     "reap-plain-of-a-worker": Hot(claim.REAP_PLAIN, WORKER.names(), PINNED),
+    "reap-plain-keeping": Hot(claim.REAP_PLAIN, WORKER.names(keeps=True), PINNED),
     "reap-any": Hot(claim.REAP_ANY, Share(100, 10, 1_000).names(), PINNED),
     "reap-any-of-one": Hot(claim.REAP_ANY, Share(1, 1, 1).names(), PINNED),
     "reap-any-of-a-worker": Hot(claim.REAP_ANY, WORKER.names(), PINNED),
     "orphaned-keys": Hot(claim.ORPHANED),
     "reap-due-head": Hot(due.LOCK_HEAD, DUE, PINNED),
-    "reap-due": Hot(due.TAKE_HEAD, DUE | {"held": due.HELD}, PINNED),
+    "reap-due": Hot(due.TAKE_HEAD, DUE | NOT_KEEPING | {"held": due.HELD}, PINNED),
+    "reap-due-keeping": Hot(due.TAKE_HEAD, DUE | keeping(True, due.HANDED_OUT) | {"held": due.HELD}, PINNED),
     "total-order": Hot(total_order.IS_TOTAL),
     "reap-total-head": Hot(total_claim.LOCK, session=PINNED),
     "reap-total": Hot(
-        total_claim.REAP, {"but_orphaned": "", "rows": "100", "held": "EXISTS (SELECT FROM gone)", "due": "0"}, PINNED
+        total_claim.REAP,
+        NOT_KEEPING | {"but_orphaned": "", "rows": "100", "held": "EXISTS (SELECT FROM gone)", "due": "0"},
+        PINNED,
     ),
     "reap-total-due": Hot(
-        total_claim.TAKE, {"but_orphaned": total_claim.BUT_ORPHANED, "held": total_claim.HELD}, PINNED
+        total_claim.TAKE, NOT_KEEPING | {"but_orphaned": total_claim.BUT_ORPHANED, "held": total_claim.HELD}, PINNED
     ),
-    "reap-replies": Hot(replies.TAKE),
+    "reap-replies": Hot(replies.TAKE, NOT_KEEPING),
     "keeps-replies": Hot(replies.KEPT),
     "peek-key": Hot(peek.PEEK_KEY),
     "peek-any": Hot(peek.PEEK_ANY),

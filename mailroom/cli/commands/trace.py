@@ -19,10 +19,10 @@ def trace(call: Call, message_id: UUID) -> None:
 
     It is in the outbox until the dispatcher takes it, then scheduled for later, or in every inbox that gets it, or
     among the dead letters. On its way to another node it is in transit until that node has received it. One whose key
-    is parked is held there. A message that was reaped is gone, and so is an executable that was executed: then this
-    exits with 1. A message is caused by the one in whose handler it was sent. What a message caused is shown even if
-    the message itself is gone, up to 1,000 effects. Every table of the node is read, so this takes a while on a large
-    backlog.
+    is parked is held there. A message that was reaped is gone, unless its inbox keeps it (mailroom archive), and so is
+    an executable that was executed: then this exits with 1. A message is caused by the one in whose handler it was
+    sent. What a message caused is shown even if the message itself is gone, up to 1,000 effects. Every table of the
+    node is read, so this takes a while on a large backlog.
 
     \b
     Examples:
@@ -74,6 +74,8 @@ def _described(place: Location) -> str:
             )
         case "transit":
             return f"is on its way to {place.link} with clock {place.clock} since {shown(place.since)}{ahead} {about}."
+        case "reaped":
+            return f"was reaped from inbox {place.inbox} with clock {place.clock} at {shown(place.since)} {about}."
         case "dead_letter":
             skipped = "" if place.inbox is None else f", skipped by inbox {place.inbox}"
             return f"is a dead letter since {shown(place.since)}{skipped} {about}: {place.reason}."
