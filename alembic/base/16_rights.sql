@@ -26,6 +26,10 @@ SELECT * FROM attempt WHERE is_mine(inbox) ORDER BY inbox, key, clock, id DESC;
 COMMENT ON VIEW my_attempt IS 'The rows of attempt about inboxes that the current role may take messages out of.';
 CREATE VIEW my_parked WITH (security_barrier) AS SELECT * FROM parked WHERE is_mine(inbox);
 COMMENT ON VIEW my_parked IS 'The rows of parked about inboxes that the current role may take messages out of.';
+CREATE VIEW my_limit WITH (security_barrier) AS SELECT * FROM inbox_limit WHERE is_mine(inbox);
+COMMENT ON VIEW my_limit IS 'The rows of inbox_limit about inboxes that the current role may take messages out of.';
+CREATE VIEW my_slot WITH (security_barrier) AS SELECT * FROM inbox_slot WHERE is_mine(inbox);
+COMMENT ON VIEW my_slot IS 'The rows of inbox_slot about inboxes that the current role may take messages out of.';
 CREATE VIEW my_spark_stream WITH (security_barrier) AS SELECT * FROM spark_stream WHERE is_mine(inbox);
 COMMENT ON VIEW my_spark_stream IS
     'The rows of spark_stream about inboxes that the current role may take messages out of.';

@@ -21,6 +21,7 @@ from inbox.by_key.claim import Claimed
 from inbox.by_key.failure import Recorded, failed, last_clocks
 from inbox.exceptions import Unavailable
 from inbox.handling.overtime import HandlerTurn
+from inbox.limits import HeldBy
 from inbox.order import Order
 from inbox.sessions.hold import ENDED, Hold
 from mailroom import events
@@ -82,7 +83,9 @@ class Batch:
     None while they do. `ends`: all handlers have returned. `forgiven`: whether the failure is not counted, None until
     decided. `recorded`: the recorded outcome. `place`: the database in which the messages are. `turn`: how long a
     handler has been at its message, where that is bounded. `outcome`: how its transaction has ended, as in
-    `mailroom.events.BatchEnded`.
+    `mailroom.events.BatchEnded`. `tokens`: how many messages the inbox's rate lets it have, None without a rate.
+    `held`: the limit because of which nothing was claimed. `is_try`: it tries one message while the breaker is open,
+    and `has_closed` it. See `inbox.limits`.
     """
 
     due: bool = False
@@ -102,6 +105,10 @@ class Batch:
     place: HomeDatabase | None = None
     turn: HandlerTurn | None = None
     outcome: str = "rolled_back"
+    tokens: int | None = None
+    held: HeldBy | None = None
+    is_try: bool = False
+    has_closed: bool = False
     _told: tuple[list[Message], float] | None = None  # what a handler that was told to begin was given, and when
 
     def take(self, claimed: Claimed, order: Order, connection: object, place: HomeDatabase | None = None) -> None:

@@ -239,4 +239,10 @@ KINDS = {
         "Messages could not be delivered, or were skipped after they failed.",
         "See why, then `mailroom dead-letter requeue` or `mailroom dead-letter discard`.",
     ),
+    "M042": Kind(
+        "a breaker is open",
+        "Too many attempts of an inbox have failed. Its workers claim nothing but one message from time to time, until "
+        "one is handled.",
+        "Look at what the handler calls. Once that is well, the command has workers go on at once.",
+    ),
 }

@@ -115,11 +115,16 @@ REAPER = (
     on("my_key_state", "SELECT", "INSERT", "UPDATE", "DELETE", why="a view: only of the role's own inboxes"),
     on("my_worker", "SELECT", "INSERT", "UPDATE", "DELETE", why="a view: only of the role's own inboxes"),
     on("my_attempt", "SELECT", "INSERT", why="a view: only of the role's own inboxes"),
+    on(
+        "my_limit", "SELECT", "UPDATE (tokens, filled_at, opened_at, opened_why, try_at, tries)",
+        why="a view: only of the role's own inboxes",
+    ),
+    on("my_slot", "SELECT", "UPDATE (slot)", why="a view: only of the role's own inboxes; UPDATE to lock rows"),
     on("parked", "INSERT", why="refused for other inboxes"),
     on("dead_letter", "INSERT", why="refused for other inboxes"),
     on("stable", "SELECT", why="how far a total inbox may be given out", total=True),
     *TOKENS,
-)
+)  # fmt: skip
 
 SPARK_READER = (
     REVISION,
@@ -191,6 +196,7 @@ DISPATCHER = (
     on("inbox", "SELECT", "INSERT", why="deliveries go through it into all inboxes, new ones too"),
     on("inbox_{inbox}", "SELECT", "DELETE", "UPDATE (inbox)", why="housekeeping: by its name"),
     on("inbox_registry", "SELECT", "UPDATE (floor, healthy_floor, sent_floor, dropped)"),
+    on("inbox_limit", "SELECT (inbox, breaker_percent, opened_at)", why="metrics"),
     on("stable", "SELECT", "INSERT", "DELETE"),
     on("my_key_state", "SELECT"),
     on("key_state", "SELECT", "UPDATE (alone_to, parked_at)", "DELETE"),
@@ -218,6 +224,12 @@ OPERATOR = (
     on("inbox_{inbox}", "SELECT", "INSERT", "DELETE"),
     on("inbox", "SELECT", "INSERT", why="where requeued messages enter"),
     on("inbox_registry", "SELECT", "UPDATE (floor, healthy_floor, paused_at, paused_by)"),
+    on(
+        "inbox_limit",
+        "SELECT (inbox, opened_at)",
+        "UPDATE (opened_at, opened_why, try_at, tries)",
+        why="a resume closes a breaker",
+    ),
     on("key_state", "SELECT", "INSERT", "UPDATE", "DELETE"),
     on("parked", "SELECT", "DELETE"),
     on("dead_letter", "SELECT", insert(["stage", "reason", "origin", "sent_clock", *SENDABLE_ON]), "UPDATE", "DELETE"),
@@ -261,6 +273,7 @@ METRICS = (
     on("dead_letter", "SELECT (id, stage, failed_at)"),
     on("spark_bulk", "SELECT (messages, moved)"),
     on("inbox_registry", "SELECT"),
+    on("inbox_limit", "SELECT"),
     on("inbox", "SELECT (inbox, clock, delivered_at, sent_at)"),
     on("inbox_{inbox}", "SELECT (sent_clock)", why="what a total inbox holds back", total=True),
     on("key_state", "SELECT (inbox, retry_at, parked_at, paused_at)"),
@@ -291,6 +304,7 @@ AUDITOR = (
     on("attempt", "SELECT"),
     on("audit", "SELECT"),
     on("worker", "SELECT"),
+    on("inbox_slot", "SELECT"),
     on("fan_out_way", "SELECT"),
     on("known", "SELECT"),
     on("accounting", "SELECT"),

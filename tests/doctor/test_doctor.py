@@ -145,6 +145,11 @@ BROKEN = [
         "VALUES ('deliver', 'test', gen_random_uuid(), 'orders', 'k', 'M', 'U', now(), '')"),
         "M041", "stage deliver: 1, the last", "DELETE FROM mailroom.dead_letter",
     ),
+    (
+        ("INSERT INTO mailroom.inbox_limit (inbox, breaker_percent, opened_at, opened_why, try_at, tries) "
+        f"VALUES ('shipping', 50, {OLD}, 'all failed', now(), 3)"),
+        "M042", "inbox shipping: open for 01:00:0", "DELETE FROM mailroom.inbox_limit",
+    ),
 ]  # fmt: skip
 
 
