@@ -34,6 +34,10 @@ class Named:
         on_failure: Literal["park", "skip"] | None = None,
         keep_s: float | None = None,
         keep_reaped_days: int | None = None,
+        rate: float | None = None,
+        burst: int | None = None,
+        concurrency: int | None = None,
+        breaker: int | None = None,
         origin: str = OWN,
         order: Order | None = None,
     ) -> Operation[None]:
@@ -41,7 +45,7 @@ class Named:
         return creation(
             self.inbox, subscribe, schema=self.schema, backoff_s=backoff_s, backoff_max_s=backoff_max_s,
             max_attempts=max_attempts, on_failure=on_failure, keep_s=keep_s, keep_reaped_days=keep_reaped_days,
-            origin=origin, order=order,
+            rate=rate, burst=burst, concurrency=concurrency, breaker=breaker, origin=origin, order=order,
         )  # fmt: skip
 
     def _subscribe(self, topics: Topics, *, origin: str = OWN) -> Operation[list[str]]:
@@ -72,8 +76,8 @@ class Named:
     def _resume(self, key: Key | None = None, *, actor: str, why: str | None = None) -> Operation[bool]:
         """End the pause of the inbox, or of a key; workers go on at once. Returns whether it was paused.
 
-        The two pauses are apart: a paused key of an inbox that is resumed stays paused. A key that was failing or
-        parked is so again. Raises as `pause` does.
+        An open breaker is closed too. The two pauses are apart: a paused key of an inbox that is resumed stays paused.
+        A key that was failing or parked is so again. Raises as `pause` does.
         """
         return resuming(self.schema, self.inbox, key, actor, why)
 

@@ -8,6 +8,7 @@ import time
 
 from inbox.by_key.parked_keys import NOTIFY
 from inbox.by_key.paused_keys import PausedKey, listing_paused, pausing_key, resuming_key
+from inbox.limits import closing
 from inbox.order import finding_order
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.names import Key, key_text
@@ -62,6 +63,7 @@ def _resuming(schema: str, inbox: str, key: str | None, actor: str, why: str | N
     yield from _finding(schema, inbox, key)
     if key is None:
         was_paused = bool((yield RESUME.at(schema=schema, inbox=inbox)()))
+        was_paused = (yield from closing(schema, inbox, by_hand=True)) or was_paused
     else:
         was_paused = yield from resuming_key(schema, inbox, key)
     if was_paused:

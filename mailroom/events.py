@@ -18,6 +18,8 @@ __all__ = [
     "AttemptFailed",
     "BatchClaimed",
     "BatchEnded",
+    "BreakerTurned",
+    "ClaimHeld",
     "DeliveryTraced",
     "ExecutablesExecuted",
     "HandlerBegan",
@@ -158,6 +160,23 @@ class AttemptFailed(NamedTuple):
     error: BaseException
 
 
+class ClaimHeld(NamedTuple):
+    """A loop of a worker has claimed nothing because of a limit of its inbox, and looks again after `seconds`."""
+
+    schema: str
+    inbox: str
+    limit: str  # rate, concurrency or breaker
+    seconds: float
+
+
+class BreakerTurned(NamedTuple):
+    """A worker has opened the breaker of its inbox, or closed it; an operator who closes it is not heard here."""
+
+    schema: str
+    inbox: str
+    is_open: bool
+
+
 class TriedAgain(NamedTuple):
     """Something failed that no message is to blame for, and is tried again: mostly a database that does not answer."""
 
@@ -180,6 +199,8 @@ Event: TypeAlias = (
     | HandlerEnded
     | BatchEnded
     | AttemptFailed
+    | ClaimHeld
+    | BreakerTurned
     | TriedAgain
 )
 KINDS: tuple[type[Any], ...] = get_args(Event)

@@ -53,6 +53,7 @@ class InboxStatus:
     `parked`; they are not in `backlog`. `dropped` counts the messages that waited for longer than the inbox keeps them
     (`keep_s`) and were dropped, since it was created. `paused_at` is since when the inbox is paused, None if it is not,
     and `paused_by` says by whom and why. `paused_keys` counts the keys that are paused by themselves.
+    `breaker_opened_at` is since when its breaker is open, None if it is not, and `breaker_why` says what had failed.
 
     `order` is key or total. Of a total inbox, `held_back` counts the messages of `backlog` that may not be reaped yet,
     and `waits_for` names the node that they wait for: the one that has shown the lowest clock. If `is_stopped`, this
@@ -76,6 +77,8 @@ class InboxStatus:
     paused_at: datetime | None = None
     paused_by: str | None = None
     paused_keys: int = 0
+    breaker_opened_at: datetime | None = None
+    breaker_why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +251,10 @@ SELECT r.name, i.messages, extract(epoch FROM clock_timestamp() - oldest.sent_at
         WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.parked_at IS NOT NULL),
        (SELECT count(*) FROM {schema}.parked AS p WHERE p.inbox = r.name), r.dropped, r.paused_at, r.paused_by,
        (SELECT count(*) FROM {schema}.key_state AS k
-        WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.paused_at IS NOT NULL)
+        WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.paused_at IS NOT NULL),
+       l.opened_at, l.opened_why
 FROM {schema}.inbox_registry AS r
+LEFT JOIN {schema}.inbox_limit AS l ON l.inbox = r.name AND l.opened_at IS NOT NULL
 CROSS JOIN LATERAL (
     SELECT count(*) AS messages FROM {schema}.inbox
     WHERE inbox = r.name AND inbox IN ('{names}') AND clock + 0 > r.floor) AS i
@@ -260,6 +265,7 @@ WHERE r.name IN ('{names}') ORDER BY r.name
 """,
     columns=(
         "text", "bigint", "float8", "float8", "bigint", "bigint", "bigint", "bigint", "timestamptz", "text", "bigint",
+        "timestamptz", "text",
     ),
 )  # fmt: skip
 
@@ -273,10 +279,11 @@ def _reading_inboxes(schema: str) -> Operation[list[InboxStatus]]:
     inboxes = []
     for first in range(0, len(names), most):
         listed = "', '".join(names[first : first + most])
-        for name, backlog, sent_s, delivered_s, *counts, since, by, keys in (
+        for name, backlog, sent_s, delivered_s, *counts, since, by, keys, opened_at, opened_why in (
             yield INBOXES.at(schema=schema, names=listed)()
         ):
             more = _of_total(totals.get(name)) | {"paused_at": since, "paused_by": by, "paused_keys": keys}
+            more |= {"breaker_opened_at": opened_at, "breaker_why": opened_why}
             on_the_way, coming_s = coming.get(name, (0, None))
             inboxes.append(
                 InboxStatus(

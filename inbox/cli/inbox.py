@@ -34,6 +34,7 @@ from mailroom.packages import NAMES, warn_of_hidden
 from mailroom.registry.archive_days import MOST_DAYS
 from mailroom.registry.drop import drop_inbox
 from mailroom.registry.inboxes import create_inbox
+from mailroom.registry.limits import MOST_PER_S, MOST_SLOTS
 from mailroom.registry.rename import rename_inbox
 from mailroom.registry.subscriptions import subscribe as subscribe_inbox
 from mailroom.registry.subscriptions import unsubscribe as unsubscribe_inbox
@@ -114,6 +115,31 @@ AT_ONCE = 100
     type=click.IntRange(0, MOST_DAYS),
     help="Keep what is reaped for so many days, to be found and replayed (mailroom archive); 0 ends it. [not kept]",
 )
+@click.option(
+    "--rate",
+    metavar="N",
+    type=click.FloatRange(0, MOST_PER_S),
+    help="How many messages a second all its workers together handle at most; 0 ends the limit. [no limit]",
+)
+@click.option(
+    "--burst",
+    metavar="N",
+    type=click.IntRange(1, MOST_PER_S),
+    help="With --rate: how many they may take at once after a quiet time. [as many as in a second]",
+)
+@click.option(
+    "--concurrency",
+    metavar="N",
+    type=click.IntRange(0, MOST_SLOTS),
+    help="How many batches all its workers have in hand at most; 0 ends the limit. [no limit]",
+)
+@click.option(
+    "--breaker",
+    metavar="PERCENT",
+    type=click.IntRange(0, 100),
+    help="Stop its workers while this share of attempts fails, and try one message from time to time; 0 for no "
+    "breaker. [no breaker]",
+)
 @pass_call
 def create(
     call: Call,
@@ -129,6 +155,10 @@ def create(
     on_failure: Literal["park", "skip"] | None,
     keep_s: float | None,
     keep_reaped_days: int | None,
+    rate: float | None,
+    burst: int | None,
+    concurrency: int | None,
+    breaker: int | None,
 ) -> None:
     """Create inboxes, or add subscriptions to them and change their settings.
 
@@ -142,6 +172,9 @@ def create(
     A new inbox is a table of its own: other roles than the owner's reap it after `mailroom grant reaper ROLE --inbox
     NAME`, and a dispatcher or operator that is not the owner needs its grant again.
 
+    --rate, --concurrency and --breaker hold for all workers together, and not for who reaps by hand. Workers keep to
+    new ones within about 5 s.
+
     With --order total all messages form one queue, in the same order on all nodes. One batch at a time is worked on,
     and a message that fails holds up the inbox until it succeeds, is skipped or somebody acts.
 
@@ -152,6 +185,7 @@ def create(
       mailroom inbox create audit_log --max-attempts 10 --on-failure skip
       mailroom inbox create shop_replies --keep-s 600
       mailroom inbox create shipping --keep-reaped 30
+      mailroom inbox create shipping --rate 10 --burst 20 --concurrency 4 --breaker 50
       mailroom inbox create invoices --subscribe order.paid --origin lyon
       mailroom inbox create ledger --subscribe 'account.#' --origin '*' --order total
       mailroom inbox create shop_{1..1000} --subscribe price.changed
@@ -160,6 +194,8 @@ def create(
         raise click.UsageError("--origin says whose messages to subscribe to: give --subscribe too.")
     if backoff_s is not None and backoff_max_s is not None and backoff_max_s < backoff_s:
         raise click.UsageError("--backoff-max-s, the longest wait, is shorter than --backoff-s, the first wait.")
+    if burst is not None and not rate:
+        raise click.UsageError("--burst says how many messages may be taken at once within a --rate: give that too.")
     with call.connection("inbox create") as connection, progress_bar("created", len(names), of="inboxes") as bar:
         for first in range(0, len(names), AT_ONCE):
             create_inbox(
@@ -173,6 +209,10 @@ def create(
                 on_failure=on_failure,
                 keep_s=keep_s,
                 keep_reaped_days=keep_reaped_days,
+                rate=rate,
+                burst=burst,
+                concurrency=concurrency,
+                breaker=breaker,
                 origin=origin,
                 order=order,
             )
@@ -354,7 +394,7 @@ def pause(call: Call, name: str, key: str | None, waits: bool, timeout_s: float,
 def resume(call: Call, name: str, key: str | None, actor: str, why: str | None) -> None:
     """End the pause of an inbox, or of one key of it. Workers go on at once.
 
-    Keys that were paused by themselves stay paused: see mailroom inbox paused.
+    An open breaker is closed too. Keys that were paused by themselves stay paused: see mailroom inbox paused.
 
     \b
     Examples:
@@ -448,14 +488,15 @@ LIST = Sql(
 SELECT name,
        (SELECT pg_catalog.json_object_agg(origin, topics)::text
         FROM (SELECT origin, pg_catalog.json_agg(topic ORDER BY topic) AS topics FROM {schema}.subscription
-              WHERE inbox = name GROUP BY origin) AS s),
+              WHERE inbox = r.name GROUP BY origin) AS s),
        "order", backoff_s, backoff_max_s, max_attempts::bigint, on_failure, keep_s, keep_reaped_days::bigint,
-       created_at, paused_at, paused_by
-FROM {schema}.inbox_registry ORDER BY name
+       created_at, paused_at, paused_by, l.rate_per_s, CASE WHEN l.rate_per_s IS NOT NULL THEN l.burst END::bigint,
+       l.concurrency::bigint, l.breaker_percent::bigint
+FROM {schema}.inbox_registry AS r LEFT JOIN {schema}.inbox_limit AS l ON l.inbox = r.name ORDER BY name
 """,
     columns=(
         "text", "text", "text", "float8", "float8", "bigint", "text", "float8", "bigint", "timestamptz", "timestamptz",
-        "text",
+        "text", "float8", "bigint", "bigint", "bigint",
     ),
 )  # fmt: skip
 
@@ -478,14 +519,27 @@ def _listing(schema: str) -> Operation[list[dict[str, Any]]]:
             "created_at": created_at,
             "paused_at": paused_at,
             "paused_by": paused_by,
+            "rate": rate,
+            "burst": burst,
+            "concurrency": concurrency,
+            "breaker": breaker,
         }
         for (
             name, topics, order, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, keep_reaped_days,
-            created_at, paused_at, paused_by,
+            created_at, paused_at, paused_by, rate, burst, concurrency, breaker,
         ) in (
             (name, json.loads(topics or "{}"), *settings) for name, topics, *settings in rows
         )
     ]  # fmt: skip
+
+
+def _limits(rate: float | None, burst: int | None, concurrency: int | None, breaker: int | None) -> str | None:
+    limits = {
+        f"{rate or 0:g}/s, burst {burst}": rate,
+        f"{concurrency} at once": concurrency,
+        f"breaker {breaker} %": breaker,
+    }
+    return "\n".join(text for text, is_set in limits.items() if is_set) or None
 
 
 @inbox.command("list")
@@ -510,6 +564,7 @@ def list_(call: Call) -> None:
             each["topics"] = "\n".join(each["topics"] + of_others) or None
             each["attempts_spread_s"] = duration(each["attempts_spread_s"])
             del each["paused_by"]  # `mailroom status` has room for it
+            each["limits"] = _limits(*(each.pop(name) for name in ("rate", "burst", "concurrency", "breaker")))
         rows = [each.values() for each in found]
         table(
             (
@@ -525,6 +580,7 @@ def list_(call: Call) -> None:
                 "reaped days",
                 "created",
                 "paused",
+                "limits",
             ),
             rows,
         )

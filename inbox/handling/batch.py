@@ -22,6 +22,7 @@ from inbox.by_key.claim import Claimed
 from inbox.by_key.failure import Recorded, failed, last_clocks
 from inbox.exceptions import Unavailable
 from inbox.handling.overtime import HandlerTurn
+from inbox.limits import HeldBy
 from inbox.order import Order
 from inbox.sessions.hold import ENDED, Hold
 from mailroom import events
@@ -84,6 +85,9 @@ class Batch:
     decided. `recorded`: the recorded outcome. `place`: the database in which the messages are. `turn`: how long a
     handler has been at its message, where that is bounded. `outcome`: how its transaction has ended, as in
     `mailroom.events.BatchEnded`. `calls`: when each call of a handler began and ended, if somebody wants to know.
+    `tokens`: how many messages the inbox's rate lets it have, None without a rate. `held`: the limit because of which
+    nothing was claimed. `is_try`: it tries one message while the breaker is open, and `has_closed` it. See
+    `inbox.limits`.
     """
 
     due: bool = False
@@ -104,6 +108,10 @@ class Batch:
     turn: HandlerTurn | None = None
     outcome: str = "rolled_back"
     calls: list[float] = field(default_factory=list)
+    tokens: int | None = None
+    held: HeldBy | None = None
+    is_try: bool = False
+    has_closed: bool = False
     _told: tuple[list[Message], float] | None = None  # what a handler that was told to begin was given, and when
 
     def take(self, claimed: Claimed, order: Order, connection: object, place: HomeDatabase | None = None) -> None:

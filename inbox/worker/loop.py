@@ -16,13 +16,15 @@ from inbox.by_key.claim import Claimed
 from inbox.by_key.failure import Recorded
 from inbox.exceptions import Unavailable
 from inbox.handling.arguments import NotAwaited
-from inbox.handling.batch import Batch, Ended, HandlerFailed, Patience, Size, blaming, is_transient
+from inbox.handling.batch import Batch, Ended, HandlerFailed, Patience, Size, is_transient
 from inbox.handling.frames import frames
 from inbox.handling.overtime import TimedOut
 from inbox.handling.told import told
+from inbox.limits import HeldBy
 from inbox.sessions.wakeup import InboxListener
 from inbox.worker.connecting import NotConnected, reason
 from inbox.worker.in_flight import Entry, InFlight
+from inbox.worker.limiting import Limiting, pause_s
 from inbox.worker.pace import Pace
 from mailroom import events
 from mailroom.errors import MailroomError, coded
@@ -93,7 +95,8 @@ class Service:
     """What a loop needs from its worker, which has only the public names that its users need.
 
     `starting` raises an error that says what is wrong if no claim can succeed. `work` claims, handles and commits one
-    batch, `within` runs an operation in a transaction of its own, and `report` calls the user's `on_error`.
+    batch, `blaming` records that it failed, `within` runs an operation in a transaction of its own, and `report` calls
+    the user's `on_error`.
     """
 
     schema: str
@@ -101,9 +104,10 @@ class Service:
     batch: int
     batch_s: float | None
     poll_interval_s: float
-    fatal: tuple[type[BaseException], ...]
+    blaming: Callable[[Batch, Exception], Operation[Recorded]]
     stopping: asyncio.Event
     patience: Patience
+    limiting: Limiting
     troubles: dict[object, Exception]
     repeats: Repeats
     starting: Callable[[], Operation[None]]
@@ -128,6 +132,7 @@ class Loop:
         self._is_held = False  # what the handler needs is down, since it last handled a batch
         self._is_drained = False
         self._was_due = False
+        self._unused = 0  # tokens of the last claim
         self._claimed_at = time.monotonic()
         self._is_working = False
 
@@ -194,6 +199,12 @@ class Loop:
     async def _work(self, *, due: bool = False) -> None:
         self._batch = batch = Batch(due, min(self._size.next(), self._pace.next()))
         self._was_due = due
+        if self._service.limiting.is_rated:
+            unused, self._unused = self._unused, 0
+            await self._service.within(self._service.limiting.taking(batch, unused))
+            if batch.held is not None:
+                await self._hold(batch.held)
+                return
         began = time.monotonic()
         self._is_working = True
         try:
@@ -218,6 +229,25 @@ class Loop:
                     )
                 )
         self._size.handled(batch)
+        self._service.limiting.committed(batch)
+        self._unused = max(0, (batch.tokens or 0) - len(batch.messages))
+        if batch.held is not None:
+            await self._hold(batch.held)
+
+    async def _hold(self, held: HeldBy) -> None:
+        """Wait while a limit holds it, at most until it is time to look again. It has no transaction meanwhile.
+
+        It counts as asleep: so whoever looks (`mailroom doctor`) sees that the inbox has a worker.
+        """
+        service = self._service
+        self._is_drained = False  # nobody has looked: after the wait it claims, and does not wait for the poll
+        self._claimed_at = time.monotonic()  # a worker that is held is well
+        wait_s = pause_s(held)
+        if events.heard(events.ClaimHeld):
+            events.emit(events.ClaimHeld(service.schema, service.inbox, held.limit, wait_s))
+        until = time.monotonic() + wait_s
+        await self._listener.asleep(self, wait_s)
+        await heard(service.stopping, until - time.monotonic())
 
     def _learn(self, claimed: Claimed, batch: Batch) -> None:
         self._service.troubles.pop(self, None)
@@ -244,9 +274,11 @@ class Loop:
                 # Usually recorded before the rollback; not if the COMMIT failed, or if recording failed then.
                 recorded = batch.recorded
                 if recorded is None:
-                    recorded = await service.within(blaming(batch, error, service.fatal))
+                    recorded = await service.within(service.blaming(batch, error))
                 self._size.failed(batch)
                 await self._report(recorded, error)
+                if batch.message is not None and service.limiting.failed():
+                    service.limiting.opened(await service.within(service.limiting.opening()))
         except Exception as another:
             why = another.error if isinstance(another, NotConnected) else another
             if another is error or not (why is not another or is_transient(another, Batch())):

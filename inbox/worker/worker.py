@@ -39,6 +39,7 @@ from inbox.sessions.wakeup import InboxListener
 from inbox.worker.connecting import NotConnected, connecting, reason
 from inbox.worker.dispatching import Dispatching
 from inbox.worker.in_flight import Entry, InFlight
+from inbox.worker.limiting import Limiting
 from inbox.worker.loop import Due, Loop, Service
 from inbox.worker.signals import stopping
 from inbox.worker.tasks import first_error
@@ -83,6 +84,7 @@ class _Worker(ABC):
         self._fatal: tuple[type[BaseException], ...] = arguments.exceptions(fatal, "fatal")
         self._stopping = asyncio.Event()
         self._patience = Patience()
+        self._limiting = Limiting(self.schema, self.inbox)
         self._parallel = arguments.count(parallel, "parallel")
         self._dispatch = arguments.flag(dispatch, "dispatch")
         self._listen_dsn = None if listen_dsn is None else settings.dsn(listen_dsn)
@@ -218,8 +220,9 @@ class _Worker(ABC):
 
     def _service(self) -> Service:
         return Service(
-            self.schema, self.inbox, self._batch, self._batch_s, self._poll_interval_s, self._fatal, self._stopping,
-            self._patience, self._troubles, self._repeats, self._starting, self._work, self._within, self._report,
+            self.schema, self.inbox, self._batch, self._batch_s, self._poll_interval_s, self._blaming, self._stopping,
+            self._patience, self._limiting, self._troubles, self._repeats, self._starting, self._work, self._within,
+            self._report,
         )  # fmt: skip
 
     def _end(self, batch: Batch, entry: Entry, error: TimedOut) -> None:
@@ -279,6 +282,7 @@ class _Worker(ABC):
 
     def _visiting(self, connection: object) -> Operation[None]:
         yield from self._starting()
+        yield from self._limiting.learning()
         yield from self._home.visiting(driver_of(connection))
         self._home.dsn  # noqa: B018  # raises an error if nobody can tell
 
@@ -295,7 +299,10 @@ class _Worker(ABC):
         self._home.given()
 
     def _claiming(self, batch: Batch, connection: object) -> Operation[None]:
-        size, mine, began = batch.size, self._in_flight.mine, time.monotonic()
+        began = time.monotonic()
+        if (yield from self._limiting.holding(batch)):
+            return
+        size, mine = batch.size, self._in_flight.mine
         if batch.due:
             claimed = yield from self._claims.claiming_due(size, hold=True, mine=mine)
         else:
@@ -303,12 +310,19 @@ class _Worker(ABC):
             claimed = yield from self._claims.claiming(share)
         order, place = (yield from self._claims.looking_up()), (yield from self._home.visiting(driver_of(connection)))
         batch.take(claimed, order, connection, place)
+        yield from self._limiting.claimed(batch)
         if claimed.messages and events.heard(events.BatchClaimed):
             took_s = batch.claimed_at - began
             events.emit(events.BatchClaimed(self.schema, self.inbox, claimed.messages, batch.due, took_s))
 
     def _blaming(self, batch: Batch, error: Exception) -> Operation[Recorded]:
-        return blaming(batch, error, self._fatal)
+        recorded = yield from blaming(batch, error, self._fatal)
+        yield from self._limiting.failing(batch)
+        return recorded
+
+    def _ending(self, batch: Batch) -> Operation[None]:
+        yield from batch.ending()
+        yield from self._limiting.ending(batch)
 
     @abstractmethod
     async def _open(self) -> None:
@@ -488,7 +502,7 @@ class Worker(_Worker):
                     with batch.handling(whole=self._whole) as turns:
                         for given in turns:  # a message, or all of them
                             self._handler(given, connection)
-                    run(connection, batch.ending(), prepared=False)
+                    run(connection, self._ending(batch), prepared=False)
                     with batch.committing():
                         self._transactions.commit(connection)
                 except (NotAwaited, TimedOut):
@@ -656,7 +670,7 @@ class AsyncWorker(_Worker):
                     with batch.handling(whole=self._whole) as turns:
                         for given in turns:
                             await self._handler(given, connection)
-                    await run_async(connection, batch.ending(), prepared=False)
+                    await run_async(connection, self._ending(batch), prepared=False)
                     with batch.committing():
                         await self._transactions.commit(connection)
                 except TimedOut:

@@ -1,4 +1,4 @@
-"""What waits for an operator: parked keys, dead letters, and days of the archive that nobody makes."""
+"""What waits for an operator: parked keys, dead letters, open breakers, and days of the archive that nobody makes."""
 
 from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.sql.operation import Sql
@@ -25,6 +25,16 @@ GROUP BY d.stage ORDER BY d.stage
 """,
     columns=FOUND,
 )
+# Whoever has a breaker wants to know; it closes by itself once a message is handled.
+OPEN = Sql(
+    """
+SELECT l.inbox, pg_catalog.format('inbox %%s: open for %%s, %%s; %%s tries have failed, the next in %%s', l.inbox,
+       date_trunc('second'::text, clock_timestamp() - l.opened_at), l.opened_why, l.tries,
+       date_trunc('second'::text, greatest(l.try_at - clock_timestamp(), interval '0')))
+FROM {schema}.inbox_limit AS l WHERE l.opened_at IS NOT NULL ORDER BY l.opened_at
+""",
+    columns=FOUND,
+)
 
 # A dispatcher makes them two weeks ahead; half of that may pass while none runs.
 DAYS = Sql(
@@ -43,4 +53,5 @@ CHECKS = (
     DoctorCheck("M040", asking(PARKED), "mailroom parked list {first} --schema {schema}", of_tables=True),
     DoctorCheck("M041", asking(DEAD), "mailroom dead-letter list --schema {schema}", of_tables=True),
     DoctorCheck("M042", asking(DAYS), "mailroom dispatcher run --schema {schema}", of_tables=True),
+    DoctorCheck("M043", asking(OPEN), "mailroom inbox resume {first} --schema {schema}", of_tables=True),
 )

@@ -245,4 +245,10 @@ KINDS = {
         "it is kept for less long than it should be.",
         "Start a dispatcher, which makes the days ahead. If one runs, see in its log what keeps it from that.",
     ),
+    "M043": Kind(
+        "a breaker is open",
+        "Too many attempts of an inbox have failed. Its workers claim nothing but one message from time to time, until "
+        "one is handled.",
+        "Look at what the handler calls. Once that is well, the command has workers go on at once.",
+    ),
 }

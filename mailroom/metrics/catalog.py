@@ -29,6 +29,8 @@ CHANGING = (
         "audit",
         "worker",
         "stable",
+        "inbox_limit",
+        "inbox_slot",
         "lease",
         "stat_minute",
     ),
@@ -50,6 +52,9 @@ INBOX_PAUSED = Family(
     "gauge",
     "Whether an inbox is paused: 1 or 0. Paused keys of an inbox that is not do not count.",
     ("inbox",),
+)
+INBOX_BREAKER_OPEN = Family(
+    "inbox_breaker_open", "gauge", "Whether the breaker of an inbox that has one is open: 1 or 0.", ("inbox",)
 )
 LEASE_HELD = Family("lease_held", "gauge", "Whether somebody leads: 1 or 0.", ("role",))
 LEASE_REMAINING = Family(
@@ -109,6 +114,10 @@ WHERE t.oid IS NOT NULL
 """,
     columns=("text", "boolean", "bigint", "bigint"),
 )
+BREAKERS = Sql(
+    "SELECT inbox, opened_at IS NOT NULL FROM {schema}.inbox_limit WHERE breaker_percent IS NOT NULL",
+    columns=("text", "boolean"),
+)
 LEASES = Sql(
     """
 SELECT role, until > clock_timestamp(), extract(epoch FROM until - clock_timestamp())::float8 FROM {schema}.lease
@@ -163,12 +172,14 @@ def reading_catalog(schema: str) -> Operation[dict[Family, Samples]]:
             tables[name] = live, dead
         else:
             inboxes[name], paused[name] = (live, dead), int(is_paused)
+    breakers = {name: int(is_open) for name, is_open in (yield BREAKERS.at(schema=schema)())}
     leases = {role: (int(held), left_s) for role, held, left_s in (yield LEASES.at(schema=schema)())}
     stages = yield from _counting_stages(schema, tables["dead_letter"][0])
     return {
         INBOX_MESSAGES: [((name,), live) for name, (live, _) in inboxes.items()],
         INBOX_DEAD_ROWS: [((name,), dead) for name, (_, dead) in inboxes.items()],
         INBOX_PAUSED: _by_label(paused),
+        INBOX_BREAKER_OPEN: _by_label(breakers),
         TABLE_DEAD_ROWS: [((name,), dead) for name, (_, dead) in tables.items()],
         # A node whose dispatcher was never started has no lease of one.
         LEASE_HELD: _by_label({"dispatcher": 0} | {role: held for role, (held, _) in leases.items()}),

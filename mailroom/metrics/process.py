@@ -33,6 +33,10 @@ FAILED = Family(
     "attempts_failed_total", "counter", "Failed attempts that this process's workers recorded, by what follows.",
     ("inbox", "outcome"),
 )  # fmt: skip
+HELD = Family(
+    "claims_held_total", "counter", "Claims of this process's workers that a limit of the inbox has held.",
+    ("inbox", "limit"),
+)  # fmt: skip
 ERRORS = Family(
     "db_errors_total", "counter", "Errors that no message is to blame for, by their class.", ("role", "class")
 )
@@ -55,7 +59,7 @@ AWAKE = Family("dispatcher_awake", "gauge", "Whether this process delivers now: 
 LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
 SHORT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 BOUNDS = {AGE: LONG_S, WAIT: LONG_S, HANDLE: SHORT_S, CLAIM: SHORT_S, DELIVER: SHORT_S}
-COUNTERS = (OUTCOME, RECEIVED, EXECUTED, SENT, REAPED, BATCHES, FAILED, ERRORS, RECONNECTS)
+COUNTERS = (OUTCOME, RECEIVED, EXECUTED, SENT, REAPED, BATCHES, FAILED, HELD, ERRORS, RECONNECTS)
 FAMILIES = (*COUNTERS, *BOUNDS, IN_FLIGHT, LONGEST, AWAKE)
 
 TOOK = ("delivered", "scheduled", "expired", "unrouted", "dead", "carried")
@@ -103,6 +107,7 @@ class ProcessMetrics:
             events.BatchClaimed: self._claimed,
             events.BatchEnded: self._ended,
             events.AttemptFailed: self._attempt_failed,
+            events.ClaimHeld: self._held,
             events.TriedAgain: self._tried_again,
         }
 
@@ -180,6 +185,9 @@ class ProcessMetrics:
 
     def _attempt_failed(self, event: events.AttemptFailed) -> None:
         self._count(FAILED, event.inbox, event.outcome)
+
+    def _held(self, event: events.ClaimHeld) -> None:
+        self._count(HELD, event.inbox, event.limit)
 
     def _tried_again(self, event: events.TriedAgain) -> None:
         self._count(ERRORS, event.role, type(event.error).__name__)

@@ -9,11 +9,23 @@ from mailroom.sql.sight import seeing
 from mailroom.sql.sqlstate import AGAIN, sqlstate
 
 # Tables with rows of an inbox, beside its partition. Not those that only record its past: dead letters, and the audit.
-HAVE_ROWS = ("subscription", "key_state", "parked", "attempt", "worker", "stable", "spark_stream", "stat_minute")
+HAVE_ROWS = (
+    "subscription",
+    "key_state",
+    "parked",
+    "attempt",
+    "worker",
+    "stable",
+    "inbox_limit",
+    "inbox_slot",
+    "spark_stream",
+    "stat_minute",
+)
 
 ISOLATION = Sql("SELECT current_setting('transaction_isolation')", columns=("text",))
 # In the order of a delivery, so that the two cannot deadlock. Who reads or handles the inbox has a lock on its table;
-# the lock on the parent, which dropping a partition takes, comes last, so that it is held for the shortest time.
+# the lock on the parent, which dropping a partition takes, comes last, so that it is held for the shortest time. The
+# slots come before the inbox's table, as for a worker: it has its slot when it claims.
 EXCLUDE = Sql(
     """
 DO $$
@@ -22,6 +34,7 @@ DECLARE
 BEGIN
     PERFORM pg_catalog.set_config('lock_timeout', '3s', true);
     PERFORM {schema}.take_dispatch_turn();
+    PERFORM FROM {schema}.inbox_slot WHERE inbox = '{inbox}' ORDER BY slot FOR UPDATE;
     LOCK TABLE {schema}.inbox_{inbox} IN ACCESS EXCLUSIVE MODE;
     LOCK TABLE ONLY {schema}.inbox IN ACCESS EXCLUSIVE MODE;
     PERFORM pg_catalog.set_config('lock_timeout', lock_timeout, true);

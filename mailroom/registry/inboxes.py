@@ -9,6 +9,7 @@ from mailroom.names import DEFAULT_SCHEMA, OWN, inbox_name, origin_name, schema_
 from mailroom.numbers import TEN_YEARS_S, count, seconds
 from mailroom.order.total import joining
 from mailroom.registry.archive_days import checked_days, making_days
+from mailroom.registry.limits import InboxLimits, limiting
 from mailroom.registry.subscriptions import SUBSCRIBE, Topics, topic_texts
 from mailroom.schema.checks import checking
 from mailroom.sql.methods import on_connections
@@ -29,6 +30,10 @@ def creation(
     on_failure: Literal["park", "skip"] | None = None,
     keep_s: float | None = None,
     keep_reaped_days: int | None = None,
+    rate: float | None = None,
+    burst: int | None = None,
+    concurrency: int | None = None,
+    breaker: int | None = None,
     origin: str = OWN,
     order: Order | None = None,
 ) -> Operation[None]:
@@ -49,6 +54,12 @@ def creation(
 
     With `keep_reaped_days` (1 to 366) what is reaped is kept in an archive for so many whole days, to be found and
     replayed (`inbox.Archive`); 0 ends that, and what is kept stays until its day. By default nothing is kept.
+    Limits hold for all workers of the inbox together, and not for claims by hand (`reap`, `reap_any`, Spark). By
+    default there are none, and 0 ends one. `rate` is how many messages per second they may claim (up to 1,000,000), and
+    `burst` how many at once after a quiet time (`rate`, but at least 1); it is given with a rate. `concurrency` is how
+    many batches they may have in hand (up to 10,000), which is how many handlers run at once. `breaker` is a
+    percentage: once that share of a worker's attempts has failed, of at least 20 within a minute, no worker claims
+    anything, except one message at a time to see whether it succeeds.
 
     `order` (key) is chosen when the inbox is created. With `total` there is one queue instead of one per key: all
     messages are reaped by their sent_clock, one transaction at a time, and a failing one holds up the whole inbox. Such
@@ -57,9 +68,9 @@ def creation(
     Users' own migrations may call it: everything happens in the caller's transaction. A concurrent delivery goes on; if
     it was planned before the partition existed, it fails once and is tried again. Raises `InvalidName`,
     `InvalidMessage` for a `max_attempts` below 1 and a `keep_reaped_days` above 366, `ConfigurationError` for another
-    `on_failure`, a `keep_s` that is not above 0 and another `order` than the inbox has, and `SchemaError` if something
-    else in the schema has the name of a partition, `inbox_<name>`; then nothing has changed. It also raises
-    `SchemaError` if the server has no room for the locks.
+    `on_failure`, a `keep_s` that is not above 0, a wrong limit and another `order` than the inbox has, and
+    `SchemaError` if something else in the schema has the name of a partition, `inbox_<name>`; then nothing has changed.
+    It also raises `SchemaError` if the server has no room for the locks.
     """
     topics = topic_texts(subscribe)
     if max_attempts is not None:
@@ -68,6 +79,7 @@ def creation(
         raise ConfigurationError(f"on_failure is {on_failure!r}; give 'park' or 'skip'.", code="MR-invalid-argument")
     if keep_s is not None:
         seconds(keep_s, "keep_s", TEN_YEARS_S)
+    limits = InboxLimits(rate, burst, concurrency, breaker)
     if order not in (None, "key", "total"):
         raise ConfigurationError(f"order is {order!r}; give 'key' or 'total'.", code="MR-invalid-argument")
     days = checked_days(keep_reaped_days)
@@ -76,7 +88,7 @@ def creation(
     names = [inbox_name(each) for each in several]
     return _creating(
         schema_name(schema), list(dict.fromkeys(names)), topics, backoff_s, backoff_max_s, max_attempts, on_failure,
-        keep_s, days, origin_name(origin), order,
+        keep_s, days, limits, origin_name(origin), order,
     )  # fmt: skip
 
 
@@ -176,7 +188,8 @@ FROM pg_catalog.unnest(%(names)s::text[]) AS g (name) LEFT JOIN {schema}.inbox_r
 
 def _creating(
     schema: str, names: list[str], topics: list[str], backoff_s: float | None, backoff_max_s: float | None,
-    max_attempts: int | None, on_failure: str | None, keep_s: float | None, keep_reaped_days: int | None, origin: str,
+    max_attempts: int | None, on_failure: str | None, keep_s: float | None, keep_reaped_days: int | None,
+    limits: InboxLimits, origin: str,
     order: str | None,
 ) -> Operation[None]:  # fmt: skip
     yield IN_TRANSACTION
@@ -221,6 +234,7 @@ def _creating(
     )
     if keep_reaped_days:
         yield from making_days(schema)
+    yield from limiting(schema, names, limits)
     since = []
     for name in names:
         since.append(0 if origin == OWN else (yield from joining(schema, name)))

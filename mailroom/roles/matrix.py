@@ -117,6 +117,11 @@ REAPER = (
     on("my_worker", "SELECT", "INSERT", "UPDATE", "DELETE", why="a view: only of the role's own inboxes"),
     on("my_attempt", "SELECT", "INSERT", why="a view: only of the role's own inboxes"),
     on("my_stat_minute", "SELECT", "INSERT", "UPDATE", why="a view: only of the role's own inboxes"),
+    on(
+        "my_limit", "SELECT", "UPDATE (tokens, filled_at, opened_at, opened_why, try_at, tries)",
+        why="a view: only of the role's own inboxes",
+    ),
+    on("my_slot", "SELECT", "UPDATE (slot)", why="a view: only of the role's own inboxes; UPDATE to lock rows"),
     on("parked", "INSERT", why="refused for other inboxes"),
     on("my_reaped", "INSERT", why="a view: only of the role's own inboxes, if they keep what is reaped"),
     on("reaped_day", "SELECT", why="the days of the archive"),
@@ -124,7 +129,7 @@ REAPER = (
     on("stable", "SELECT", why="how far a total inbox may be given out", total=True),
     *TOKENS,
     NAME,
-)
+)  # fmt: skip
 
 SPARK_READER = (
     REVISION,
@@ -199,6 +204,7 @@ DISPATCHER = (
     on("inbox", "SELECT", "INSERT", why="deliveries go through it into all inboxes, new ones too"),
     on("inbox_{inbox}", "SELECT", "DELETE", "UPDATE (inbox)", why="housekeeping: by its name"),
     on("inbox_registry", "SELECT", "UPDATE (floor, healthy_floor, sent_floor, dropped)"),
+    on("inbox_limit", "SELECT (inbox, breaker_percent, opened_at)", why="metrics"),
     on("stable", "SELECT", "INSERT", "DELETE"),
     on("my_key_state", "SELECT"),
     on("key_state", "SELECT", "UPDATE (alone_to, parked_at)", "DELETE"),
@@ -231,6 +237,12 @@ OPERATOR = (
     on("inbox_{inbox}", "SELECT", "INSERT", "DELETE"),
     on("inbox", "SELECT", "INSERT", why="where requeued messages enter"),
     on("inbox_registry", "SELECT", "UPDATE (floor, healthy_floor, paused_at, paused_by)"),
+    on(
+        "inbox_limit",
+        "SELECT (inbox, opened_at)",
+        "UPDATE (opened_at, opened_why, try_at, tries)",
+        why="a resume closes a breaker",
+    ),
     on("key_state", "SELECT", "INSERT", "UPDATE", "DELETE"),
     on("parked", "SELECT", "DELETE"),
     on("reaped", "SELECT", why="what was reaped, to be replayed"),
@@ -276,6 +288,7 @@ METRICS = (
     on("spark_bulk", "SELECT (messages, moved)"),
     on("inbox_registry", "SELECT"),
     on("reaped_day", "SELECT"),
+    on("inbox_limit", "SELECT"),
     on("inbox", "SELECT (inbox, clock, delivered_at, sent_at)"),
     on("inbox_{inbox}", "SELECT (sent_clock)", why="what a total inbox holds back", total=True),
     on("key_state", "SELECT (inbox, retry_at, parked_at, paused_at)"),
@@ -309,6 +322,7 @@ AUDITOR = (
     on("attempt", "SELECT"),
     on("audit", "SELECT"),
     on("worker", "SELECT"),
+    on("inbox_slot", "SELECT"),
     on("fan_out_way", "SELECT"),
     on("known", "SELECT"),
     on("accounting", "SELECT"),

@@ -72,7 +72,10 @@ def reading_revision(schema: str) -> Operation[str | None]:
 
 
 # What consumers of an inbox read.
-READ = ("inbox_{inbox}", "inbox_registry", "key_state", "parked", "attempt", "worker", "stable")
+READ = (
+    *("inbox_{inbox}", "inbox_registry", "key_state", "parked", "attempt", "worker", "stable"),
+    *("inbox_limit", "inbox_slot"),
+)
 OF_THE_INBOX = ", ".join(f"to_regclass('{{schema}}.{table}')::oid" for table in READ)
 KNOWN = Sql(
     f"SELECT to_regclass('{{schema}}.inbox_{{inbox}}') IS NOT NULL, current_user::text, {HIDDEN}",

@@ -275,3 +275,15 @@ def test_worker_runs_on_the_database_given_until_it_is_told_to_stop(
         call.send_signal(signal.SIGTERM)
         _, error = call.communicate(timeout=WITHIN_S)
     assert (call.returncode, "Traceback" in error) == (0, False)
+
+
+def test_limits_are_set_listed_and_taken_back(node: Node) -> None:
+    create = ("inbox", "create", "shipping")
+    done(*create, "--rate", "10", "--burst", "20", "--concurrency", "4", "--breaker", "50", dsn=node.dsn)
+    [listed] = json_of("inbox", "list", dsn=node.dsn)
+    assert [listed[each] for each in ("rate", "burst", "concurrency", "breaker")] == [10, 20, 4, 50]
+    assert "10/s, burst 20" in " ".join(done("inbox", "list", dsn=node.dsn).split())
+    done(*create, "--backoff-s", "5", "--rate", "0", dsn=node.dsn)
+    [listed] = json_of("inbox", "list", dsn=node.dsn)
+    assert [listed[each] for each in ("rate", "burst", "concurrency", "breaker")] == [None, None, 4, 50]
+    assert "give that too" in error_of(mailroom(*create, "--burst", "5", dsn=node.dsn))

@@ -151,6 +151,11 @@ BROKEN = [
         "M042", "inbox shipping keeps what is reaped for 3 days, and the last day is missing",
         "UPDATE mailroom.inbox_registry SET keep_reaped_days = NULL",
     ),
+    (
+        ("INSERT INTO mailroom.inbox_limit (inbox, breaker_percent, opened_at, opened_why, try_at, tries) "
+        f"VALUES ('shipping', 50, {OLD}, 'all failed', now(), 3)"),
+        "M043", "inbox shipping: open for 01:00:0", "DELETE FROM mailroom.inbox_limit",
+    ),
 ]  # fmt: skip
 
 

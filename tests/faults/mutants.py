@@ -276,14 +276,13 @@ def _shuffled(messages: list[Any]) -> list[Any]:
 @_mutant("an attempt is counted in the transaction that is rolled back")
 def _attempt_rolled_back() -> None:
     from inbox.by_key.failure import GONE
-    from inbox.worker import loop, worker
+    from inbox.worker import worker
 
     def blaming(*arguments: Any) -> Operation[Any]:
         yield from ()
         return GONE
 
     _put(worker, "blaming", blaming)
-    _put(loop, "blaming", blaming)
 
 
 @_mutant("a message that its worker dies of is not counted", "F27")

@@ -53,6 +53,8 @@ ATTRIBUTES = {
     "HandlerBegan": "inbox messages schema",
     "HandlerEnded": "error inbox messages schema seconds",
     "BatchEnded": "due handled_s inbox messages outcome schema seconds",
+    "BreakerTurned": "inbox is_open schema",
+    "ClaimHeld": "inbox limit schema seconds",
     "AttemptFailed": "attempt error inbox message outcome schema",
     "TriedAgain": "error inbox reconnects role schema",
     "Instrumentor": "instrument uninstrument",
@@ -82,8 +84,8 @@ ATTRIBUTES = {
     ),
     "DispatcherStatus": "counts epoch host leads lease_left_s origins pid state",
     "InboxStatus": (
-        "backlog consumer_lag_s dispatcher_lag_s dropped held_back is_stopped lag_s name on_the_way order parked_keys "
-        "parked_messages paused_at paused_by paused_keys waiting_keys waits_for"
+        "backlog breaker_opened_at breaker_why consumer_lag_s dispatcher_lag_s dropped held_back is_stopped lag_s name "
+        "on_the_way order parked_keys parked_messages paused_at paused_by paused_keys waiting_keys waits_for"
     ),
     "LinkStatus": "backlog lag_s name on_the_way state",
     "Status": (

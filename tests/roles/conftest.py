@@ -20,8 +20,10 @@ VALUES ('receive', 'no inbox gets it', %s, 5, gen_random_uuid(), 'theirs', 'k', 
 @pytest.fixture
 def busy(node: Node) -> Node:
     """Inboxes of each kind, messages everywhere, a parked key, a link, and what died at each stage."""
-    node.inbox("shipping", "print", backoff_s=0, max_attempts=2, on_failure="skip")
-    node.inbox("ledger", "#", order="total", backoff_s=0, max_attempts=2)
+    node.inbox(
+        "shipping", "print", backoff_s=0, max_attempts=2, on_failure="skip", rate=1_000, concurrency=3, breaker=100
+    )
+    node.inbox("ledger", "#", order="total", backoff_s=0, max_attempts=2, rate=1_000, concurrency=3, breaker=100)
     node.inbox("replies", keep_s=60)
     with node.connection.transaction():
         Links().allow(node.connection, "lyon", actor="ada")

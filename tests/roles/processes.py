@@ -14,7 +14,7 @@ from dispatcher import Dispatcher, Executor, deliver_all, execute_all
 from dispatcher.housekeeping.janitor import Janitor
 from dispatcher.lanes.leading import KEEPER, Leading
 from dispatcher.links.lane import LinksLane
-from inbox import Message, Park, Parked, Worker
+from inbox import Inbox, Message, Park, Parked, Worker, limits
 from inbox.worker import in_flight
 from mailroom import atomically, resolve
 from mailroom.dead_letter import DeadLetters
@@ -96,6 +96,10 @@ def reaps(node: Node, dsn: str, monkeypatch: pytest.MonkeyPatch, inbox: str = "s
             eventually(lambda: node.rows("SELECT FROM mailroom.dead_letter WHERE inbox = %s AND key = 'fails'", inbox))
             eventually(lambda: node.rows("SELECT FROM mailroom.parked WHERE inbox = %s AND key = 'parks'", inbox))
             eventually(lambda: "k" in handled)
+    with psycopg.connect(dsn) as connection:
+        run(connection, limits.opening(SCHEMA, inbox, "why"))
+        run(connection, limits.moving_on(SCHEMA, inbox))
+        assert run(connection, limits.closing(SCHEMA, inbox))
     asks(dsn)
 
 
@@ -156,6 +160,12 @@ def administers(node: Node, dsn: str) -> None:
         assert letters.requeue(connection, None, actor="ada") >= 3
         connection.rollback()
         assert letters.discard(connection, None, actor="ada") >= 3
+        shipping = Inbox("shipping")
+        assert shipping.pause(connection, actor="ada")
+        run(node.connection, limits.opening(SCHEMA, "shipping", "why"))
+        assert shipping.resume(connection, actor="ada")
+        connection.commit()
+        assert status(node.connection).inboxes[-1].breaker_opened_at is None
 
 
 def audits(node: Node, dsn: str) -> None:

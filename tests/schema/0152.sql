@@ -1467,6 +1467,49 @@ COMMENT ON COLUMN mailroom.inbox.source IS 'Who sent it: the writer''s applicati
 
 COMMENT ON COLUMN mailroom.inbox.sent_at IS 'Physical time of the send; order never rests on it.';
 
+CREATE TABLE mailroom.inbox_limit (
+    inbox text NOT NULL COLLATE pg_catalog."C",
+    rate_per_s double precision,
+    burst integer DEFAULT 1 NOT NULL,
+    concurrency integer,
+    breaker_percent integer,
+    tokens double precision DEFAULT 0 NOT NULL,
+    filled_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    opened_at timestamp with time zone,
+    opened_why text,
+    try_at timestamp with time zone,
+    tries integer DEFAULT 0 NOT NULL,
+    CONSTRAINT inbox_limit_breaker_percent_check CHECK (((breaker_percent >= 1) AND (breaker_percent <= 100))),
+    CONSTRAINT inbox_limit_burst_check CHECK ((burst >= 1)),
+    CONSTRAINT inbox_limit_concurrency_check CHECK ((concurrency >= 1)),
+    CONSTRAINT inbox_limit_rate_per_s_check CHECK ((rate_per_s > (0)::double precision))
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='20000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_scale_factor='0', autovacuum_vacuum_insert_threshold='100000', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000');
+
+COMMENT ON TABLE mailroom.inbox_limit IS 'Limits of the workers of an inbox, and how they stand. An inbox that never had any has no row.';
+
+COMMENT ON COLUMN mailroom.inbox_limit.inbox IS 'The inbox.';
+
+COMMENT ON COLUMN mailroom.inbox_limit.rate_per_s IS 'How many messages a second all its workers may claim; null for no limit.';
+
+COMMENT ON COLUMN mailroom.inbox_limit.burst IS 'How many tokens the bucket holds, each for a message.';
+
+COMMENT ON COLUMN mailroom.inbox_limit.concurrency IS 'How many batches all its workers may have in hand; null for no limit.';
+
+COMMENT ON COLUMN mailroom.inbox_limit.breaker_percent IS 'The breaker opens when this share of attempts fails; null for none.';
+
+COMMENT ON COLUMN mailroom.inbox_limit.tokens IS 'Tokens in the bucket at filled_at.';
+
+COMMENT ON COLUMN mailroom.inbox_limit.filled_at IS 'When tokens were taken last.';
+
+COMMENT ON COLUMN mailroom.inbox_limit.opened_at IS 'Since when the breaker is open: workers claim nothing. Null if it is closed.';
+
+COMMENT ON COLUMN mailroom.inbox_limit.opened_why IS 'What share of attempts had failed.';
+
+COMMENT ON COLUMN mailroom.inbox_limit.try_at IS 'When one message is tried while the breaker is open.';
+
+COMMENT ON COLUMN mailroom.inbox_limit.tries IS 'How many of these have failed.';
+
 CREATE TABLE mailroom.inbox_registry (
     name text NOT NULL COLLATE pg_catalog."C",
     backoff_s double precision DEFAULT 1 NOT NULL,
@@ -1525,6 +1568,17 @@ COMMENT ON COLUMN mailroom.inbox_registry.paused_at IS 'Since when it is paused:
 COMMENT ON COLUMN mailroom.inbox_registry.paused_by IS 'Who paused it, and why.';
 
 COMMENT ON COLUMN mailroom.inbox_registry.keep_reaped_days IS 'How many days what was reaped is kept in `reaped`; null if it is not.';
+
+CREATE TABLE mailroom.inbox_slot (
+    inbox text NOT NULL COLLATE pg_catalog."C",
+    slot integer NOT NULL
+);
+
+COMMENT ON TABLE mailroom.inbox_slot IS 'Slots of the batches that workers have in hand, of an inbox with limits.';
+
+COMMENT ON COLUMN mailroom.inbox_slot.inbox IS 'The inbox.';
+
+COMMENT ON COLUMN mailroom.inbox_slot.slot IS 'Its number, from 1; 0 is the one for the message that is tried while the breaker is open.';
 
 CREATE TABLE mailroom.key_state (
     inbox text NOT NULL COLLATE pg_catalog."C",
@@ -1787,6 +1841,23 @@ CREATE VIEW mailroom.my_key_state WITH (security_barrier='true') AS
 
 COMMENT ON VIEW mailroom.my_key_state IS 'The rows of key_state about inboxes that the current role may take messages out of.';
 
+CREATE VIEW mailroom.my_limit WITH (security_barrier='true') AS
+ SELECT inbox,
+    rate_per_s,
+    burst,
+    concurrency,
+    breaker_percent,
+    tokens,
+    filled_at,
+    opened_at,
+    opened_why,
+    try_at,
+    tries
+   FROM mailroom.inbox_limit
+  WHERE mailroom.is_mine(inbox);
+
+COMMENT ON VIEW mailroom.my_limit IS 'The rows of inbox_limit about inboxes that the current role may take messages out of.';
+
 CREATE TABLE mailroom.parked (
     inbox text CONSTRAINT inbox_inbox_not_null NOT NULL COLLATE pg_catalog."C",
     clock bigint CONSTRAINT inbox_clock_not_null NOT NULL,
@@ -1963,6 +2034,14 @@ CREATE VIEW mailroom.my_reaped WITH (security_barrier='true') AS
   WITH CASCADED CHECK OPTION;
 
 COMMENT ON VIEW mailroom.my_reaped IS 'The rows of reaped about inboxes that the current role may take messages out of.';
+
+CREATE VIEW mailroom.my_slot WITH (security_barrier='true') AS
+ SELECT inbox,
+    slot
+   FROM mailroom.inbox_slot
+  WHERE mailroom.is_mine(inbox);
+
+COMMENT ON VIEW mailroom.my_slot IS 'The rows of inbox_slot about inboxes that the current role may take messages out of.';
 
 CREATE TABLE mailroom.spark_stream (
     inbox text NOT NULL COLLATE pg_catalog."C",
@@ -2776,8 +2855,14 @@ ALTER TABLE ONLY mailroom.fan_out
 ALTER TABLE ONLY mailroom.fan_out_way
     ADD CONSTRAINT fan_out_way_pkey PRIMARY KEY (inbox, topic);
 
+ALTER TABLE ONLY mailroom.inbox_limit
+    ADD CONSTRAINT inbox_limit_pkey PRIMARY KEY (inbox);
+
 ALTER TABLE ONLY mailroom.inbox_registry
     ADD CONSTRAINT inbox_registry_pkey PRIMARY KEY (name);
+
+ALTER TABLE ONLY mailroom.inbox_slot
+    ADD CONSTRAINT inbox_slot_pkey PRIMARY KEY (inbox, slot);
 
 ALTER TABLE ONLY mailroom.key_state
     ADD CONSTRAINT key_state_pkey PRIMARY KEY (inbox, key);

@@ -7,8 +7,10 @@ SELECT r.name, i.messages, extract(epoch FROM clock_timestamp() - oldest.sent_at
         WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.parked_at IS NOT NULL),
        (SELECT count(*) FROM "mailroom".parked AS p WHERE p.inbox = r.name), r.dropped, r.paused_at, r.paused_by,
        (SELECT count(*) FROM "mailroom".key_state AS k
-        WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.paused_at IS NOT NULL)
+        WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.paused_at IS NOT NULL),
+       l.opened_at, l.opened_why
 FROM "mailroom".inbox_registry AS r
+LEFT JOIN "mailroom".inbox_limit AS l ON l.inbox = r.name AND l.opened_at IS NOT NULL
 CROSS JOIN LATERAL (
     SELECT count(*) AS messages FROM "mailroom".inbox
     WHERE inbox = r.name AND inbox IN ('shipping') AND clock + 0 > r.floor) AS i

@@ -27,7 +27,8 @@ def status(call: Call) -> None:
     keys are held, with their messages, until an operator acts (mailroom parked list). Dropped messages waited for
     longer than their inbox keeps them (mailroom inbox create --keep-s). Held messages are in an inbox of total order
     and may not be reaped yet: the node they are held back for may still send earlier ones. A paused inbox gives no
-    messages until it is resumed, and so does a paused key (mailroom inbox resume).
+    messages until it is resumed, and so does a paused key (mailroom inbox resume). While the breaker of an inbox is
+    open, its workers try one message from time to time.
 
     If a session of Mailroom waits for a lock, one line says which lock, and who holds it. If a sequence is behind its
     rows, since the node was moved without it, one line says which.
@@ -70,8 +71,10 @@ COUNTS: dict[str, Callable[[InboxStatus], object]] = {
     "paused": attrgetter("paused_at"),
     "paused by": attrgetter("paused_by"),
     "paused keys": attrgetter("paused_keys"),
+    "breaker open": attrgetter("breaker_opened_at"),
+    "breaker says": attrgetter("breaker_why"),
 }
-TEXTS = ("inbox", "paused", "paused by")
+TEXTS = ("inbox", "paused", "paused by", "breaker open", "breaker says")
 
 LINK_COLUMNS: dict[str, Callable[[LinkStatus], object]] = {
     "link to": attrgetter("name"),
