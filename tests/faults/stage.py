@@ -4,7 +4,6 @@ import contextlib
 import random
 import shutil
 import signal
-import socket
 import tempfile
 import threading
 import time
@@ -33,6 +32,7 @@ from tests.faults.pooler import Pooler
 from tests.faults.role_writer import GID
 from tests.faults.scarcity import SlowDisk, busy_cores, family
 from tests.faults.task import USUAL, Habits, Task
+from tests.support.port import free_port
 
 HIGH_WATER, LOW_WATER = 3_000, 1_500  # messages waiting at which writers rest, and go on
 WATCH_S = 0.25
@@ -411,13 +411,6 @@ class _Patience:
             return False
         before, self._handled, self._until = self._handled, handled, now + self._span_s
         return handled > before
-
-
-def free_port() -> int:
-    """Return a port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tests.faults.stage import free_port
+from tests.support.port import free_port
 from tests.support.waiting import eventually
 
 RULES = Path(__file__).parents[3] / "docs" / "operations" / "mailroom.rules.yml"

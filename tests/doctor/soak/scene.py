@@ -17,8 +17,8 @@ from psycopg.rows import TupleRow
 from mailroom.embedded import Server
 from mailroom.session.settings import DSN_VARIABLE
 from tests.doctor.soak.modes import HANG, VARIABLE
-from tests.faults.stage import free_port
 from tests.support import command
+from tests.support.port import free_port
 from tests.support.waiting import WITHIN_S, eventually
 
 ROOT = Path(__file__).parents[3]

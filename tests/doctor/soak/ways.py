@@ -10,7 +10,7 @@ import psycopg
 from tests.doctor.soak.modes import FAIL, HANG
 from tests.doctor.soak.scene import DAEMON, DAEMONS, Scene
 from tests.faults.pooler import Pooler
-from tests.faults.stage import free_port
+from tests.support.port import free_port
 
 # Ages from which on it counts, so that nobody has to wait for long. Under load none of them is reached.
 LIMITS = (
