@@ -14,7 +14,7 @@ TABLES = Sql(
     """
 SELECT c.oid::regclass::text, c.oid::regclass::text FROM pg_class AS c
 WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind = 'r'
-  AND array_to_string(c.reloptions, ' '::text) LIKE '%%autovacuum_enabled%%'
+  AND pg_catalog.array_to_string(c.reloptions, ' '::text) LIKE '%%autovacuum_enabled%%'
   AND EXISTS (SELECT FROM pg_options_to_table(c.reloptions) AS o
               WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean)
 ORDER BY c.relname

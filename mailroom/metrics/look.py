@@ -188,7 +188,7 @@ FROM {schema}.worker AS w ORDER BY is_alive, w.claimed_at LIMIT {shown}
     shown=SHOWN,
 )
 PROCESSES = Sql(
-    "WITH {alive} SELECT count(DISTINCT alive.number) FROM alive",
+    "WITH {alive} SELECT pg_catalog.count(DISTINCT alive.number) FROM alive",
     columns=("bigint",),
     alive=ALIVE,
     alive_lock=locks.ALIVE,
