@@ -60,7 +60,8 @@ def main(minutes: float, only: tuple[str, ...]) -> None:
                 prometheus(home / "calm", scene.ports.values(), hasty=False) if available() else nullcontext() as rules
             ):
                 console.print("Alone from here on")
-                eventually(lambda: rules is None or not rules.down(), START_S)
+                # Before the first scrape it counts as down, and an alert on what is absent as pending.
+                eventually(lambda: rules is None or not (rules.down() or rules.alerts()), START_S)
                 calm = watched(scene, rules, minutes, console.print)
     if results:
         console.print(table(results))
