@@ -38,7 +38,6 @@ from mailroom.registry.archive_days import dropping_day, emptying, lacking, list
 from mailroom.sql.runner import run
 from mailroom.trace import CAUSED, TRACE, causes, effects, trace
 from outbox import Outbox
-from spark_jobs.read import offsets
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.node import SCHEMA, Node, failing
@@ -119,13 +118,6 @@ def failing_total(connection: Session, first: Message) -> Any:
     return run(connection, reading_order(SCHEMA, "ledger")).recording(failed(first, Retry(0)))
 
 
-def streamed(connection: Session, inbox: str) -> list[Message]:
-    """Acknowledge as a stream of Spark does what it has read."""
-    read = Inbox(inbox).peek(connection, limit=100)
-    assert run(connection, offsets.reaping(SCHEMA, inbox, 0, read[1].clock)) == read[1].clock
-    return read[:2]
-
-
 WAYS: dict[str, tuple[str, Callable[[Session, str], list[Message]]]] = {
     "reap": ("shipping", lambda connection, inbox: Inbox(inbox).reap(connection, "a")),
     "reap_any": ("shipping", lambda connection, inbox: Inbox(inbox).reap_any(connection)),
@@ -138,7 +130,6 @@ WAYS: dict[str, tuple[str, Callable[[Session, str], list[Message]]]] = {
     ),
     "due": ("shipping", due),
     "due in total order": ("ledger", due),
-    "Spark": ("shipping", streamed),
     "replies": ("shipping", lambda connection, inbox: run(connection, taking(SCHEMA, inbox, ["r"]))),
 }
 

@@ -16,6 +16,7 @@ from dispatcher.housekeeping.total_floor import STEP
 from inbox import AsyncInbox, AsyncWorker, Inbox, Message, Skip, Worker
 from inbox.by_key.claim import PINNED, Share
 from inbox.by_key.failure import failed
+from inbox.keeping import keeping
 from inbox.order import finding_by_key
 from inbox.parked import Parked
 from inbox.total_order.total_claim import REAP, reaping_total, reaping_total_due
@@ -554,6 +555,7 @@ def test_plan_of_a_claim_is_an_index_scan_in_order_whatever_the_inbox_holds(ledg
     for setting, value in PINNED.items():
         connection.execute("SELECT set_config(%s, %s, true)", [setting, value])
     names = {"but_orphaned": "", "rows": "100", "held": "false", "due": "0", "schema": SCHEMA, "inbox": "ledger"}
+    names |= keeping(False)
     [(plan,)] = connection.execute(b"EXPLAIN (FORMAT json) " + REAP.at(**names).sql.encode()).fetchall()
     found = [node for node in nodes(plan[0]["Plan"]) if node.get("Relation Name") == "inbox_ledger"]
     kinds = {(node["Node Type"], node.get("Index Name")) for node in found}
