@@ -60,10 +60,12 @@ UPDATE {schema}.my_limit SET tokens = least(burst::float8, tokens + %(back)s::bi
 SEE = Sql(
     """
 SELECT rate_per_s IS NOT NULL, concurrency::bigint, breaker_percent::bigint, opened_at IS NOT NULL,
-       extract(epoch FROM try_at - {now})::float8
+       extract(epoch FROM try_at - {now})::float8, breaker_by,
+       CASE WHEN breaker_by IS NULL THEN false
+            ELSE EXISTS (SELECT FROM {schema}.my_breaker WHERE inbox = '{inbox}') END
 FROM {schema}.my_limit WHERE inbox = '{inbox}'
 """,
-    columns=("boolean", "bigint", "bigint", "boolean", "float8"),
+    columns=("boolean", "bigint", "bigint", "boolean", "float8", "text", "boolean"),
     now=NOW,
 )
 # No ORDER BY: below a security barrier the sort would lock all rows before one of them is taken.
@@ -105,18 +107,23 @@ UPDATE {schema}.{limit} SET opened_at = NULL, opened_why = NULL, try_at = NULL, 
 WHERE inbox = '{inbox}' AND opened_at IS NOT NULL RETURNING true
 """
 CLOSE = Sql(CLOSING, columns=("boolean",), limit="my_limit")
-CLOSE_BY_HAND = Sql(CLOSING, columns=("boolean",), limit="inbox_limit")
+CLOSE_BY_HAND = Sql(CLOSING, columns=("boolean",), limit="limits")
 
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """Which limits an inbox has. `try_in_s` is the number of seconds until a message is tried, negative after that."""
+    """Which limits an inbox has. `try_in_s` is the number of seconds until a message is tried, negative after that.
+
+    `breaker_by` is the separator after a prefix of a key if there is a breaker for each, and `has_open`: one is open.
+    """
 
     is_rated: bool = False
     concurrency: int | None = None
     breaker_percent: int | None = None
     is_open: bool = False
     try_in_s: float | None = None
+    breaker_by: str | None = None
+    has_open: bool = False
 
     @property
     def is_gated(self) -> bool:

@@ -38,6 +38,7 @@ class Named:
         burst: int | None = None,
         concurrency: int | None = None,
         breaker: int | None = None,
+        breaker_by: str | None = None,
         origin: str = OWN,
         order: Order | None = None,
     ) -> Operation[None]:
@@ -45,7 +46,8 @@ class Named:
         return creation(
             self.inbox, subscribe, schema=self.schema, backoff_s=backoff_s, backoff_max_s=backoff_max_s,
             max_attempts=max_attempts, on_failure=on_failure, keep_s=keep_s, keep_reaped_days=keep_reaped_days,
-            rate=rate, burst=burst, concurrency=concurrency, breaker=breaker, origin=origin, order=order,
+            rate=rate, burst=burst, concurrency=concurrency, breaker=breaker, breaker_by=breaker_by, origin=origin,
+            order=order,
         )  # fmt: skip
 
     def _subscribe(self, topics: Topics, *, origin: str = OWN) -> Operation[list[str]]:

@@ -13,6 +13,7 @@ from inbox.order import finding_order
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.names import Key, key_text
 from mailroom.numbers import TEN_YEARS_S, count_or_all, seconds
+from mailroom.registry.breakers import closing_prefixes
 from mailroom.schema import finding
 from mailroom.schema.audit import auditing, because, check_actor
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -64,6 +65,7 @@ def _resuming(schema: str, inbox: str, key: str | None, actor: str, why: str | N
     if key is None:
         was_paused = bool((yield RESUME.at(schema=schema, inbox=inbox)()))
         was_paused = (yield from closing(schema, inbox, by_hand=True)) or was_paused
+        was_paused = bool((yield from closing_prefixes(schema, inbox, by_hand=True))) or was_paused
     else:
         was_paused = yield from resuming_key(schema, inbox, key)
     if was_paused:

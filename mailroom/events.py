@@ -170,11 +170,12 @@ class ClaimHeld(NamedTuple):
 
 
 class BreakerTurned(NamedTuple):
-    """A worker has opened the breaker of its inbox, or closed it; an operator who closes it is not heard here."""
+    """A worker has opened or closed the breaker of its inbox or of a prefix; an operator who closes it is not heard."""
 
     schema: str
     inbox: str
     is_open: bool
+    prefix: str | None = None  # of whose keys it is the breaker; None if of the whole inbox
 
 
 class TriedAgain(NamedTuple):

@@ -53,7 +53,8 @@ class InboxStatus:
     `parked`; they are not in `backlog`. `dropped` counts the messages that waited for longer than the inbox keeps them
     (`keep_s`) and were dropped, since it was created. `paused_at` is since when the inbox is paused, None if it is not,
     and `paused_by` says by whom and why. `paused_keys` counts the keys that are paused by themselves.
-    `breaker_opened_at` is since when its breaker is open, None if it is not, and `breaker_why` says what had failed.
+    `breaker_opened_at` is since when its breaker is open, None if it is not, and `breaker_why` says what had failed. If
+    it has one for each prefix of a key, that is since the first of them opened, and it names three of them.
 
     `order` is key or total. Of a total inbox, `held_back` counts the messages of `backlog` that may not be reaped yet,
     and `waits_for` names the node that they wait for: the one that has shown the lowest clock. If `is_stopped`, this
@@ -252,9 +253,18 @@ SELECT r.name, i.messages, extract(epoch FROM clock_timestamp() - oldest.sent_at
        (SELECT count(*) FROM {schema}.parked AS p WHERE p.inbox = r.name), r.dropped, r.paused_at, r.paused_by,
        (SELECT count(*) FROM {schema}.key_state AS k
         WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.paused_at IS NOT NULL),
-       l.opened_at, l.opened_why
+       b.opened_at, b.why
 FROM {schema}.inbox_registry AS r
-LEFT JOIN {schema}.inbox_limit AS l ON l.inbox = r.name AND l.opened_at IS NOT NULL
+CROSS JOIN LATERAL (
+    SELECT min(o.opened_at) AS opened_at,
+           string_agg(o.why, '; ' ORDER BY o.nth) FILTER (WHERE o.nth <= 3)
+           || CASE WHEN count(*) > 3 THEN pg_catalog.format('; and %%s more', count(*) - 3) ELSE '' END AS why
+    FROM (SELECT u.opened_at, u.why, row_number() OVER (ORDER BY u.opened_at, u.why) AS nth
+          FROM (SELECT opened_at, opened_why AS why FROM {schema}.limits
+                WHERE inbox = r.name AND opened_at IS NOT NULL
+                UNION ALL
+                SELECT opened_at, pg_catalog.format('prefix %%s: %%s', prefix, opened_why)
+                FROM {schema}.breaker WHERE inbox = r.name) AS u) AS o) AS b
 CROSS JOIN LATERAL (
     SELECT count(*) AS messages FROM {schema}.inbox
     WHERE inbox = r.name AND inbox IN ('{names}') AND clock + 0 > r.floor) AS i

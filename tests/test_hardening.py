@@ -697,7 +697,7 @@ FILLED |= {"channel": "'x'", "node": "mailroom", "before": "(SELECT clock_timest
 FILLED |= {"target": "mailroom.store", "key": "key", "key_type": "text", "locked": "FOR UPDATE", "bounds": ""}
 FILLED |= {"found_value": "t.value", "found_number": "t.number", "sets": "value = g.value", "columns": "value"}
 FILLED |= {"function": "pg_catalog.jsonb_strip_nulls", "skipping": "SKIP LOCKED", "tried": "xmax <> '0'"}
-FILLED |= {"failing": "i.key", "upto": "i.clock"}
+FILLED |= {"failing": "i.key", "upto": "i.clock", "breaker": "breaker", "key_state": "key_state"}
 FILLED |= {
     name: filled(text, schema="mailroom", inbox="shipping") if "{" in text else text
     for name, text in keeping(True).items()

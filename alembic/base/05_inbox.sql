@@ -35,12 +35,13 @@ CREATE TABLE stable (  -- How far a total inbox may be given out; the newest row
     PRIMARY KEY (inbox, clock)
 ) WITH ({hot});
 
-CREATE TABLE inbox_limit (  -- Limits of the workers of an inbox, and how they stand. An inbox that never had any has no row.
+CREATE TABLE limits (  -- Limits of the workers of an inbox, and how they stand. An inbox that never had any has no row.
     inbox           text             COLLATE "C" PRIMARY KEY,                -- The inbox.
     rate_per_s      double precision CHECK (rate_per_s > 0),                 -- How many messages a second all its workers may claim; null for no limit.
     burst           integer          NOT NULL DEFAULT 1 CHECK (burst >= 1),  -- How many tokens the bucket holds, each for a message.
     concurrency     integer          CHECK (concurrency >= 1),               -- How many batches all its workers may have in hand; null for no limit.
     breaker_percent integer          CHECK (breaker_percent BETWEEN 1 AND 100),  -- The breaker opens when this share of attempts fails; null for none.
+    breaker_by      text             COLLATE "C" CHECK (breaker_by ~ '^[!-~]$'),  -- There is a breaker for each prefix of a key, up to the first of this character; null for one of the whole inbox.
     tokens          double precision NOT NULL DEFAULT 0,                     -- Tokens in the bucket at filled_at.
     filled_at       timestamptz      NOT NULL DEFAULT clock_timestamp(),     -- When tokens were taken last.
     opened_at       timestamptz,                                             -- Since when the breaker is open: workers claim nothing. Null if it is closed.
@@ -50,8 +51,22 @@ CREATE TABLE inbox_limit (  -- Limits of the workers of an inbox, and how they s
 ) WITH ({hot});
 
 -- A row is locked by the transaction of a batch, so it is free as soon as that has ended, however it ends.
-CREATE TABLE inbox_slot (  -- Slots of the batches that workers have in hand, of an inbox with limits.
+CREATE TABLE slot (  -- Slots of the batches that workers have in hand, of an inbox with limits.
     inbox text    COLLATE "C" NOT NULL,  -- The inbox.
     slot  integer NOT NULL,              -- Its number, from 1; 0 is the one for the message that is tried while the breaker is open.
     PRIMARY KEY (inbox, slot)
 );
+
+-- The keys of an open prefix wait by rows of `key_state`. It is locked by whoever has more of them wait, has one tried,
+-- or closes it, and before any of those rows.
+CREATE TABLE breaker (  -- The open breakers of prefixes of keys; a closed one has no row.
+    inbox      text        COLLATE "C" NOT NULL,  -- The inbox.
+    prefix     text        COLLATE "C" NOT NULL,  -- What its keys have before the first separator.
+    separator  text        COLLATE "C" NOT NULL,  -- The separator: limits.breaker_by when it opened.
+    opened_at  timestamptz NOT NULL,              -- Since when it is open.
+    opened_why text        NOT NULL,              -- What share of attempts had failed.
+    try_at     timestamptz NOT NULL,              -- When the next message is tried.
+    tries      integer     NOT NULL DEFAULT 0,    -- How many were given to be tried.
+    trying     text        COLLATE "C",           -- The key that was given last to be tried; null once that has failed.
+    PRIMARY KEY (inbox, prefix)
+) WITH ({hot});

@@ -29,10 +29,12 @@ COMMENT ON VIEW my_parked IS 'The rows of parked about inboxes that the current 
 -- It checks each row of a claim, for half of what a trigger costs; the table has none.
 CREATE VIEW my_reaped WITH (security_barrier) AS SELECT * FROM reaped WHERE is_mine(inbox) WITH CHECK OPTION;
 COMMENT ON VIEW my_reaped IS 'The rows of reaped about inboxes that the current role may take messages out of.';
-CREATE VIEW my_limit WITH (security_barrier) AS SELECT * FROM inbox_limit WHERE is_mine(inbox);
-COMMENT ON VIEW my_limit IS 'The rows of inbox_limit about inboxes that the current role may take messages out of.';
-CREATE VIEW my_slot WITH (security_barrier) AS SELECT * FROM inbox_slot WHERE is_mine(inbox);
-COMMENT ON VIEW my_slot IS 'The rows of inbox_slot about inboxes that the current role may take messages out of.';
+CREATE VIEW my_limit WITH (security_barrier) AS SELECT * FROM limits WHERE is_mine(inbox);
+COMMENT ON VIEW my_limit IS 'The rows of limits about inboxes that the current role may take messages out of.';
+CREATE VIEW my_slot WITH (security_barrier) AS SELECT * FROM slot WHERE is_mine(inbox);
+COMMENT ON VIEW my_slot IS 'The rows of slot about inboxes that the current role may take messages out of.';
+CREATE VIEW my_breaker WITH (security_barrier) AS SELECT * FROM breaker WHERE is_mine(inbox) WITH CHECK OPTION;
+COMMENT ON VIEW my_breaker IS 'The rows of breaker about inboxes that the current role may take messages out of.';
 CREATE VIEW my_spark_stream WITH (security_barrier) AS SELECT * FROM spark_stream WHERE is_mine(inbox);
 COMMENT ON VIEW my_spark_stream IS
     'The rows of spark_stream about inboxes that the current role may take messages out of.';

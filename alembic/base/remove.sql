@@ -8,13 +8,13 @@ BEGIN
         EXECUTE concat('DROP TABLE IF EXISTS ', staged);
     END LOOP;
 END $$;
-DROP VIEW outbox_jdbc, my_worker, my_key_state, my_due, my_attempt, my_parked, my_reaped, my_limit, my_slot,
+DROP VIEW outbox_jdbc, my_worker, my_key_state, my_due, my_attempt, my_parked, my_reaped, my_limit, my_slot, my_breaker,
     my_spark_stream, my_stat_minute, statistics;
 -- The triggers of watched tables go with it.
 DROP FUNCTION watch CASCADE;
 DROP FUNCTION clock_reach, link_allows, link_next, watch_query, watch_told, watch_rest, watch_json;
 DROP TABLE node, commit_token, outbox, periodic, scheduled, dispatch_turn, execute_turn, lease, subscription, fan_out, fan_out_way,
-    inbox, inbox_registry, inbox_limit, inbox_slot, stable, worker, key_state, attempt, parked, reaped, reaped_day, dead_letter, audit,
+    inbox, inbox_registry, limits, slot, breaker, stable, worker, key_state, attempt, parked, reaped, reaped_day, dead_letter, audit,
     outbox_executable, store,
     accounting, executable_target, executable_function, executable_cursor, link, link_allowed, link_topic, transit, origin,
     receipt, known, spark_batch, spark_staging, spark_bulk, spark_stream, spark_drain, outbox_jdbc_id,

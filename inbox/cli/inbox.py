@@ -140,6 +140,12 @@ AT_ONCE = 100
     help="Stop its workers while this share of attempts fails, and try one message from time to time; 0 for no "
     "breaker. [no breaker]",
 )
+@click.option(
+    "--breaker-by",
+    metavar="CHARACTER",
+    help="Have --breaker stop only the keys whose prefix fails, which is what stands before the first such character; "
+    "empty for one breaker of the whole inbox. [the whole inbox]",
+)
 @pass_call
 def create(
     call: Call,
@@ -159,6 +165,7 @@ def create(
     burst: int | None,
     concurrency: int | None,
     breaker: int | None,
+    breaker_by: str | None,
 ) -> None:
     """Create inboxes, or add subscriptions to them and change their settings.
 
@@ -186,6 +193,7 @@ def create(
       mailroom inbox create shop_replies --keep-s 600
       mailroom inbox create shipping --keep-reaped 30
       mailroom inbox create shipping --rate 10 --burst 20 --concurrency 4 --breaker 50
+      mailroom inbox create shipping --breaker 50 --breaker-by /
       mailroom inbox create invoices --subscribe order.paid --origin lyon
       mailroom inbox create ledger --subscribe 'account.#' --origin '*' --order total
       mailroom inbox create shop_{1..1000} --subscribe price.changed
@@ -194,6 +202,8 @@ def create(
         raise click.UsageError("--origin says whose messages to subscribe to: give --subscribe too.")
     if backoff_s is not None and backoff_max_s is not None and backoff_max_s < backoff_s:
         raise click.UsageError("--backoff-max-s, the longest wait, is shorter than --backoff-s, the first wait.")
+    if breaker_by and not breaker:
+        raise click.UsageError("--breaker-by says which keys a --breaker stops: give that too.")
     if burst is not None and not rate:
         raise click.UsageError("--burst says how many messages may be taken at once within a --rate: give that too.")
     with call.connection("inbox create") as connection, progress_bar("created", len(names), of="inboxes") as bar:
@@ -213,6 +223,7 @@ def create(
                 burst=burst,
                 concurrency=concurrency,
                 breaker=breaker,
+                breaker_by=breaker_by,
                 origin=origin,
                 order=order,
             )
@@ -491,12 +502,12 @@ SELECT name,
               WHERE inbox = r.name GROUP BY origin) AS s),
        "order", backoff_s, backoff_max_s, max_attempts::bigint, on_failure, keep_s, keep_reaped_days::bigint,
        created_at, paused_at, paused_by, l.rate_per_s, CASE WHEN l.rate_per_s IS NOT NULL THEN l.burst END::bigint,
-       l.concurrency::bigint, l.breaker_percent::bigint
-FROM {schema}.inbox_registry AS r LEFT JOIN {schema}.inbox_limit AS l ON l.inbox = r.name ORDER BY name
+       l.concurrency::bigint, l.breaker_percent::bigint, l.breaker_by
+FROM {schema}.inbox_registry AS r LEFT JOIN {schema}.limits AS l ON l.inbox = r.name ORDER BY name
 """,
     columns=(
         "text", "text", "text", "float8", "float8", "bigint", "text", "float8", "bigint", "timestamptz", "timestamptz",
-        "text", "float8", "bigint", "bigint", "bigint",
+        "text", "float8", "bigint", "bigint", "bigint", "text",
     ),
 )  # fmt: skip
 
@@ -523,21 +534,27 @@ def _listing(schema: str) -> Operation[list[dict[str, Any]]]:
             "burst": burst,
             "concurrency": concurrency,
             "breaker": breaker,
+            "breaker_by": breaker_by,
         }
         for (
             name, topics, order, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, keep_reaped_days,
-            created_at, paused_at, paused_by, rate, burst, concurrency, breaker,
+            created_at, paused_at, paused_by, rate, burst, concurrency, breaker, breaker_by,
         ) in (
             (name, json.loads(topics or "{}"), *settings) for name, topics, *settings in rows
         )
     ]  # fmt: skip
 
 
-def _limits(rate: float | None, burst: int | None, concurrency: int | None, breaker: int | None) -> str | None:
+LIMITS = ("rate", "burst", "concurrency", "breaker", "breaker_by")
+
+
+def _limits(
+    rate: float | None, burst: int | None, concurrency: int | None, breaker: int | None, breaker_by: str | None
+) -> str | None:
     limits = {
         f"{rate or 0:g}/s, burst {burst}": rate,
         f"{concurrency} at once": concurrency,
-        f"breaker {breaker} %": breaker,
+        f"breaker {breaker} %" + (f" by {breaker_by}" if breaker_by else ""): breaker,
     }
     return "\n".join(text for text, is_set in limits.items() if is_set) or None
 
@@ -564,7 +581,7 @@ def list_(call: Call) -> None:
             each["topics"] = "\n".join(each["topics"] + of_others) or None
             each["attempts_spread_s"] = duration(each["attempts_spread_s"])
             del each["paused_by"]  # `mailroom status` has room for it
-            each["limits"] = _limits(*(each.pop(name) for name in ("rate", "burst", "concurrency", "breaker")))
+            each["limits"] = _limits(*(each.pop(name) for name in LIMITS))
         rows = [each.values() for each in found]
         table(
             (

@@ -18,6 +18,7 @@ from uuid import UUID
 
 import psycopg
 
+from inbox.breakers import Deferred
 from inbox.by_key.claim import Claimed
 from inbox.by_key.failure import Recorded, failed, last_clocks
 from inbox.exceptions import Unavailable
@@ -87,7 +88,7 @@ class Batch:
     `mailroom.events.BatchEnded`. `calls`: when each call of a handler began and ended, if somebody wants to know.
     `tokens`: how many messages the inbox's rate lets it have, None without a rate. `held`: the limit because of which
     nothing was claimed. `is_try`: it tries one message while the breaker is open, and `has_closed` it. See
-    `inbox.limits`.
+    `inbox.limits`. `deferred`: the breakers of prefixes that were open before its claim.
     """
 
     due: bool = False
@@ -112,6 +113,7 @@ class Batch:
     held: HeldBy | None = None
     is_try: bool = False
     has_closed: bool = False
+    deferred: Deferred | None = None
     _told: tuple[list[Message], float] | None = None  # what a handler that was told to begin was given, and when
 
     def take(self, claimed: Claimed, order: Order, connection: object, place: HomeDatabase | None = None) -> None:

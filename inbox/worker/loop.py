@@ -194,7 +194,7 @@ class Loop:
             await heard(ring, self._until_check_s())
 
     def _until_check_s(self) -> float:
-        return min(self._service.poll_interval_s, self._due.in_s())
+        return min(self._service.poll_interval_s, self._due.in_s(), self._service.limiting.try_in_s())
 
     async def _work(self, *, due: bool = False) -> None:
         self._batch = batch = Batch(due, min(self._size.next(), self._pace.next()))
@@ -205,6 +205,8 @@ class Loop:
             if batch.held is not None:
                 await self._hold(batch.held)
                 return
+        if self._service.limiting.has_open:
+            await self._defer(batch)
         began = time.monotonic()
         self._is_working = True
         try:
@@ -231,8 +233,19 @@ class Loop:
         self._size.handled(batch)
         self._service.limiting.committed(batch)
         self._unused = max(0, (batch.tokens or 0) - len(batch.messages))
+        if (prefix := self._service.limiting.closes(batch)) is not None:
+            # After the COMMIT: with the batch, others would wait for the rows of all the keys of the prefix.
+            service = self._service
+            service.limiting.closed(prefix, await service.within(service.limiting.closing(prefix)))
         if batch.held is not None:
             await self._hold(batch.held)
+
+    async def _defer(self, batch: Batch) -> None:
+        """Have the keys of prefixes wait whose breakers are open, and have one tried of each for which it is time."""
+        service = self._service
+        for prefix in await service.within(service.limiting.deferring(batch)):
+            if await service.within(service.limiting.granting(prefix)):
+                self._due.recorded(0.0)
 
     async def _hold(self, held: HeldBy) -> None:
         """Wait while a limit holds it, at most until it is time to look again. It has no transaction meanwhile.
@@ -277,8 +290,8 @@ class Loop:
                     recorded = await service.within(service.blaming(batch, error))
                 self._size.failed(batch)
                 await self._report(recorded, error)
-                if batch.message is not None and service.limiting.failed():
-                    service.limiting.opened(await service.within(service.limiting.opening()))
+                if batch.message is not None and (opening := service.limiting.failed(batch.message)) is not None:
+                    service.limiting.opened(await service.within(opening))
         except Exception as another:
             why = another.error if isinstance(another, NotConnected) else another
             if another is error or not (why is not another or is_transient(another, Batch())):

@@ -316,6 +316,7 @@ class _Worker(ABC):
             events.emit(events.BatchClaimed(self.schema, self.inbox, claimed.messages, batch.due, took_s))
 
     def _blaming(self, batch: Batch, error: Exception) -> Operation[Recorded]:
+        yield from self._limiting.blaming(batch)
         recorded = yield from blaming(batch, error, self._fatal)
         yield from self._limiting.failing(batch)
         return recorded

@@ -28,10 +28,14 @@ GROUP BY d.stage ORDER BY d.stage
 # Whoever has a breaker wants to know; it closes by itself once a message is handled.
 OPEN = Sql(
     """
-SELECT l.inbox, pg_catalog.format('inbox %%s: open for %%s, %%s; %%s tries have failed, the next in %%s', l.inbox,
+SELECT l.inbox, pg_catalog.format('inbox %%s: open for %%s, %%s; %%s tries were made, the next in %%s', l.inbox,
        date_trunc('second'::text, clock_timestamp() - l.opened_at), l.opened_why, l.tries,
        date_trunc('second'::text, greatest(l.try_at - clock_timestamp(), interval '0')))
-FROM {schema}.inbox_limit AS l WHERE l.opened_at IS NOT NULL ORDER BY l.opened_at
+FROM (SELECT inbox, opened_at, opened_why, tries, try_at FROM {schema}.limits WHERE opened_at IS NOT NULL
+      UNION ALL
+      SELECT inbox, opened_at, pg_catalog.format('prefix %%s: %%s', prefix, opened_why), tries, try_at
+      FROM {schema}.breaker) AS l
+ORDER BY l.opened_at
 """,
     columns=FOUND,
 )

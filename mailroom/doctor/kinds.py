@@ -247,8 +247,8 @@ KINDS = {
     ),
     "M043": Kind(
         "a breaker is open",
-        "Too many attempts of an inbox have failed. Its workers claim nothing but one message from time to time, until "
-        "one is handled.",
+        "Too many attempts of an inbox have failed, or of a prefix of its keys. Its workers claim nothing of that but "
+        "one message from time to time, until one is handled.",
         "Look at what the handler calls. Once that is well, the command has workers go on at once.",
     ),
 }

@@ -29,8 +29,9 @@ CHANGING = (
         "audit",
         "worker",
         "stable",
-        "inbox_limit",
-        "inbox_slot",
+        "limits",
+        "slot",
+        "breaker",
         "lease",
         "stat_minute",
     ),
@@ -54,7 +55,10 @@ INBOX_PAUSED = Family(
     ("inbox",),
 )
 INBOX_BREAKER_OPEN = Family(
-    "inbox_breaker_open", "gauge", "Whether the breaker of an inbox that has one is open: 1 or 0.", ("inbox",)
+    "inbox_breaker_open",
+    "gauge",
+    "How many breakers of an inbox are open: 1 or 0, or how many prefixes of keys.",
+    ("inbox",),
 )
 LEASE_HELD = Family("lease_held", "gauge", "Whether somebody leads: 1 or 0.", ("role",))
 LEASE_REMAINING = Family(
@@ -115,8 +119,12 @@ WHERE t.oid IS NOT NULL
     columns=("text", "boolean", "bigint", "bigint"),
 )
 BREAKERS = Sql(
-    "SELECT inbox, opened_at IS NOT NULL FROM {schema}.inbox_limit WHERE breaker_percent IS NOT NULL",
-    columns=("text", "boolean"),
+    """
+SELECT inbox, CASE WHEN opened_at IS NULL THEN 0 ELSE 1 END
+              + (SELECT count(*) FROM {schema}.breaker AS b WHERE b.inbox = l.inbox)
+FROM {schema}.limits AS l WHERE breaker_percent IS NOT NULL
+""",
+    columns=("text", "bigint"),
 )
 LEASES = Sql(
     """
@@ -172,7 +180,7 @@ def reading_catalog(schema: str) -> Operation[dict[Family, Samples]]:
             tables[name] = live, dead
         else:
             inboxes[name], paused[name] = (live, dead), int(is_paused)
-    breakers = {name: int(is_open) for name, is_open in (yield BREAKERS.at(schema=schema)())}
+    breakers = dict((yield BREAKERS.at(schema=schema)()))
     leases = {role: (int(held), left_s) for role, held, left_s in (yield LEASES.at(schema=schema)())}
     stages = yield from _counting_stages(schema, tables["dead_letter"][0])
     return {

@@ -2,6 +2,7 @@
 
 from mailroom import locks
 from mailroom.errors import ConfigurationError, MailroomError
+from mailroom.registry.breakers import NOTIFY
 from mailroom.registry.inboxes import LOCK
 from mailroom.schema.checks import checking, finding
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -16,8 +17,9 @@ HAVE_ROWS = (
     "attempt",
     "worker",
     "stable",
-    "inbox_limit",
-    "inbox_slot",
+    "limits",
+    "slot",
+    "breaker",
     "spark_stream",
     "stat_minute",
 )
@@ -34,7 +36,7 @@ DECLARE
 BEGIN
     PERFORM pg_catalog.set_config('lock_timeout', '3s', true);
     PERFORM {schema}.take_dispatch_turn();
-    PERFORM FROM {schema}.inbox_slot WHERE inbox = '{inbox}' ORDER BY slot FOR UPDATE;
+    PERFORM FROM {schema}.slot WHERE inbox = '{inbox}' ORDER BY slot FOR UPDATE;
     LOCK TABLE {schema}.inbox_{inbox} IN ACCESS EXCLUSIVE MODE;
     LOCK TABLE ONLY {schema}.inbox IN ACCESS EXCLUSIVE MODE;
     PERFORM pg_catalog.set_config('lock_timeout', lock_timeout, true);
@@ -49,12 +51,6 @@ SELECT (SELECT count(*) FROM {schema}.inbox_{inbox}),
        (SELECT count(*) FROM {schema}.parked WHERE inbox = '{inbox}')
 """,
     columns=("bigint", "bigint"),
-)
-# Its sleeping workers wake up, and find that it is gone.
-NOTIFY = Sql(
-    "SELECT pg_notify({partition_channel}, '') IS NULL",
-    columns=("boolean",),
-    partition_channel=locks.channel("'{schema}.inbox_{inbox}'::regclass"),
 )
 
 
@@ -93,4 +89,4 @@ def having_alone(schema: str, inbox: str) -> Operation[None]:
             "while a dispatcher runs (mailroom dispatcher run).",
             code="MR-delivery-unfinished",
         )
-    yield NOTIFY.at(schema=schema, inbox=inbox)()
+    yield NOTIFY.at(schema=schema, inbox=inbox)()  # and find that it is gone

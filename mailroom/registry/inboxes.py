@@ -34,6 +34,7 @@ def creation(
     burst: int | None = None,
     concurrency: int | None = None,
     breaker: int | None = None,
+    breaker_by: str | None = None,
     origin: str = OWN,
     order: Order | None = None,
 ) -> Operation[None]:
@@ -59,11 +60,13 @@ def creation(
     `burst` how many at once after a quiet time (`rate`, but at least 1); it is given with a rate. `concurrency` is how
     many batches they may have in hand (up to 10,000), which is how many handlers run at once. `breaker` is a
     percentage: once that share of a worker's attempts has failed, of at least 20 within a minute, no worker claims
-    anything, except one message at a time to see whether it succeeds.
+    anything, except one message at a time to see whether it succeeds. With `breaker_by`, one character such as "/", the
+    breaker is one for each prefix of a key, which is what stands before the first such character, or the whole key:
+    only the keys of a prefix whose attempts fail wait. It is given with a breaker, and "" ends it.
 
     `order` (key) is chosen when the inbox is created. With `total` there is one queue instead of one per key: all
     messages are reaped by their sent_clock, one transaction at a time, and a failing one holds up the whole inbox. Such
-    an inbox takes no `keep_s`.
+    an inbox takes no `keep_s` and no `breaker_by`.
 
     Users' own migrations may call it: everything happens in the caller's transaction. A concurrent delivery goes on; if
     it was planned before the partition existed, it fails once and is tried again. Raises `InvalidName`,
@@ -79,7 +82,7 @@ def creation(
         raise ConfigurationError(f"on_failure is {on_failure!r}; give 'park' or 'skip'.", code="MR-invalid-argument")
     if keep_s is not None:
         seconds(keep_s, "keep_s", TEN_YEARS_S)
-    limits = InboxLimits(rate, burst, concurrency, breaker)
+    limits = InboxLimits(rate, burst, concurrency, breaker, breaker_by)
     if order not in (None, "key", "total"):
         raise ConfigurationError(f"order is {order!r}; give 'key' or 'total'.", code="MR-invalid-argument")
     days = checked_days(keep_reaped_days)
@@ -220,6 +223,14 @@ def _creating(
                     f"Inbox {name!r} has total order, and keep_s would drop messages that other nodes give out. "
                     "Leave it out.",
                     code="MR-total-order-keeps-all",
+                )
+    if limits.breaker_by:
+        for name in names:
+            if found.get(name, order) == "total":
+                raise ConfigurationError(
+                    f"Inbox {name!r} has total order, so keys cannot wait by their prefix. Leave breaker_by out, for a "
+                    "breaker of the whole inbox.",
+                    code="MR-total-order-has-no-keys",
                 )
     yield from _making_partitions(schema, [name for name in names if name not in found], order)
     yield REGISTER.at(schema=schema)(

@@ -74,7 +74,7 @@ def reading_revision(schema: str) -> Operation[str | None]:
 # What consumers of an inbox read.
 READ = (
     *("inbox_{inbox}", "inbox_registry", "key_state", "parked", "attempt", "worker", "stable"),
-    *("inbox_limit", "inbox_slot"),
+    *("limits", "slot", "breaker"),
 )
 OF_THE_INBOX = ", ".join(f"to_regclass('{{schema}}.{table}')::oid" for table in READ)
 KNOWN = Sql(

@@ -287,3 +287,9 @@ def test_limits_are_set_listed_and_taken_back(node: Node) -> None:
     [listed] = json_of("inbox", "list", dsn=node.dsn)
     assert [listed[each] for each in ("rate", "burst", "concurrency", "breaker")] == [None, None, 4, 50]
     assert "give that too" in error_of(mailroom(*create, "--burst", "5", dsn=node.dsn))
+    done(*create, "--breaker", "50", "--breaker-by", "/", dsn=node.dsn)
+    assert json_of("inbox", "list", dsn=node.dsn)[0]["breaker_by"] == "/"
+    assert "breaker 50 % by /" in " ".join(done("inbox", "list", dsn=node.dsn).split())
+    done(*create, "--breaker-by", "", dsn=node.dsn)
+    assert json_of("inbox", "list", dsn=node.dsn)[0]["breaker_by"] is None
+    assert "give that too" in error_of(mailroom(*create, "--breaker-by", "/", dsn=node.dsn))

@@ -152,9 +152,14 @@ BROKEN = [
         "UPDATE mailroom.inbox_registry SET keep_reaped_days = NULL",
     ),
     (
-        ("INSERT INTO mailroom.inbox_limit (inbox, breaker_percent, opened_at, opened_why, try_at, tries) "
+        ("INSERT INTO mailroom.limits (inbox, breaker_percent, opened_at, opened_why, try_at, tries) "
         f"VALUES ('shipping', 50, {OLD}, 'all failed', now(), 3)"),
-        "M043", "inbox shipping: open for 01:00:0", "DELETE FROM mailroom.inbox_limit",
+        "M043", "inbox shipping: open for 01:00:0", "DELETE FROM mailroom.limits",
+    ),
+    (
+        ("INSERT INTO mailroom.breaker (inbox, prefix, separator, opened_at, opened_why, try_at, tries) "
+        f"VALUES ('shipping', 'tenant-7', '/', {OLD}, 'all failed', now(), 3)"),
+        "M043", "prefix tenant-7: all failed; 3 tries", "DELETE FROM mailroom.breaker",
     ),
 ]  # fmt: skip
 

@@ -53,7 +53,7 @@ ATTRIBUTES = {
     "HandlerBegan": "inbox messages schema",
     "HandlerEnded": "error inbox messages schema seconds",
     "BatchEnded": "due handled_s inbox messages outcome schema seconds",
-    "BreakerTurned": "inbox is_open schema",
+    "BreakerTurned": "inbox is_open prefix schema",
     "ClaimHeld": "inbox limit schema seconds",
     "AttemptFailed": "attempt error inbox message outcome schema",
     "TriedAgain": "error inbox reconnects role schema",

@@ -21,7 +21,15 @@ VALUES ('receive', 'no inbox gets it', %s, 5, gen_random_uuid(), 'theirs', 'k', 
 def busy(node: Node) -> Node:
     """Inboxes of each kind, messages everywhere, a parked key, a link, and what died at each stage."""
     node.inbox(
-        "shipping", "print", backoff_s=0, max_attempts=2, on_failure="skip", rate=1_000, concurrency=3, breaker=100
+        "shipping",
+        "print",
+        backoff_s=0,
+        max_attempts=2,
+        on_failure="skip",
+        rate=1_000,
+        concurrency=3,
+        breaker=100,
+        breaker_by="/",
     )
     node.inbox("ledger", "#", order="total", backoff_s=0, max_attempts=2, rate=1_000, concurrency=3, breaker=100)
     node.inbox("replies", keep_s=60)

@@ -3,6 +3,8 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
@@ -14,12 +16,13 @@ from dispatcher import Dispatcher, Executor, deliver_all, execute_all
 from dispatcher.housekeeping.janitor import Janitor
 from dispatcher.lanes.leading import KEEPER, Leading
 from dispatcher.links.lane import LinksLane
-from inbox import Inbox, Message, Park, Parked, Worker, limits
+from inbox import Inbox, Message, Park, Parked, Worker, breakers, limits
 from inbox.worker import in_flight
 from mailroom import atomically, resolve
 from mailroom.dead_letter import DeadLetters
 from mailroom.metrics.catalog import CLOCK, reading_catalog
 from mailroom.metrics.leader import INBOX_OLDEST, Added, sampling
+from mailroom.registry.breakers import Prefix
 from mailroom.schema import check
 from mailroom.session import settings
 from mailroom.sql.runner import run
@@ -96,10 +99,19 @@ def reaps(node: Node, dsn: str, monkeypatch: pytest.MonkeyPatch, inbox: str = "s
             eventually(lambda: node.rows("SELECT FROM mailroom.dead_letter WHERE inbox = %s AND key = 'fails'", inbox))
             eventually(lambda: node.rows("SELECT FROM mailroom.parked WHERE inbox = %s AND key = 'parks'", inbox))
             eventually(lambda: "k" in handled)
+    node.send(inbox, key="waits")
+    node.deliver_all()
     with psycopg.connect(dsn) as connection:
         run(connection, limits.opening(SCHEMA, inbox, "why"))
         run(connection, limits.moving_on(SCHEMA, inbox))
         assert run(connection, limits.closing(SCHEMA, inbox))
+        if inbox == "shipping":
+            assert run(connection, breakers.opening_prefix(SCHEMA, inbox, Prefix("waits", "/"), "why"))
+            seen = run(connection, breakers.deferring(SCHEMA, inbox))
+            run(connection, breakers.deferring(SCHEMA, inbox, replace(seen, clock=0)))
+            assert run(connection, breakers.granting(SCHEMA, inbox, "waits", datetime(2100, 1, 1, tzinfo=UTC)))
+            run(connection, breakers.failing_try(SCHEMA, inbox, "waits", "waits"))
+            assert run(connection, breakers.closing_prefix(SCHEMA, inbox, "waits"))
     asks(dsn)
 
 
@@ -163,6 +175,7 @@ def administers(node: Node, dsn: str) -> None:
         shipping = Inbox("shipping")
         assert shipping.pause(connection, actor="ada")
         run(node.connection, limits.opening(SCHEMA, "shipping", "why"))
+        run(node.connection, breakers.opening_prefix(SCHEMA, "shipping", Prefix("waits", "/"), "why"))
         assert shipping.resume(connection, actor="ada")
         connection.commit()
         assert status(node.connection).inboxes[-1].breaker_opened_at is None

@@ -1168,6 +1168,36 @@ ALTER TABLE mailroom.audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     CACHE 1
 );
 
+CREATE TABLE mailroom.breaker (
+    inbox text NOT NULL COLLATE pg_catalog."C",
+    prefix text NOT NULL COLLATE pg_catalog."C",
+    separator text NOT NULL COLLATE pg_catalog."C",
+    opened_at timestamp with time zone NOT NULL,
+    opened_why text NOT NULL,
+    try_at timestamp with time zone NOT NULL,
+    tries integer DEFAULT 0 NOT NULL,
+    trying text COLLATE pg_catalog."C"
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='20000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_scale_factor='0', autovacuum_vacuum_insert_threshold='100000', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000');
+
+COMMENT ON TABLE mailroom.breaker IS 'The open breakers of prefixes of keys; a closed one has no row.';
+
+COMMENT ON COLUMN mailroom.breaker.inbox IS 'The inbox.';
+
+COMMENT ON COLUMN mailroom.breaker.prefix IS 'What its keys have before the first separator.';
+
+COMMENT ON COLUMN mailroom.breaker.separator IS 'The separator: limits.breaker_by when it opened.';
+
+COMMENT ON COLUMN mailroom.breaker.opened_at IS 'Since when it is open.';
+
+COMMENT ON COLUMN mailroom.breaker.opened_why IS 'What share of attempts had failed.';
+
+COMMENT ON COLUMN mailroom.breaker.try_at IS 'When the next message is tried.';
+
+COMMENT ON COLUMN mailroom.breaker.tries IS 'How many were given to be tried.';
+
+COMMENT ON COLUMN mailroom.breaker.trying IS 'The key that was given last to be tried; null once that has failed.';
+
 CREATE TABLE mailroom.commit_token (
     token uuid NOT NULL,
     committed boolean NOT NULL
@@ -1467,49 +1497,6 @@ COMMENT ON COLUMN mailroom.inbox.source IS 'Who sent it: the writer''s applicati
 
 COMMENT ON COLUMN mailroom.inbox.sent_at IS 'Physical time of the send; order never rests on it.';
 
-CREATE TABLE mailroom.inbox_limit (
-    inbox text NOT NULL COLLATE pg_catalog."C",
-    rate_per_s double precision,
-    burst integer DEFAULT 1 NOT NULL,
-    concurrency integer,
-    breaker_percent integer,
-    tokens double precision DEFAULT 0 NOT NULL,
-    filled_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    opened_at timestamp with time zone,
-    opened_why text,
-    try_at timestamp with time zone,
-    tries integer DEFAULT 0 NOT NULL,
-    CONSTRAINT inbox_limit_breaker_percent_check CHECK (((breaker_percent >= 1) AND (breaker_percent <= 100))),
-    CONSTRAINT inbox_limit_burst_check CHECK ((burst >= 1)),
-    CONSTRAINT inbox_limit_concurrency_check CHECK ((concurrency >= 1)),
-    CONSTRAINT inbox_limit_rate_per_s_check CHECK ((rate_per_s > (0)::double precision))
-)
-WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='20000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_scale_factor='0', autovacuum_vacuum_insert_threshold='100000', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000');
-
-COMMENT ON TABLE mailroom.inbox_limit IS 'Limits of the workers of an inbox, and how they stand. An inbox that never had any has no row.';
-
-COMMENT ON COLUMN mailroom.inbox_limit.inbox IS 'The inbox.';
-
-COMMENT ON COLUMN mailroom.inbox_limit.rate_per_s IS 'How many messages a second all its workers may claim; null for no limit.';
-
-COMMENT ON COLUMN mailroom.inbox_limit.burst IS 'How many tokens the bucket holds, each for a message.';
-
-COMMENT ON COLUMN mailroom.inbox_limit.concurrency IS 'How many batches all its workers may have in hand; null for no limit.';
-
-COMMENT ON COLUMN mailroom.inbox_limit.breaker_percent IS 'The breaker opens when this share of attempts fails; null for none.';
-
-COMMENT ON COLUMN mailroom.inbox_limit.tokens IS 'Tokens in the bucket at filled_at.';
-
-COMMENT ON COLUMN mailroom.inbox_limit.filled_at IS 'When tokens were taken last.';
-
-COMMENT ON COLUMN mailroom.inbox_limit.opened_at IS 'Since when the breaker is open: workers claim nothing. Null if it is closed.';
-
-COMMENT ON COLUMN mailroom.inbox_limit.opened_why IS 'What share of attempts had failed.';
-
-COMMENT ON COLUMN mailroom.inbox_limit.try_at IS 'When one message is tried while the breaker is open.';
-
-COMMENT ON COLUMN mailroom.inbox_limit.tries IS 'How many of these have failed.';
-
 CREATE TABLE mailroom.inbox_registry (
     name text NOT NULL COLLATE pg_catalog."C",
     backoff_s double precision DEFAULT 1 NOT NULL,
@@ -1568,17 +1555,6 @@ COMMENT ON COLUMN mailroom.inbox_registry.paused_at IS 'Since when it is paused:
 COMMENT ON COLUMN mailroom.inbox_registry.paused_by IS 'Who paused it, and why.';
 
 COMMENT ON COLUMN mailroom.inbox_registry.keep_reaped_days IS 'How many days what was reaped is kept in `reaped`; null if it is not.';
-
-CREATE TABLE mailroom.inbox_slot (
-    inbox text NOT NULL COLLATE pg_catalog."C",
-    slot integer NOT NULL
-);
-
-COMMENT ON TABLE mailroom.inbox_slot IS 'Slots of the batches that workers have in hand, of an inbox with limits.';
-
-COMMENT ON COLUMN mailroom.inbox_slot.inbox IS 'The inbox.';
-
-COMMENT ON COLUMN mailroom.inbox_slot.slot IS 'Its number, from 1; 0 is the one for the message that is tried while the breaker is open.';
 
 CREATE TABLE mailroom.key_state (
     inbox text NOT NULL COLLATE pg_catalog."C",
@@ -1671,6 +1647,53 @@ COMMENT ON COLUMN mailroom.lease.backend_from IS 'When that session began, so th
 COMMENT ON COLUMN mailroom.lease.state IS 'The holder''s state at the last renewal: awake or asleep.';
 
 COMMENT ON COLUMN mailroom.lease.counts IS 'The holder''s totals.';
+
+CREATE TABLE mailroom.limits (
+    inbox text NOT NULL COLLATE pg_catalog."C",
+    rate_per_s double precision,
+    burst integer DEFAULT 1 NOT NULL,
+    concurrency integer,
+    breaker_percent integer,
+    breaker_by text COLLATE pg_catalog."C",
+    tokens double precision DEFAULT 0 NOT NULL,
+    filled_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    opened_at timestamp with time zone,
+    opened_why text,
+    try_at timestamp with time zone,
+    tries integer DEFAULT 0 NOT NULL,
+    CONSTRAINT limits_breaker_by_check CHECK ((breaker_by ~ '^[!-~]$'::text)),
+    CONSTRAINT limits_breaker_percent_check CHECK (((breaker_percent >= 1) AND (breaker_percent <= 100))),
+    CONSTRAINT limits_burst_check CHECK ((burst >= 1)),
+    CONSTRAINT limits_concurrency_check CHECK ((concurrency >= 1)),
+    CONSTRAINT limits_rate_per_s_check CHECK ((rate_per_s > (0)::double precision))
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='20000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_scale_factor='0', autovacuum_vacuum_insert_threshold='100000', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000');
+
+COMMENT ON TABLE mailroom.limits IS 'Limits of the workers of an inbox, and how they stand. An inbox that never had any has no row.';
+
+COMMENT ON COLUMN mailroom.limits.inbox IS 'The inbox.';
+
+COMMENT ON COLUMN mailroom.limits.rate_per_s IS 'How many messages a second all its workers may claim; null for no limit.';
+
+COMMENT ON COLUMN mailroom.limits.burst IS 'How many tokens the bucket holds, each for a message.';
+
+COMMENT ON COLUMN mailroom.limits.concurrency IS 'How many batches all its workers may have in hand; null for no limit.';
+
+COMMENT ON COLUMN mailroom.limits.breaker_percent IS 'The breaker opens when this share of attempts fails; null for none.';
+
+COMMENT ON COLUMN mailroom.limits.breaker_by IS 'There is a breaker for each prefix of a key, up to the first of this character; null for one of the whole inbox.';
+
+COMMENT ON COLUMN mailroom.limits.tokens IS 'Tokens in the bucket at filled_at.';
+
+COMMENT ON COLUMN mailroom.limits.filled_at IS 'When tokens were taken last.';
+
+COMMENT ON COLUMN mailroom.limits.opened_at IS 'Since when the breaker is open: workers claim nothing. Null if it is closed.';
+
+COMMENT ON COLUMN mailroom.limits.opened_why IS 'What share of attempts had failed.';
+
+COMMENT ON COLUMN mailroom.limits.try_at IS 'When one message is tried while the breaker is open.';
+
+COMMENT ON COLUMN mailroom.limits.tries IS 'How many of these have failed.';
 
 CREATE TABLE mailroom.link (
     number bigint NOT NULL,
@@ -1804,6 +1827,21 @@ CREATE VIEW mailroom.my_attempt WITH (security_barrier='true') AS
 
 COMMENT ON VIEW mailroom.my_attempt IS 'The rows of attempt about inboxes that the current role may take messages out of.';
 
+CREATE VIEW mailroom.my_breaker WITH (security_barrier='true') AS
+ SELECT inbox,
+    prefix,
+    separator,
+    opened_at,
+    opened_why,
+    try_at,
+    tries,
+    trying
+   FROM mailroom.breaker
+  WHERE mailroom.is_mine(inbox)
+  WITH CASCADED CHECK OPTION;
+
+COMMENT ON VIEW mailroom.my_breaker IS 'The rows of breaker about inboxes that the current role may take messages out of.';
+
 CREATE VIEW mailroom.my_due WITH (security_barrier='true') AS
  SELECT inbox,
     key,
@@ -1847,16 +1885,17 @@ CREATE VIEW mailroom.my_limit WITH (security_barrier='true') AS
     burst,
     concurrency,
     breaker_percent,
+    breaker_by,
     tokens,
     filled_at,
     opened_at,
     opened_why,
     try_at,
     tries
-   FROM mailroom.inbox_limit
+   FROM mailroom.limits
   WHERE mailroom.is_mine(inbox);
 
-COMMENT ON VIEW mailroom.my_limit IS 'The rows of inbox_limit about inboxes that the current role may take messages out of.';
+COMMENT ON VIEW mailroom.my_limit IS 'The rows of limits about inboxes that the current role may take messages out of.';
 
 CREATE TABLE mailroom.parked (
     inbox text CONSTRAINT inbox_inbox_not_null NOT NULL COLLATE pg_catalog."C",
@@ -2035,13 +2074,24 @@ CREATE VIEW mailroom.my_reaped WITH (security_barrier='true') AS
 
 COMMENT ON VIEW mailroom.my_reaped IS 'The rows of reaped about inboxes that the current role may take messages out of.';
 
+CREATE TABLE mailroom.slot (
+    inbox text NOT NULL COLLATE pg_catalog."C",
+    slot integer NOT NULL
+);
+
+COMMENT ON TABLE mailroom.slot IS 'Slots of the batches that workers have in hand, of an inbox with limits.';
+
+COMMENT ON COLUMN mailroom.slot.inbox IS 'The inbox.';
+
+COMMENT ON COLUMN mailroom.slot.slot IS 'Its number, from 1; 0 is the one for the message that is tried while the breaker is open.';
+
 CREATE VIEW mailroom.my_slot WITH (security_barrier='true') AS
  SELECT inbox,
     slot
-   FROM mailroom.inbox_slot
+   FROM mailroom.slot
   WHERE mailroom.is_mine(inbox);
 
-COMMENT ON VIEW mailroom.my_slot IS 'The rows of inbox_slot about inboxes that the current role may take messages out of.';
+COMMENT ON VIEW mailroom.my_slot IS 'The rows of slot about inboxes that the current role may take messages out of.';
 
 CREATE TABLE mailroom.spark_stream (
     inbox text NOT NULL COLLATE pg_catalog."C",
@@ -2834,6 +2884,9 @@ ALTER TABLE ONLY mailroom.attempt
 ALTER TABLE ONLY mailroom.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY mailroom.breaker
+    ADD CONSTRAINT breaker_pkey PRIMARY KEY (inbox, prefix);
+
 ALTER TABLE ONLY mailroom.commit_token
     ADD CONSTRAINT commit_token_pkey PRIMARY KEY (token);
 
@@ -2855,14 +2908,8 @@ ALTER TABLE ONLY mailroom.fan_out
 ALTER TABLE ONLY mailroom.fan_out_way
     ADD CONSTRAINT fan_out_way_pkey PRIMARY KEY (inbox, topic);
 
-ALTER TABLE ONLY mailroom.inbox_limit
-    ADD CONSTRAINT inbox_limit_pkey PRIMARY KEY (inbox);
-
 ALTER TABLE ONLY mailroom.inbox_registry
     ADD CONSTRAINT inbox_registry_pkey PRIMARY KEY (name);
-
-ALTER TABLE ONLY mailroom.inbox_slot
-    ADD CONSTRAINT inbox_slot_pkey PRIMARY KEY (inbox, slot);
 
 ALTER TABLE ONLY mailroom.key_state
     ADD CONSTRAINT key_state_pkey PRIMARY KEY (inbox, key);
@@ -2872,6 +2919,9 @@ ALTER TABLE ONLY mailroom.known
 
 ALTER TABLE ONLY mailroom.lease
     ADD CONSTRAINT lease_pkey PRIMARY KEY (role);
+
+ALTER TABLE ONLY mailroom.limits
+    ADD CONSTRAINT limits_pkey PRIMARY KEY (inbox);
 
 ALTER TABLE ONLY mailroom.link_allowed
     ADD CONSTRAINT link_allowed_pkey PRIMARY KEY (link, topic);
@@ -2920,6 +2970,9 @@ ALTER TABLE ONLY mailroom.receipt
 
 ALTER TABLE ONLY mailroom.scheduled
     ADD CONSTRAINT scheduled_pkey PRIMARY KEY (deliver_at, "position");
+
+ALTER TABLE ONLY mailroom.slot
+    ADD CONSTRAINT slot_pkey PRIMARY KEY (inbox, slot);
 
 ALTER TABLE ONLY mailroom.spark_batch
     ADD CONSTRAINT spark_batch_pkey PRIMARY KEY (name, batch);

@@ -131,7 +131,7 @@ def test_wrong_limits_are_refused(node: Node) -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigurationError):
             limit(node, **given)
-    assert node.rows("SELECT * FROM mailroom.inbox_limit") == []
+    assert node.rows("SELECT * FROM mailroom.limits") == []
 
 
 # -- The rate of workers ----------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_two_workers_share_a_rate(node: Node, counted: ProcessMetrics) -> None:
         assert len(ledger_keys(node)) == 8
         # A change while they are held: each sees it when it looks again.
         limit(node, rate=0.001, burst=4)
-        node.connection.execute("UPDATE mailroom.inbox_limit SET tokens = 4")
+        node.connection.execute("UPDATE mailroom.limits SET tokens = 4")
         eventually(lambda: len(ledger_keys(node)) == 12)
         limit(node, rate=0)
         eventually(lambda: len(ledger_keys(node)) == 20)
@@ -200,7 +200,7 @@ async def test_async_worker_keeps_to_limits_that_come_while_it_runs(
         limit(node, rate=0.001, burst=2)
         deliver(node, "b", "c", "d")
         await eventually_async(lambda: len(seen) == 3)
-        await eventually_async(lambda: node.value("SELECT tokens FROM mailroom.inbox_limit") < 1)
+        await eventually_async(lambda: node.value("SELECT tokens FROM mailroom.limits") < 1)
         assert worker.health().ready
     assert seen == ["a", "b", "c"]
 
@@ -216,7 +216,7 @@ def test_failed_attempts_use_up_tokens(node: Node) -> None:
 
     with working(Worker(node.dsn, "shipping", handler, batch=1)):
         eventually(lambda: len(tried) == 3)
-        eventually(lambda: node.value("SELECT tokens FROM mailroom.inbox_limit") < 1)
+        eventually(lambda: node.value("SELECT tokens FROM mailroom.limits") < 1)
     assert len(tried) == 3
 
 
@@ -313,11 +313,11 @@ def why(batch: Batch) -> str | None:
 
 
 def due_now(node: Node) -> None:
-    node.connection.execute("UPDATE mailroom.inbox_limit SET try_at = clock_timestamp()")
+    node.connection.execute("UPDATE mailroom.limits SET try_at = clock_timestamp()")
 
 
 def breaker(node: Node) -> tuple[Any, ...]:
-    [row] = node.rows("SELECT opened_at IS NOT NULL, tries, opened_why FROM mailroom.inbox_limit")
+    [row] = node.rows("SELECT opened_at IS NOT NULL, tries, opened_why FROM mailroom.limits")
     return tuple(row)
 
 
@@ -488,10 +488,8 @@ def test_limits_go_with_a_renamed_inbox_and_end_with_a_dropped_one(node: Node, c
     limit(node, rate=3, concurrency=2)
     with node.connection.transaction():
         rename_inbox(node.connection, "shipping", "dispatch", actor="ada")
-    assert node.rows("SELECT inbox, rate_per_s, burst, concurrency FROM mailroom.inbox_limit") == [
-        ("dispatch", 3, 3, 2)
-    ]
-    assert node.rows("SELECT inbox, slot FROM mailroom.inbox_slot ORDER BY slot") == [("dispatch", n) for n in range(3)]
+    assert node.rows("SELECT inbox, rate_per_s, burst, concurrency FROM mailroom.limits") == [("dispatch", 3, 3, 2)]
+    assert node.rows("SELECT inbox, slot FROM mailroom.slot ORDER BY slot") == [("dispatch", n) for n in range(3)]
     with node.connection.transaction():
         drop_inbox(node.connection, "dispatch", actor="ada")
-    assert node.rows("SELECT inbox FROM mailroom.inbox_limit UNION ALL SELECT inbox FROM mailroom.inbox_slot") == []
+    assert node.rows("SELECT inbox FROM mailroom.limits UNION ALL SELECT inbox FROM mailroom.slot") == []
