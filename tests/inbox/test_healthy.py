@@ -17,6 +17,7 @@ from inbox.by_key.due import healing, reaping_due
 from inbox.by_key.failure import failed, recording, suspecting
 from inbox.claims import Claims
 from inbox.exceptions import Park, Retry
+from inbox.keeping import keeping
 from mailroom.message.message import Message
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
@@ -82,7 +83,7 @@ CLAIM_OF_ONE = claim.REAP_ANY.at(schema=SCHEMA, inbox="shipping", **Share(1, 1, 
 PLAIN_CLAIM = claim.REAP_PLAIN.at(schema=SCHEMA, inbox="shipping", **Share(1, 1, 1).names()).sql
 OF_WORKER = {"but_orphaned": due.BUT_ORPHANED, "held": due.HELD, "schema": SCHEMA, "inbox": "shipping"}
 LOCK_HEAD = due.LOCK_HEAD.at(**OF_WORKER).sql
-TAKE_HEAD = due.TAKE_HEAD.at(**OF_WORKER).sql
+TAKE_HEAD = due.TAKE_HEAD.at(**keeping(False), **OF_WORKER).sql
 VALUES = {"cursor": "''", "depth": "1", "key": "'k1'", "clock": "1", "limit": "100", "mine": "'{}'", "but": "'{}'"}
 
 
