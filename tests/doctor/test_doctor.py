@@ -208,7 +208,8 @@ def test_database_without_the_schema_and_autocommit_are_refused(node: Node) -> N
 def send_feedback(node: Node, xmin: int) -> psycopg.Connection[Any]:
     """Be a standby that says its oldest query has this xmin."""
     connection = psycopg.connect(make_conninfo(node.dsn, replication="true"), autocommit=True)
-    start = node.value("SELECT pg_current_wal_lsn()::text")
+    # Ahead of what is flushed, it would be refused after the answer, and the session would end.
+    start = node.value("SELECT pg_current_wal_flush_lsn()::text")
     result = connection.pgconn.exec_(f"START_REPLICATION PHYSICAL {start}".encode())
     assert result.status == pq.ExecStatus.COPY_BOTH
     connection.pgconn.put_copy_data(b"h" + struct.pack("!qIIII", 0, xmin, 0, 0, 0))
