@@ -1,4 +1,4 @@
-"""The daemon: a lane that delivers, one that executes and one that reads other nodes.
+"""The daemon: a lane that delivers, one that executes, and one that reads other nodes and serves bridges to brokers.
 
 Each lane has a lease and connections of its own, so that one lane never holds up the other.
 `deliver_all` and `execute_all` do what the first two do once, without a daemon.
@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 
+from dispatcher.bridges.lane import Bridges
 from dispatcher.delivery.deliver import SESSION, Delivery, releasing
 from dispatcher.delivery.deliverer import MAX_BYTES, ROWS, Deliverer
 from dispatcher.delivery.portion import Portion
@@ -172,7 +173,11 @@ def all_lanes(dsn: str, *, schema: str = DEFAULT_SCHEMA, poll_interval_s: float 
     home = Home(settings.dsn(dsn))  # one for both: they listen over one session
     dispatcher = Dispatcher(home, schema=schema, poll_interval_s=poll_interval_s)
     executor = Executor(home, schema=schema, poll_interval_s=poll_interval_s)
-    return [dispatcher, executor, LinksLane(dsn, schema, poll_interval_s=poll_interval_s, on_filled=dispatcher._watch)]
+    links = LinksLane(
+        dsn, schema, poll_interval_s=poll_interval_s, on_filled=dispatcher._watch,
+        beside=lambda home: Bridges(home, schema, poll_interval_s=poll_interval_s),
+    )  # fmt: skip
+    return [dispatcher, executor, links]
 
 
 async def run_until_signalled(lanes: Sequence[Leading]) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "HandlerEnded",
     "LeadershipChanged",
     "MessagesDelivered",
+    "MessagesPublished",
     "MessagesReceived",
     "MessagesSent",
     "TriedAgain",
@@ -90,6 +91,15 @@ class MessagesReceived(NamedTuple):
     unrouted: int
     dead: int
     known: int
+    seconds: float
+
+
+class MessagesPublished(NamedTuple):
+    """A broker has acknowledged what a bridge out of this node has published."""
+
+    schema: str
+    bridge: str
+    published: int
     seconds: float
 
 
@@ -193,6 +203,7 @@ Event: TypeAlias = (
     | MessagesDelivered
     | DeliveryTraced
     | ExecutablesExecuted
+    | MessagesPublished
     | MessagesReceived
     | LeadershipChanged
     | BatchClaimed

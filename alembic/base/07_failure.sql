@@ -68,7 +68,8 @@ CREATE TABLE dead_letter (  -- Where single messages end that cannot be delivere
     clock        bigint,                            -- Its clock in that inbox.
     attempts     integer,                           -- How often it was tried in that inbox.
     origin       uuid,                              -- The node that sent it; null for this one.
-    sent_clock   bigint                             -- Its clock there.
+    sent_clock   bigint,                            -- Its clock there.
+    bridge       text        COLLATE "C"            -- The bridge that could not publish it, or by which it came; null for none.
 );
 
 CREATE TABLE audit (  -- Who did what by hand: to parked keys and dead letters, and registrations.

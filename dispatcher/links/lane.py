@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
+from typing import Protocol
 from uuid import UUID
 
 import psycopg
@@ -26,6 +27,7 @@ from mailroom.links.marks import wanting_marks
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.order.total import having_total
 from mailroom.session import settings
+from mailroom.session.home import Home
 from mailroom.session.listener import heard
 from mailroom.sql.runner import run_in_transaction
 
@@ -79,11 +81,27 @@ class _Running:
         )  # fmt: skip
 
 
+class Beside(Protocol):
+    """What the lane does beside reading other nodes, while it leads: the bridges to brokers."""
+
+    async def follow(self, receiving: Receiving) -> None:
+        """Look what there is to do, over the lane's session."""
+        ...
+
+    def look(self) -> None:
+        """Look for messages at once."""
+        ...
+
+    async def end(self) -> None:
+        """End what was begun."""
+        ...
+
+
 class LinksLane(Leading):
     """The lane that receives what other nodes have stamped for this one; see `Leading`.
 
     `poll_interval_s` is the longest a message waits at its source if every notification is lost. `on_filled` is called
-    with the inboxes that got messages.
+    with the inboxes that got messages. `beside` goes on while the lane leads.
     """
 
     _role = "links"
@@ -98,8 +116,10 @@ class LinksLane(Leading):
         poll_interval_s: float = POLL_INTERVAL_S,
         room: Room | None = None,
         on_filled: Callable[[list[str]], None] | None = None,
+        beside: Callable[[Home], Beside] | None = None,
     ) -> None:
         super().__init__(dsn, schema)
+        self._beside = None if beside is None else beside(self._home)
         self._on_filled = on_filled
         self._poll_interval_s = poll_interval_s
         self._room = room or Room()
@@ -114,6 +134,8 @@ class LinksLane(Leading):
         self._follow_now()
         for each in self._running.values():
             each.reading.notes.rung.set()
+        if self._beside is not None:
+            self._beside.look()
 
     def _counts(self) -> dict[str, object]:
         states = {each.origin.name: each.reading.state for each in self._running.values()}
@@ -174,6 +196,8 @@ class LinksLane(Leading):
             self._followed_at = time.monotonic()
             self._has_total = await target.receiving.run(having_total(self._schema))
             await self._follow(target)
+            if self._beside is not None:
+                await self._beside.follow(target.receiving)
         if self._has_total and self._running:
             wanted = dict(await target.receiving.run(wanting_marks(self._schema)))
             for number, each in self._running.items():
@@ -235,6 +259,8 @@ class LinksLane(Leading):
         for each in self._running.values():
             each.reading.stop()
         self._running = {}
+        if self._beside is not None:
+            tasks.append(asyncio.create_task(self._beside.end()))
         try:
             await _ended(tasks, FINISH_S)
         finally:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Literal, TypeAlias
+from uuid import UUID
 
 from dispatcher.delivery.deliver import SESSION as DELIVERY
 from dispatcher.links.at_source.bounds import Position
@@ -65,8 +66,7 @@ GETS = "outcome = 'delivered' AND sent_clock > CASE WHEN kind IN ('M', 'E') THEN
 #
 # An expired message is dropped, but no total inbox may lack what another has. One that the database refused (`reason`)
 # is kept as a dead letter, but not if a total inbox wants it: the caller is told, and takes it back.
-RECEIVE = Sql(
-    """
+TEXT = """
 WITH moment AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now),
 source AS MATERIALIZED (
     SELECT id, name FROM {schema}.origin WHERE number = %(origin)s::bigint AND state = 'open' AND id IS NOT NULL),
@@ -131,7 +131,7 @@ width AS MATERIALIZED (
                 ELSE false END AS is_wide),
 fanned AS (
     INSERT INTO {schema}.fan_out (clock, sent_clock, origin, {message})
-    SELECT clock, sent_clock, (SELECT id FROM source), {message} FROM stamped
+    SELECT clock, sent_clock, {sender}, {message} FROM stamped
     WHERE outcome = 'delivered' AND NOT is_expired AND (SELECT is_wide FROM width) ORDER BY nth
     RETURNING 1),
 fanned_way AS (
@@ -142,20 +142,20 @@ fanned_way AS (
     ORDER BY inbox, topic),
 delivered AS (
     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
-    SELECT r.inbox, clock, sent_clock, (SELECT id FROM source), {message}
+    SELECT r.inbox, clock, sent_clock, {sender}, {message}
     FROM stamped JOIN {way} AS r USING (topic)
     WHERE {gets} AND (is_total OR NOT (is_expired OR (SELECT is_wide FROM width))) AND sent_clock > stable
     ORDER BY r.inbox, key, clock
     RETURNING inbox),
 late AS (
     INSERT INTO {schema}.dead_letter (stage, reason, inbox, clock, origin, sent_clock, {message})
-    SELECT 'order', '{late}', r.inbox, clock, (SELECT id FROM source), sent_clock, {message}
+    SELECT 'order', '{late}', r.inbox, clock, {sender}, sent_clock, {message}
     FROM stamped JOIN {way} AS r USING (topic)
     WHERE EXISTS (SELECT FROM total) AND {gets} AND is_total AND sent_clock <= stable ORDER BY nth, r.inbox
     RETURNING 1),
 dead AS (
-    INSERT INTO {schema}.dead_letter (stage, reason, origin, sent_clock, {message})
-    SELECT 'receive', coalesce(reason, {why}), (SELECT id FROM source), sent_clock, {message}
+    INSERT INTO {schema}.dead_letter ({letter}, origin, sent_clock, {message})
+    SELECT {told}, {sender}, sent_clock, {message}
     FROM stamped WHERE outcome IN ('dead', 'refused') ORDER BY nth),
 received AS (
     INSERT INTO {schema}.receipt (origin, first, last, last_id, stamped_at, sent_clock, ids)
@@ -188,45 +188,69 @@ SELECT stamp.outcome, rows, marks, (SELECT coalesce(sum(rows), 0)::bigint FROM t
        (SELECT last FROM received), (SELECT last_id FROM received), (SELECT stamped_at FROM received),
        (SELECT sent_clock FROM received)
 FROM stamp, outcomes
-""",
-    # The fields of `Reception`, whether there are total inboxes, and the new position.
-    columns={
-        "outcome": "text",
-        **dict.fromkeys(("rows", "marks", "delivered", "expired", "unrouted", "dead", "known", "clock"), "bigint"),
-        "ceiling": "bigint",
-        "barred": "bigint",
-        "woken": "bigint",
-        "inboxes": "text[]",
-        "waits": "boolean",
-        "has_total": "boolean",
-        "seq": "bigint",
-        "last_id": "uuid",
-        "stamped_at": "timestamptz",
-        "sent_clock": "bigint",
-    },
-    rows=ROWS,
-    spread=SPREAD,
-    read=READ,
-    mark=MARK,
-    furthest=FURTHEST.format(now="(SELECT now FROM moment)"),
-    route=ORIGIN_ROUTE,
-    source="source",
-    sent="(SELECT pg_catalog.unnest(%(topic)s::text[]) AS topic) AS came",
-    total=TOTAL,
-    way=WAY,
-    gets=GETS,
-    late=LATE,
-    reach=REACH,
-    receivers=RECEIVERS,
-    total_since=TOTAL_SINCE,
-    why=REASON,
-    name="(SELECT name FROM source)",
-    gets_since=ORIGIN_SINCE,
-    message=MESSAGE,
-    partition_channel=PARTITION_CHANNEL,
-    asleep_lock=locks.ASLEEP,
-    partition_key=PARTITION_KEY,
-    partitions=PARTITIONS,
+"""
+# The fields of `Reception`, whether there are total inboxes, and the new position.
+RESULT = {
+    "outcome": "text",
+    **dict.fromkeys(("rows", "marks", "delivered", "expired", "unrouted", "dead", "known", "clock"), "bigint"),
+    "ceiling": "bigint",
+    "barred": "bigint",
+    "woken": "bigint",
+    "inboxes": "text[]",
+    "waits": "boolean",
+    "has_total": "boolean",
+    "seq": "bigint",
+    "last_id": "uuid",
+    "stamped_at": "timestamptz",
+    "sent_clock": "bigint",
+}
+
+
+def _receive(*, spread: str = "", read: str = "", sender: str, letter: str, told: str) -> Sql:
+    """Return the statement; what `spread` and `read` add are columns of the rows beside those of the wire."""
+    return Sql(
+        TEXT,
+        columns=RESULT,
+        rows=ROWS,
+        spread=SPREAD + spread,
+        read=READ + read,
+        sender=sender,
+        letter=letter,
+        told=told,
+        mark=MARK,
+        furthest=FURTHEST.format(now="(SELECT now FROM moment)"),
+        route=ORIGIN_ROUTE,
+        source="source",
+        sent="(SELECT pg_catalog.unnest(%(topic)s::text[]) AS topic) AS came",
+        total=TOTAL,
+        way=WAY,
+        gets=GETS,
+        late=LATE,
+        reach=REACH,
+        receivers=RECEIVERS,
+        total_since=TOTAL_SINCE,
+        why=REASON,
+        name="(SELECT name FROM source)",
+        gets_since=ORIGIN_SINCE,
+        message=MESSAGE,
+        partition_channel=PARTITION_CHANNEL,
+        asleep_lock=locks.ASLEEP,
+        partition_key=PARTITION_KEY,
+        partitions=PARTITIONS,
+    )
+
+
+RECEIVE = _receive(
+    sender="(SELECT id FROM source)", letter="stage, reason", told="'receive', coalesce(reason, {why})"
+)
+# From a broker, where messages of several nodes may stand in one log, and others that no node has sent. What cannot be
+# decoded has a reason.
+TAKE_IN = _receive(
+    spread=", pg_catalog.unnest(%(senders)s::uuid[]) AS sender",
+    read=", sender",
+    sender="coalesce(sender, (SELECT id FROM source))",
+    letter="stage, reason, bridge",
+    told="'take in', coalesce(reason, {why}), {name}",
 )
 
 Outcome: TypeAlias = Literal["taken", "elsewhere", "closed", "waits", "hole", "clock", "ceiling"]
@@ -277,15 +301,19 @@ def receiving(
     reasons: Sequence[str | None] = (),
     now: datetime | None = None,
     partitions: int | None = None,
+    senders: Sequence[UUID | None] | None = None,
 ) -> Operation[Reception]:
     """Receive a batch that begins right behind `position`; of it at most `most` rows.
 
     Rows that have one of `reasons`, by their number in the batch, go to `dead_letter`. What is for more inboxes than so
-    many `partitions` (None: what the server has room for) is to be fanned out; total inboxes have got theirs.
+    many `partitions` (None: what the server has room for) is to be fanned out; total inboxes have got theirs. A batch
+    that is taken in from a broker has `senders`: the node that sent each message, None if none of ours did.
     """
     yield LOCK.at(schema=schema)()
-    found = yield RECEIVE.at(schema=schema)(
+    statement, beside = (RECEIVE, {}) if senders is None else (TAKE_IN, {"senders": list(senders)})
+    found = yield statement.at(schema=schema)(
         **batch.columns,
+        **beside,
         origin=origin,
         at_seq=position.seq,
         at_id=position.last_id,

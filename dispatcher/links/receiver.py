@@ -1,7 +1,10 @@
 """Runs the transactions in which batches of other nodes are received: the ceiling, and messages that are refused."""
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import zip_longest
+from uuid import UUID
 
 import psycopg
 
@@ -25,6 +28,26 @@ class LinkStopped(MailroomError):
     """Nothing more can be received from an origin before somebody has acted; the text says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """What belongs to a batch that is taken in from a broker.
+
+    For each row its `senders`, None for no node of ours, and its `reasons`, if it cannot be decoded. `moving` is given
+    how many of the rows are received, and moves the position at the broker behind them, in the same transaction.
+    """
+
+    senders: Sequence[UUID | None]
+    reasons: Sequence[str | None]
+    moving: Callable[[int], Operation[None]]
+
+
+class _Fewer(Exception):  # no error either
+    """Undo the transaction: only so many rows would be received, and the position at the broker was to move further."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+
 class _Barred(Exception):  # no error: it goes no further than the transaction
     """Undo the transaction: the database refuses the `nth` row of the batch, and a total inbox wants it."""
 
@@ -46,9 +69,15 @@ class Receiver:
         self._recovered = False
 
     async def receive(
-        self, origin: int, batch: FetchedBatch, position: Position, *, now: datetime | None = None
+        self,
+        origin: int,
+        batch: FetchedBatch,
+        position: Position,
+        *,
+        now: datetime | None = None,
+        taking: Taking | None = None,
     ) -> Reception:
-        """Receive a batch that begins right behind `position`, or the first rows of it.
+        """Receive a batch that begins right behind `position`, or the first rows of it; with `taking`, from a broker.
 
         Only the messages that the database refuses go to `dead_letter`. Go on from the position returned. Raises
         `LinkStopped` if the next row cannot be received, and with it nothing of this origin.
@@ -57,12 +86,13 @@ class Receiver:
             # As a dispatcher does before its first delivery: a crash may have set the sequence back.
             sequences.tell((await self._transaction(starting(self._schema))).raised)
             self._recovered = True
-        reasons: list[str | None] = []
+        undecodable = [] if taking is None else list(taking.reasons)
+        reasons, senders = undecodable, None if taking is None else taking.senders
         most, failures = batch.rows, 0
         while True:
             try:
                 reception = await self._transaction(
-                    _unless_barred(
+                    _whole(
                         receiving(
                             self._schema,
                             origin,
@@ -72,9 +102,14 @@ class Receiver:
                             reasons=reasons,
                             now=now,
                             partitions=self._partitions,
-                        )
+                            senders=senders,
+                        ),
+                        most,
+                        taking,
                     )
                 )
+            except _Fewer as fewer:
+                most = fewer.rows
             except _Barred as barred:
                 if barred.nth == 1:
                     raise LinkStopped(_barred(position.seq + 1, reasons[0]), code="MR-link-row-refused") from None
@@ -84,7 +119,8 @@ class Receiver:
                     raise
                 failures += 1
                 if failures == 1:
-                    reasons = await self._transaction(finding_refused(self._schema, origin, batch, most=most, now=now))
+                    found = await self._transaction(finding_refused(self._schema, origin, batch, most=most, now=now))
+                    reasons = [known or new for known, new in zip_longest(undecodable, found)]
                 elif most == 1:
                     if reasons[0] is not None:
                         raise
@@ -122,10 +158,15 @@ class Receiver:
         return await run_in_transaction(self._connection, operation)
 
 
-def _unless_barred(receiving: Operation[Reception]) -> Operation[Reception]:
+def _whole(receiving: Operation[Reception], most: int, taking: Taking | None) -> Operation[Reception]:
+    """Receive, and move the position at the broker, or undo both."""
     reception = yield from receiving
     if reception.barred is not None:
         raise _Barred(reception.barred)
+    if taking is not None and reception.outcome == "taken":
+        if reception.rows < most:
+            raise _Fewer(reception.rows)
+        yield from taking.moving(reception.rows)
     return reception
 
 

@@ -13,7 +13,7 @@ import psycopg
 from dispatcher.links.at_source.bounds import Position
 from dispatcher.links.at_source.fetch import FetchedBatch
 from dispatcher.links.receive import Reception
-from dispatcher.links.receiver import Receiver
+from dispatcher.links.receiver import Receiver, Taking
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run_async, run_in_transaction
 
@@ -45,10 +45,12 @@ class Receiving:
         async with self._turn:
             return await run_in_transaction(self._connection, operation)
 
-    async def receive(self, origin: int, batch: FetchedBatch, position: Position) -> Reception:
+    async def receive(
+        self, origin: int, batch: FetchedBatch, position: Position, taking: Taking | None = None
+    ) -> Reception:
         """Receive a batch; see `Receiver`."""
         async with self._turn:
-            return await self._receiver.receive(origin, batch, position)
+            return await self._receiver.receive(origin, batch, position, taking=taking)
 
 
 class Room:

@@ -27,6 +27,7 @@ __all__ = [
     "NotSubscribed",
     "SchemaError",
     "TokenExpired",
+    "UnknownBridge",
     "UnknownInbox",
     "UnknownLink",
     "UnknownPeriodic",
@@ -177,6 +178,12 @@ class LinkRefused(MailroomError):
 
     def __str__(self) -> str:
         return f"{self.reason}; at {self.at}: {self.command}"
+
+
+class UnknownBridge(MailroomError):
+    """There is no bridge of that name in this schema."""
+
+    code = "MR-unknown-bridge"
 
 
 class UnknownLink(MailroomError):

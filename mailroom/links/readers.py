@@ -25,6 +25,10 @@ RETURNING l.xmax::text = '0', number
 """,
     columns=("boolean", "bigint"),
 )
+BRIDGE = Sql(
+    "SELECT EXISTS (SELECT FROM {schema}.link JOIN {schema}.bridge_out ON link = number WHERE name = %(name)s::text)",
+    columns=("boolean",),
+)
 # Whoever changes what readers may ask for, and a reader that asks, wait for each other; deliveries only read.
 LOCK_TOPICS = Sql("LOCK TABLE {schema}.link_topic IN SHARE ROW EXCLUSIVE MODE")
 LIMIT = Sql(
@@ -81,6 +85,23 @@ def allowing(
         )
     yield IN_TRANSACTION
     yield from checking(schema)
+    [(is_bridge,)] = yield BRIDGE.at(schema=schema)(name=name)
+    if is_bridge:
+        raise ConfigurationError(
+            f"{name} is a bridge of this node, so a reader needs another name.", code="MR-bridge-name-taken"
+        )
+    is_new, _ = yield from giving_link(schema, name, topics, keep_s=keep_s, max_rows=max_rows)
+    yield from auditing(schema, "link allow", [(None, name, 0)], actor, why)
+    return is_new
+
+
+def giving_link(
+    schema: str, name: str, topics: Sequence[str] | None, *, keep_s: float | None, max_rows: int | None
+) -> Operation[tuple[bool, int]]:
+    """Make or change the link `name`, with the topics that may be asked for; return whether it is new, and its number.
+
+    What is None stays as it is, or is as usual. Locks the topics of all links if any are given.
+    """
     yield from noting_place(schema)
     if topics is not None:
         yield LOCK_TOPICS.at(schema=schema)()
@@ -88,8 +109,7 @@ def allowing(
     if topics is not None:
         yield LIMIT.at(schema=schema)(link=link, topics=topics)
         yield from settling(schema)
-    yield from auditing(schema, "link allow", [(None, name, 0)], actor, why)
-    return bool(is_new)
+    return bool(is_new), int(link)
 
 
 WAITING = Sql(
@@ -104,7 +124,8 @@ ROWS = Sql("DELETE FROM {schema}.transit WHERE link = %(link)s::bigint")
 LINK = Sql(
     """
 WITH topics AS (DELETE FROM {schema}.link_topic WHERE link = %(link)s::bigint),
-allowed AS (DELETE FROM {schema}.link_allowed WHERE link = %(link)s::bigint)
+allowed AS (DELETE FROM {schema}.link_allowed WHERE link = %(link)s::bigint),
+bridge AS (DELETE FROM {schema}.bridge_out WHERE link = %(link)s::bigint)
 DELETE FROM {schema}.link WHERE number = %(link)s::bigint
 """
 )

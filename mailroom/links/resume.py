@@ -200,10 +200,11 @@ def reporting(schema: str, name: str, limit: int | None = LOST_AT_MOST) -> Opera
 
 # -- At either end ----------------------------------------------------------------------------------------------------
 
+# The id of a bridge's link keeps nodes out.
 FORGET_READER = Sql(
     """
 UPDATE {schema}.link SET reader_id = NULL, reader_system_id = NULL, reader_database_oid = NULL
-WHERE name = %(name)s::text RETURNING true
+WHERE name = %(name)s::text AND NOT EXISTS (SELECT FROM {schema}.bridge_out WHERE link = number) RETURNING true
 """,
     columns=("boolean",),
 )

@@ -12,10 +12,11 @@ from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 BEFORE = Sql(
     """
-SELECT o.reader, o.schema, o.link, n.name FROM {schema}.node AS n
+SELECT o.reader, o.schema, o.link, n.name, EXISTS (SELECT FROM {schema}.bridge_in AS b WHERE b.origin = o.number)
+FROM {schema}.node AS n
 LEFT JOIN {schema}.origin AS o ON o.name = %(name)s::text
 """,
-    columns=("text", "text", "bigint", "text"),
+    columns=("text", "text", "bigint", "text", "boolean"),
 )
 ADD = Sql(
     """
@@ -42,7 +43,11 @@ def adding(
     yield IN_TRANSACTION
     yield from checking(schema)
     yield from noting_place(schema)
-    [(was, was_there, link, own)] = yield BEFORE.at(schema=schema)(name=name)
+    [(was, was_there, link, own, is_bridge)] = yield BEFORE.at(schema=schema)(name=name)
+    if is_bridge:
+        raise ConfigurationError(
+            f"{name} is a bridge into this node, so a source needs another name.", code="MR-bridge-name-taken"
+        )
     # The name that the node has now, since links keep theirs when it is renamed.
     known_as = reader or was or own
     # What was received is noted by the rows of this link, and another one has rows of its own.
@@ -79,7 +84,10 @@ def _holding(schema: str, source: str) -> Operation[tuple[int, str]]:
 REMOVE = Sql(
     """
 WITH receipts AS (DELETE FROM {schema}.receipt WHERE origin = %(number)s::bigint),
-known AS (DELETE FROM {schema}.known WHERE origin = %(number)s::bigint)
+known AS (DELETE FROM {schema}.known WHERE origin = %(number)s::bigint),
+positions AS (DELETE FROM {schema}.bridge_position WHERE origin = %(number)s::bigint),
+marks AS (DELETE FROM {schema}.bridge_mark WHERE origin = %(number)s::bigint),
+bridge AS (DELETE FROM {schema}.bridge_in WHERE origin = %(number)s::bigint)
 DELETE FROM {schema}.origin WHERE number = %(number)s::bigint
 """
 )

@@ -98,6 +98,7 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
     SELECT stamped_at FROM {schema}.transit AS t WHERE t.link = l.number AND t.seq > l.acked
     ORDER BY seq LIMIT 1) AS oldest ON true
+WHERE %(bridges)s::boolean = EXISTS (SELECT FROM {schema}.bridge_out AS b WHERE b.link = l.number)
 ORDER BY l.name
 """,
     columns=(
@@ -119,6 +120,7 @@ FROM {schema}.origin AS o CROSS JOIN {schema}.node AS n
 LEFT JOIN LATERAL (
     SELECT last, sent_clock, received_at FROM {schema}.receipt WHERE origin = o.number
     ORDER BY last DESC LIMIT 1) AS r ON true
+WHERE %(bridges)s::boolean = EXISTS (SELECT FROM {schema}.bridge_in AS b WHERE b.origin = o.number)
 ORDER BY o.name
 """,
     columns=(
@@ -131,31 +133,33 @@ ORDER BY o.name
 def reading_states(schema: str) -> Operation[LinkStates]:
     """`Links.status` as an operation."""
     yield from checking(schema)
-    readers = yield READERS.at(schema=schema)()
-    return LinkStates(
-        tuple(
-            ReaderState(
-                name,
-                state,
-                in_doubt,
-                backlog,
-                lag_s or 0.0,
-                acked,
-                last,
-                tuple(topics),
-                tuple(allowed),
-                tuple(commands),
-                *others,
-            )
-            for name, state, in_doubt, backlog, lag_s, acked, last, topics, allowed, commands, *others in readers
-        ),
-        (yield from reading_sources(schema)),
+    return LinkStates((yield from reading_readers(schema)), (yield from reading_sources(schema)))
+
+
+def reading_readers(schema: str, *, bridges: bool = False) -> Operation[tuple[ReaderState, ...]]:
+    """Return the state of the nodes that read this one, by name; or of its bridges, to which a broker is the reader."""
+    rows = yield READERS.at(schema=schema)(bridges=bridges)
+    return tuple(
+        ReaderState(
+            name,
+            state,
+            in_doubt,
+            backlog,
+            lag_s or 0.0,
+            acked,
+            last,
+            tuple(topics),
+            tuple(allowed),
+            tuple(commands),
+            *others,
+        )
+        for name, state, in_doubt, backlog, lag_s, acked, last, topics, allowed, commands, *others in rows
     )
 
 
-def reading_sources(schema: str) -> Operation[tuple[SourceState, ...]]:
-    """Return the state of the nodes that this one reads, by name."""
-    rows = yield SOURCES.at(schema=schema)()
+def reading_sources(schema: str, *, bridges: bool = False) -> Operation[tuple[SourceState, ...]]:
+    """Return the state of the nodes that this one reads, by name; or of its bridges, of which a broker is the source."""
+    rows = yield SOURCES.at(schema=schema)(bridges=bridges)
     return tuple(
         SourceState(
             name, state, why, position, shown, received_at, tuple(topics), tuple(pending), tuple(refused), *others

@@ -13,6 +13,7 @@ joins later shows at least as much before it sends anything, and what comes too 
 from dataclasses import dataclass
 
 from mailroom import locks
+from mailroom.errors import NotSubscribed
 from mailroom.order.clock import LOCK
 from mailroom.sql.operation import Operation, Sql, filled
 
@@ -119,15 +120,31 @@ def is_total(schema: str, inbox: str) -> Operation[bool]:
     return bool(found and found[0][0])
 
 
-def joining(schema: str, inbox: str) -> Operation[int]:
+BRIDGE = Sql(
+    """
+SELECT o.name FROM {schema}.bridge_in AS b JOIN {schema}.origin AS o ON o.number = b.origin
+WHERE %(origin)s::text IN (o.name, '*') ORDER BY o.name LIMIT 1
+""",
+    columns=("text",),
+)
+
+
+def joining(schema: str, inbox: str, origin: str) -> Operation[int]:
     """Return the clock after which an inbox that now subscribes to another node wants its messages.
 
     That is 0 for an inbox by key. For a total inbox it is the node's clock, and nothing is delivered or received until
-    the caller's transaction ends: so no row of `stable` passes the clock before the subscription can be seen.
+    the caller's transaction ends: so no row of `stable` passes the clock before the subscription can be seen. Raises
+    `NotSubscribed` if `origin` is or includes a bridge to a broker, which shows no clocks.
     """
     if not (yield from is_total(schema, inbox)):
         return 0
     yield LOCK.at(schema=schema)()
+    if bridges := (yield BRIDGE.at(schema=schema)(origin=origin)):
+        raise NotSubscribed(
+            f"Inbox {inbox} is in total order and would wait for ever for the bridge {bridges[0][0]}: a broker shows no "
+            "clocks. Name the nodes that are read over links.",
+            code="MR-bridge-total-order",
+        )
     [(clock,)] = yield CLOCK.at(schema=schema, inbox=inbox)()
     return int(clock)
 

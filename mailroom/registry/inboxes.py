@@ -248,7 +248,7 @@ def _creating(
     yield from limiting(schema, names, limits)
     since = []
     for name in names:
-        since.append(0 if origin == OWN else (yield from joining(schema, name)))
+        since.append(0 if origin == OWN else (yield from joining(schema, name, origin)))
     yield SUBSCRIBE.at(schema=schema)(inboxes=names, since=since, topics=topics, origin=origin)
 
 

@@ -59,7 +59,7 @@ def _subscribing(schema: str, inbox: str, topics: list[str], origin: str) -> Ope
     yield IN_TRANSACTION
     yield from checking(schema)
     yield from finding(schema, inbox)
-    since = 0 if origin == OWN else (yield from joining(schema, inbox))
+    since = 0 if origin == OWN else (yield from joining(schema, inbox, origin))
     changed = yield SUBSCRIBE.at(schema=schema)(inboxes=[inbox], since=[since], topics=topics, origin=origin)
     return sorted(topic for (topic,) in changed)
 

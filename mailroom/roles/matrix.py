@@ -226,7 +226,15 @@ DISPATCHER = (
     on("commit_token", "SELECT", "DELETE"),
     on("spark_batch", "SELECT", "DELETE"),
     on("spark_bulk", "SELECT"),
-    on("link", "SELECT", "UPDATE (state, acks, acked_at, claim_seq, claim_clock)"),
+    on(
+        "link", "SELECT",
+        "UPDATE (state, acks, acked_at, claim_seq, claim_clock, run, matched, acked, seen_at)",
+        why="the last four for bridges, which it reads itself",
+    ),
+    on("bridge_out", "SELECT", "UPDATE (state, trouble, why, since, marked_at)"),
+    on("bridge_in", "SELECT"),
+    on("bridge_position", "SELECT", "INSERT", "UPDATE"),
+    on("bridge_mark", "SELECT", "INSERT", "UPDATE"),
     on("link_topic", "SELECT"),
     on("transit", "SELECT", "INSERT", "DELETE"),
     on(
@@ -314,6 +322,10 @@ METRICS = (
     on("transit", "SELECT (link, seq, sent_at)"),
     on("origin", "SELECT"),
     on("receipt", "SELECT"),
+    on("bridge_out", "SELECT"),
+    on("bridge_in", "SELECT"),
+    on("bridge_position", "SELECT"),
+    on("bridge_mark", "SELECT"),
     on("stat_minute", "SELECT"),
     on("statistics", "SELECT"),
 )

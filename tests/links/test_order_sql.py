@@ -234,7 +234,7 @@ def test_who_joins_wants_what_the_rules_say(node: Node, state: State) -> None:
     with written(node, state):
         for inbox in INBOXES:
             clock = max(state.clock, state.stable[inbox])
-            assert run(node.connection, joining(SCHEMA, inbox)) == order.joining(clock)
+            assert run(node.connection, joining(SCHEMA, inbox, "paris")) == order.joining(clock)
 
 
 @pytest.mark.slow

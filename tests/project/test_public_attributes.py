@@ -47,6 +47,7 @@ ATTRIBUTES = {
     "MessagesDelivered": "carried dead delivered expired scheduled schema seconds taken unrouted",
     "DeliveryTraced": "schema seconds taken traceparents",
     "ExecutablesExecuted": "dead replied schema seconds taken",
+    "MessagesPublished": "bridge published schema seconds",
     "MessagesReceived": "dead delivered expired known origin received schema seconds unrouted",
     "LeadershipChanged": "epoch leads role schema",
     "BatchClaimed": "due inbox messages schema seconds",

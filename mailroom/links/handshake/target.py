@@ -49,7 +49,9 @@ ORIGINS = Sql(
     """
 SELECT number, name, service, schema, reader, id, incarnation, system_id, timeline, link, shown, keep_s,
        state, why
-FROM {schema}.origin WHERE %(number)s::bigint IS NULL OR number = %(number)s::bigint ORDER BY name
+FROM {schema}.origin WHERE (%(number)s::bigint IS NULL OR number = %(number)s::bigint)
+  AND NOT EXISTS (SELECT FROM {schema}.bridge_in AS b WHERE b.origin = number)
+ORDER BY name
 """,
     columns=(
         *("bigint", "text", "text", "text", "text", "uuid", "bigint", "bigint", "bigint", "bigint", "bigint"),
@@ -59,7 +61,7 @@ FROM {schema}.origin WHERE %(number)s::bigint IS NULL OR number = %(number)s::bi
 
 
 def reading_origins(schema: str, number: int | None = None) -> Operation[list[Origin]]:
-    """Return the sources of this node by name, also those that are not read now; with `number` only that one."""
+    """Return the nodes that this one reads, by name, also those that are not read now; with `number` only that one."""
     return [Origin(*row) for row in (yield ORIGINS.at(schema=schema)(number=number))]
 
 

@@ -1,0 +1,37 @@
+-- Bridges: links and origins whose other end is a broker.
+
+-- What a broker needs is in the environment of the dispatcher; nothing secret is here. Beside the link's `state`, as of
+-- an origin.
+CREATE TABLE bridge_out (  -- Links of which a broker is the reader.
+    link     bigint      PRIMARY KEY,  -- The link.
+    settings jsonb       NOT NULL,     -- Which broker, and how messages become records.
+    state    text        COLLATE "C" NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'stopped')),  -- The state: open, or stopped (for the reason in why) until somebody acts; both are tried again.
+    trouble  text        COLLATE "C" CHECK (trouble IN ('unreachable', 'failing')),  -- Why nothing is published now: unreachable, or failing; null while neither.
+    why      text,                     -- Why, and what to do.
+    since    timestamptz,              -- Since when nothing is published; null while it is.
+    marked_at timestamptz              -- When the mark at the broker was last set, if it keeps one.
+) WITH ({busy});
+
+CREATE TABLE bridge_in (  -- Origins of which a broker is the source.
+    origin   bigint PRIMARY KEY,  -- The number of the origin.
+    settings jsonb  NOT NULL      -- Which broker, and how records become messages.
+);
+
+CREATE TABLE bridge_position (  -- Up to where the log of a broker was taken in: a row per partition of a topic.
+    origin       bigint NOT NULL,  -- The number of the origin.
+    topic        text   COLLATE "C" NOT NULL,  -- The topic at the broker, or its stream.
+    part         bigint NOT NULL,  -- The partition.
+    next         bigint NOT NULL,  -- The offset of the next record.
+    leader_epoch bigint,           -- The epoch of the partition's leader with the record before it, by which a truncated log is noticed.
+    PRIMARY KEY (origin, topic, part)
+) WITH ({hot});
+
+CREATE TABLE bridge_mark (  -- Up to which clock the messages of a bridge of another node were taken in; repeats are not above it.
+    origin bigint NOT NULL,  -- The number of the origin.
+    topic  text   COLLATE "C" NOT NULL,  -- The topic at the broker, or its stream.
+    part   bigint NOT NULL,  -- The partition.
+    sender uuid   NOT NULL,  -- The id of the node that sent them.
+    link   bigint NOT NULL,  -- The number of its link.
+    clock  bigint NOT NULL,  -- The largest sent_clock of them.
+    PRIMARY KEY (origin, topic, part, sender, link)
+) WITH ({hot});

@@ -1,0 +1,331 @@
+"""`mailroom bridge`."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import cast, get_args
+
+import click
+
+from dispatcher.bridges.brokers import publisher_of
+from mailroom.bridges.bridges import Bridges
+from mailroom.bridges.environment import variables
+from mailroom.bridges.out import OutRow, finding_out, reading_outs
+from mailroom.bridges.publisher import BrokerTrouble
+from mailroom.bridges.record import Encoding, Form, Format, Record
+from mailroom.bridges.settings import OnFailure, OutSettings
+from mailroom.bridges.states import BridgeStates, OutState
+from mailroom.bridges.waiting import LIMIT
+from mailroom.cli.acting import acting, answering, counted
+from mailroom.cli.call import Call, pass_call
+from mailroom.cli.group import Group
+from mailroom.cli.output import document, duration, facts, one_line, say, shown, table, working
+from mailroom.cli.parameters import NODE, PATTERN, seconds
+from mailroom.errors import ConfigurationError, ConnectionFailed
+from mailroom.links.readers import MAX_ROWS
+from mailroom.sql.runner import run
+
+TEST_S = 10.0
+
+
+@click.group(cls=Group)
+def bridge() -> None:
+    """Publish messages of this node to another broker, such as Kafka.
+
+    A bridge is a link whose reader is a broker: what it subscribes to is stamped for it, waits in the database however
+    long the broker is away, and is published in order by the dispatcher. Passwords and other options of the broker's
+    client come from the dispatcher's environment (MAILROOM_BRIDGE_<NAME>_...); none is stored here.
+
+    \b
+    Example:
+      mailroom bridge out orders --kafka localhost:9092 --topic shop.orders --subscribe 'order.#'
+      mailroom bridge test orders
+      mailroom bridge status
+    """
+
+
+@bridge.command()
+@click.argument("name", metavar="NAME", type=NODE)
+@click.option("--kafka", metavar="HOST:PORT[,...]", help="Publish to Kafka; some of its servers.")
+@click.option(
+    "--broker",
+    "own",
+    nargs=2,
+    metavar="MODULE:CLASS ADDRESS",
+    help="Publish to another broker, by a class of your own that is a Publisher.",
+)
+@click.option(
+    "--topic",
+    metavar="TEMPLATE",
+    default="",
+    help="The topic at the broker; {topic} stands for the message's. [{topic}, or outbox.event.{topic} for debezium]",
+)
+@click.option(
+    "--subscribe",
+    "topics",
+    metavar="PATTERN",
+    type=PATTERN,
+    multiple=True,
+    help="A topic or pattern to publish; repeat it for several. [all messages and events]",
+)
+@click.option(
+    "--exactly-once",
+    is_flag=True,
+    help="Publish in transactions of Kafka, so that its readers with read_committed get each message once.",
+)
+@click.option(
+    "--mark-topic",
+    metavar="TOPIC",
+    help="The topic under which Kafka keeps the mark of --exactly-once. [--topic, if it has no {topic}]",
+)
+@click.option(
+    "--format", type=click.Choice(get_args(Format)), default="cloudevents", show_default=True, help="Of the headers."
+)
+@click.option("--encode", type=click.Choice(get_args(Encoding)), default="json", show_default=True, help="Of values.")
+@click.option("--tombstones", is_flag=True, help="Publish messages of event type D without a value.")
+@click.option(
+    "--on-failure",
+    type=click.Choice(get_args(OnFailure)),
+    default="stop",
+    show_default=True,
+    help="What to do about a message that the broker refuses: stop until somebody acts, or move it to dead_letter.",
+)
+@click.option(
+    "--keep-s",
+    metavar="S",
+    type=seconds,
+    help="Keep what was published for so long. [0: delete it at once]",
+)
+@click.option(
+    "--max-rows",
+    metavar="N",
+    type=click.IntRange(0, MAX_ROWS),
+    help="Cut the bridge once more than N messages wait for it, and give them up; 0 for no limit. [no limit]",
+)
+@answering
+@pass_call
+def out(
+    call: Call, name: str, kafka: str | None, own: tuple[str, str] | None, topic: str, topics: tuple[str, ...],
+    exactly_once: bool, mark_topic: str | None, format: Format, encode: Encoding, tombstones: bool,
+    on_failure: OnFailure, keep_s: float | None, max_rows: int | None, actor: str, why: str | None,
+) -> None:  # fmt: skip
+    """Publish messages to a broker, by the bridge NAME; or change that bridge.
+
+    What is sent after this is published by `mailroom dispatcher run`. Commands and replies of a topic are published
+    only if no inbox of this node gets them and the bridge subscribes to the topic by its exact name. If the bridge is
+    there already, the given options replace its own; --exactly-once and --mark-topic cannot be changed.
+
+    \b
+    Examples:
+      mailroom bridge out orders --kafka localhost:9092 --topic shop.orders --subscribe 'order.#'
+      mailroom bridge out ledger --kafka k1:9092,k2:9092 --topic ledger --exactly-once --encode cbor
+      mailroom bridge out cdc --kafka localhost:9092 --format debezium --tombstones --on-failure skip
+    """
+    if (kafka is None) == (own is None):
+        raise ConfigurationError("Name one broker: --kafka HOST:PORT, or --broker.", code="MR-arguments-conflict")
+    broker, address = ("kafka", kafka) if kafka is not None else cast("tuple[str, str]", own)
+    form = Form(topic, format, encode, tombstones)
+    if exactly_once and mark_topic is None and "{topic}" not in form.topic:
+        mark_topic = form.topic
+    settings = OutSettings(broker, address, form, exactly_once, mark_topic, on_failure)
+    with call.connection("bridge out") as connection:
+        is_new = Bridges(schema=call.schema).out(
+            connection, name, settings, topics=topics or None, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why
+        )
+    if call.json:
+        document({"bridge": name, "is_new": is_new})
+        return
+    say(f"The bridge {name} {'publishes' if is_new else 'is changed. It publishes'} to {broker} at {address}.")
+    say(f"Options and passwords: {variables(name)}... where the dispatcher runs. To try it: mailroom bridge test {name}")
+
+
+@bridge.command()
+@pass_call
+def status(call: Call) -> None:
+    """Show the bridges of this node: what waits for each, and if nothing is published, why and what to do.
+
+    A bridge is open, or nothing is published: it is unreachable or failing, which is tried again and again, stopped
+    until somebody acts, or cut. Then the command exits with 1.
+
+    \b
+    Examples:
+      mailroom bridge status
+      mailroom bridge status --json | jq '.out[] | {name, state, backlog, lag_s}'
+    """
+    with working("counting what waits for brokers"), call.connection("bridge status") as connection:
+        found = Bridges(schema=call.schema).status(connection)
+    if call.json:
+        document(found)
+    else:
+        show_states(found)
+    click.get_current_context().exit(0 if all(each.state == "open" for each in found.out) else 1)
+
+
+def show_states(found: BridgeStates) -> None:
+    """Print the bridges of a node."""
+    if not found.out:
+        say("This node publishes to no broker: mailroom bridge out NAME --kafka HOST:PORT")
+        return
+    columns = ("bridge", "broker", "state", "backlog", "lag", "row", "topics")
+    table(columns, map(_row, found.out), numbers=("backlog", "lag", "row"))
+    if troubles := [(each.name, _trouble(each)) for each in found.out if each.why is not None]:
+        say("")
+        facts(troubles)
+
+
+def _row(each: OutState) -> tuple[object, ...]:
+    broker = f"{each.settings.broker} {each.settings.address}{', exactly once' if each.settings.exactly_once else ''}"
+    return (
+        each.name, broker, each.state, each.backlog, duration(each.lag_s), str(each.acked), "\n".join(each.topics),
+    )  # fmt: skip
+
+
+def _trouble(each: OutState) -> str:
+    since = "" if each.since is None else f" since {shown(each.since)}"
+    return f"{each.state}{since}: {each.why}"
+
+
+@bridge.command()
+@click.argument("name", metavar="NAME", type=NODE)
+@pass_call
+def test(call: Call, name: str) -> None:
+    """Connect to the broker of the bridge NAME, with this environment's options, and publish nothing.
+
+    Do not use it while a dispatcher publishes a bridge with --exactly-once: it would be fenced, and begin anew.
+
+    \b
+    Example:
+      mailroom bridge test orders
+    """
+    with call.connection("bridge test") as connection:
+        row = run(connection, finding_out(call.schema, name))
+        names = [each.name for each in run(connection, reading_outs(call.schema))]
+    asyncio.run(_try(row, names))
+    if call.json:
+        document({"bridge": name, "reached": True})
+    else:
+        say(f"{row.settings.broker} at {row.settings.address} is reached.")
+
+
+async def _try(row: OutRow, names: list[str]) -> None:
+    publisher = publisher_of(row, names)()
+    try:
+        await asyncio.wait_for(publisher.open(), TEST_S)
+    except (TimeoutError, BrokerTrouble) as error:
+        why = publisher.trouble or str(error) or f"no answer within {TEST_S:.0f} s"
+        raise ConnectionFailed(f"{row.settings.address} is not reached: {why}") from None
+    finally:
+        await publisher.close()
+
+
+@bridge.command("show")
+@click.argument("name", metavar="NAME", type=NODE)
+@click.option("--limit", metavar="N", type=click.IntRange(1), default=LIMIT, show_default=True, help="At most so many.")
+@click.option("--values", "whole", is_flag=True, help="Show headers and values, too.")
+@pass_call
+def show(call: Call, name: str, limit: int, whole: bool) -> None:
+    """Show what waits for the bridge NAME, as the records that it would publish.
+
+    \b
+    Examples:
+      mailroom bridge show orders
+      mailroom bridge show orders --limit 1 --values
+    """
+    with call.connection("bridge show") as connection:
+        records = Bridges(schema=call.schema).waiting(connection, name, limit=limit)
+    if call.json:
+        document([_as_document(each, whole=whole) for each in records])
+    elif not records:
+        say(f"Nothing waits for {name}.")
+    elif whole:
+        for each in records:
+            facts(list(_facts(each)))
+            say("")
+    else:
+        columns = ("row", "id", "topic", "key", "bytes")
+        table(columns, map(_line, records), numbers=("row", "bytes"))
+
+
+def _line(each: Record) -> tuple[object, ...]:
+    return str(each.seq), str(each.id), each.topic, _text(each.key), len(each.value or b"")
+
+
+def _facts(each: Record) -> Iterator[tuple[str, str]]:
+    yield from (("row", str(each.seq)), ("topic", each.topic), ("key", _text(each.key)))
+    yield from ((name, _text(value)) for name, value in each.headers)
+    yield "value", _text(each.value)
+
+
+def _text(raw: bytes | None) -> str:
+    if raw is None:
+        return "none"
+    return one_line(raw.decode(errors="backslashreplace"))
+
+
+def _as_document(each: Record, *, whole: bool) -> dict[str, object]:
+    found: dict[str, object] = {"row": each.seq, "id": each.id, "topic": each.topic, "key": _text(each.key)}
+    if whole:
+        found |= {"headers": {name: _text(value) for name, value in each.headers}, "value": each.value}
+    return found
+
+
+@bridge.command()
+@click.argument("name", metavar="NAME", type=NODE)
+@acting
+@pass_call
+def cut(call: Call, name: str, dry_run: bool, actor: str, why: str | None) -> None:
+    """Stamp nothing more for the bridge NAME, and give up what waits for it; it says how many messages.
+
+    A cut bridge cannot go on: remove it, and make it again.
+
+    \b
+    Examples:
+      mailroom bridge cut orders --dry-run
+      mailroom bridge cut orders --why "that cluster is gone"
+    """
+    with working("cutting the bridge"), call.connection("bridge cut") as connection:
+        given_up = Bridges(schema=call.schema).cut(connection, name, actor=actor, why=why, dry_run=dry_run)
+    _tell(call, name, "cut", given_up, dry_run=dry_run)
+
+
+@bridge.command()
+@click.argument("name", metavar="NAME", type=NODE)
+@answering
+@pass_call
+def resume(call: Call, name: str, actor: str, why: str | None) -> None:
+    """Try the stopped bridge NAME again at once; it is tried by itself too, at least every 30 s.
+
+    \b
+    Example:
+      mailroom bridge resume orders --why "the topic is there now"
+    """
+    with call.connection("bridge resume") as connection:
+        was = Bridges(schema=call.schema).resume(connection, name, actor=actor, why=why)
+    if call.json:
+        document({"bridge": name, "resumed": was})
+    else:
+        say(f"The bridge {name} is tried again." if was else f"Nothing was wrong with the bridge {name}.")
+
+
+@bridge.command()
+@click.argument("name", metavar="NAME", type=NODE)
+@acting
+@pass_call
+def remove(call: Call, name: str, dry_run: bool, actor: str, why: str | None) -> None:
+    """Remove the bridge NAME, and give up what waits for it; it says how many messages. What is published stays.
+
+    \b
+    Examples:
+      mailroom bridge remove orders --dry-run
+      mailroom bridge remove orders --why "the shop has moved"
+    """
+    with working("removing the bridge"), call.connection("bridge remove") as connection:
+        given_up = Bridges(schema=call.schema).remove(connection, name, actor=actor, why=why, dry_run=dry_run)
+    _tell(call, name, "removed", given_up, dry_run=dry_run)
+
+
+def _tell(call: Call, name: str, done: str, given_up: int, *, dry_run: bool) -> None:
+    if call.json:
+        document({"bridge": name, "given_up": given_up, "dry_run": dry_run})
+        return
+    would_be = "would be" if dry_run else "is"
+    say(f"The bridge {name} {would_be} {done}; {counted(given_up, 'message')} that waited {would_be} given up.")

@@ -1,0 +1,128 @@
+"""Bridges as users handle them: to which brokers this node publishes."""
+
+from mailroom.bridges.out import bridging_out, finding_out, resuming_out
+from mailroom.bridges.record import Record
+from mailroom.bridges.settings import OutSettings
+from mailroom.bridges.states import BridgeStates, reading_bridges
+from mailroom.bridges.waiting import LIMIT, waiting_records
+from mailroom.errors import UnknownBridge
+from mailroom.links.readers import removing_reader
+from mailroom.links.resume import cutting
+from mailroom.names import DEFAULT_SCHEMA, node_name, schema_name
+from mailroom.registry.subscriptions import Topics, topic_texts
+from mailroom.schema.audit import check_actor
+from mailroom.schema.checks import checking
+from mailroom.sql.methods import on_async_connection, on_connection
+from mailroom.sql.operation import IN_TRANSACTION, Operation
+
+
+class _Operations:
+    """What both classes do, as operations."""
+
+    def __init__(self, *, schema: str = DEFAULT_SCHEMA) -> None:
+        self.schema = schema_name(schema)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(schema={self.schema!r})"
+
+    def _out(
+        self,
+        name: str,
+        settings: OutSettings,
+        *,
+        actor: str,
+        topics: Topics | None = None,
+        keep_s: float | None = None,
+        max_rows: int | None = None,
+        why: str | None = None,
+    ) -> Operation[bool]:
+        """Publish messages of this node to a broker, by a bridge of this name; return whether it is new.
+
+        `topics` are the topics and patterns that it publishes, by default `#`: all messages and events. Commands and
+        replies of a topic go to it only if it is given the topic by its exact name and no inbox of this node gets them.
+        What is sent after the caller's transaction has committed is published.
+
+        What the broker has acknowledged is kept for `keep_s` seconds more (0). Once `max_rows` messages wait for it,
+        the bridge is cut, and what waits is given up; by default, and with 0, any number may wait. If there is such a
+        bridge already, what is given replaces its own; the broker, `exactly_once` and `mark_topic` cannot be changed.
+        """
+        texts = None if topics is None else topic_texts(topics)
+        return (
+            yield from bridging_out(
+                self.schema, name, settings, texts, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why
+            )
+        )
+
+    def _status(self) -> Operation[BridgeStates]:
+        """Return the state of the bridges."""
+        return (yield from reading_bridges(self.schema))
+
+    def _waiting(self, name: str, *, limit: int | None = LIMIT) -> Operation[list[Record]]:
+        """Return the next records of a bridge, as they would be published; at most `limit` (100), None for all.
+
+        Raises `Unencodable` for a message that has no record.
+        """
+        yield from checking(self.schema)
+        return (yield from waiting_records(self.schema, (yield from finding_out(self.schema, name)), limit))
+
+    def _cut(self, name: str, *, actor: str, why: str | None = None, dry_run: bool = False) -> Operation[int]:
+        """Stamp nothing more for a bridge, and give up what waits for it; return how many messages that are.
+
+        A cut bridge cannot go on: remove it, and make it again. The dispatcher deletes the rows.
+        """
+        yield from self._begin(name, actor, why)
+        return (yield from cutting(self.schema, name, actor=actor, why=why, dry_run=dry_run))
+
+    def _resume(self, name: str, *, actor: str, why: str | None = None) -> Operation[bool]:
+        """Let a dispatcher try a stopped bridge at once; return whether it was stopped or failing.
+
+        It is tried again by itself too, at least every 30 s.
+        """
+        yield from self._begin(name, actor, why)
+        return (yield from resuming_out(self.schema, name, actor=actor, why=why))
+
+    def _remove(self, name: str, *, actor: str, why: str | None = None, dry_run: bool = False) -> Operation[int]:
+        """Remove a bridge, and give up what waits for it; return how many messages that are.
+
+        What it has published stays at the broker. A bridge that is made again has another link.
+        """
+        yield from self._begin(name, actor, why)
+        return (yield from removing_reader(self.schema, name, actor=actor, why=why, dry_run=dry_run))
+
+    def _begin(self, name: str, actor: str, why: str | None) -> Operation[None]:
+        check_actor(actor, why)
+        node_name(name)
+        yield IN_TRANSACTION
+        states = yield from reading_bridges(self.schema)
+        if not any(each.name == name for each in states.out):
+            raise UnknownBridge(f"There is no bridge {name} out of this node. See: mailroom bridge status")
+
+
+class Bridges(_Operations):
+    """The bridges of a node to brokers. Threads may share an instance.
+
+    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`, works in the caller's
+    transaction and never commits; with `dry_run` it changes nothing and returns what it would. `actor` says who acts
+    and `why` gives the reason; both are written to the table `audit`. A dispatcher does the work.
+
+    Raises `UnknownBridge`, `InvalidName`, `ConfigurationError`, and `NotInTransaction` on an autocommit connection
+    outside a transaction.
+    """
+
+    out = on_connection(_Operations._out)
+    status = on_connection(_Operations._status)
+    waiting = on_connection(_Operations._waiting)
+    cut = on_connection(_Operations._cut)
+    resume = on_connection(_Operations._resume)
+    remove = on_connection(_Operations._remove)
+
+
+class AsyncBridges(_Operations):
+    """`Bridges` for async connections: psycopg `AsyncConnection`, SQLAlchemy `AsyncConnection` and `AsyncSession`."""
+
+    out = on_async_connection(_Operations._out)
+    status = on_async_connection(_Operations._status)
+    waiting = on_async_connection(_Operations._waiting)
+    cut = on_async_connection(_Operations._cut)
+    resume = on_async_connection(_Operations._resume)
+    remove = on_async_connection(_Operations._remove)

@@ -1,0 +1,267 @@
+"""Bridges into a node: origins of which a broker is the source."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+from uuid import UUID
+
+from mailroom.bridges.settings import InSettings
+from mailroom.bridges.source import BrokerPosition
+from mailroom.errors import ConfigurationError, MailroomError, UnknownBridge
+from mailroom.links.sources import REMOVE
+from mailroom.links.start import noting_place
+from mailroom.names import node_name
+from mailroom.order import clock
+from mailroom.schema.audit import auditing, check_actor
+from mailroom.schema.checks import checking
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+
+TAKEN = Sql(
+    """
+SELECT b.settings::text FROM {schema}.origin AS o LEFT JOIN {schema}.bridge_in AS b ON b.origin = o.number
+WHERE o.name = %(name)s::text
+""",
+    columns=("text",),
+)
+# Whoever gives out in total order waits until each origin has shown a clock, and a broker shows none.
+TOTAL = Sql(
+    """
+SELECT s.inbox FROM {schema}.subscription AS s JOIN {schema}.inbox_registry AS r ON r.name = s.inbox
+WHERE r."order" = 'total' AND s.origin IN (%(name)s::text, '*') ORDER BY s.inbox LIMIT 1
+""",
+    columns=("text",),
+)
+ADD = Sql(
+    """
+WITH made AS (
+    INSERT INTO {schema}.origin AS o (name, id, keep_s) VALUES (%(name)s::text, gen_random_uuid(), 0)
+    ON CONFLICT (name) DO UPDATE SET trouble = NULL, why = NULL, since = NULL,
+        state = CASE o.state WHEN 'stopped' THEN 'open' ELSE o.state END
+    RETURNING number, o.xmax::text = '0' AS is_new)
+INSERT INTO {schema}.bridge_in (origin, settings) SELECT number, %(settings)s::text::jsonb FROM made
+ON CONFLICT (origin) DO UPDATE SET settings = excluded.settings
+RETURNING (SELECT is_new FROM made)
+""",
+    columns=("boolean",),
+)
+
+
+def bridging_in(
+    schema: str, name: str, settings: InSettings, *, actor: str, why: str | None
+) -> Operation[bool]:
+    """`Bridges.into` as an operation."""
+    check_actor(actor, why)
+    node_name(name)
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    yield from noting_place(schema)
+    # An inbox in total order subscribes under this lock, so it is seen here, or sees the bridge.
+    yield clock.LOCK.at(schema=schema)()
+    if rows := (yield TAKEN.at(schema=schema)(name=name)):
+        [(kept,)] = rows
+        if kept is None:
+            raise ConfigurationError(
+                f"This node reads the node {name}, so a bridge needs another name.", code="MR-bridge-name-taken"
+            )
+        if InSettings.of(kept).broker != settings.broker:
+            raise ConfigurationError(
+                f"Bridge {name} is at another broker, of whose log it knows its position. Make a bridge of another "
+                f"name, and then: mailroom bridge remove {name}",
+                code="MR-bridge-settings",
+            )
+    if total := (yield TOTAL.at(schema=schema)(name=name)):
+        raise ConfigurationError(
+            f"Inbox {total[0][0]} is in total order and subscribes to this origin. A broker shows no clocks, so such "
+            f"an inbox would wait for ever. Subscribe it to nodes by their names: mailroom inbox unsubscribe",
+            code="MR-bridge-total-order",
+        )
+    [(is_new,)] = yield ADD.at(schema=schema)(name=name, settings=settings.text())
+    yield from auditing(schema, "bridge in", [(None, name, 0)], actor, why)
+    return bool(is_new)
+
+
+@dataclass(frozen=True, slots=True)
+class InRow:
+    """A bridge into this node, as its dispatcher reads it. If `is_well`, no trouble is recorded."""
+
+    origin: int
+    name: str
+    settings: InSettings
+    node_id: UUID
+    is_well: bool
+
+
+INS = Sql(
+    """
+SELECT o.number, o.name, b.settings::text, n.id, o.why IS NULL
+FROM {schema}.bridge_in AS b JOIN {schema}.origin AS o ON o.number = b.origin CROSS JOIN {schema}.node AS n
+WHERE o.state <> 'excluded' AND (%(name)s::text IS NULL OR o.name = %(name)s::text) ORDER BY o.number
+""",
+    columns=("bigint", "text", "text", "uuid", "boolean"),
+)
+
+
+def reading_ins(schema: str, name: str | None = None) -> Operation[list[InRow]]:
+    """Return the bridges into a node; with `name` only that one."""
+    return [
+        InRow(origin, name, InSettings.of(settings), *others)
+        for origin, name, settings, *others in (yield INS.at(schema=schema)(name=name))
+    ]
+
+
+def finding_in(schema: str, name: str) -> Operation[InRow]:
+    """Return the bridge into this node of that name. Raises `UnknownBridge`."""
+    rows = yield from reading_ins(schema, node_name(name))
+    if not rows:
+        raise UnknownBridge(f"There is no bridge {name} into this node. See: mailroom bridge status")
+    return rows[0]
+
+
+# -- Where it is ------------------------------------------------------------------------------------------------------
+
+# Per partition, and per link of a node that writes there.
+Mark: TypeAlias = tuple[str, int, UUID, int]
+
+POSITIONS = Sql(
+    "SELECT topic, part, next, leader_epoch FROM {schema}.bridge_position WHERE origin = %(origin)s::bigint "
+    "ORDER BY topic, part",
+    columns=("text", "bigint", "bigint", "bigint"),
+)
+MARKS = Sql(
+    "SELECT topic, part, sender, link, clock FROM {schema}.bridge_mark WHERE origin = %(origin)s::bigint",
+    columns=("text", "bigint", "uuid", "bigint", "bigint"),
+)
+BEGIN = Sql(
+    """
+INSERT INTO {schema}.bridge_position (origin, topic, part, next, leader_epoch)
+SELECT %(origin)s::bigint, t.topic, t.part, t.next, t.epoch
+FROM ROWS FROM (pg_catalog.unnest(%(topics)s::text[]), pg_catalog.unnest(%(parts)s::bigint[]),
+                pg_catalog.unnest(%(nexts)s::bigint[]), pg_catalog.unnest(%(epochs)s::bigint[]))
+     AS t (topic, part, next, epoch)
+ON CONFLICT DO NOTHING
+"""
+)
+# Compare and set: whoever has read from another place than the database says, has been overtaken.
+MOVE = Sql(
+    """
+WITH moved AS (
+    UPDATE {schema}.bridge_position AS p SET next = t.next, leader_epoch = t.epoch
+    FROM ROWS FROM (pg_catalog.unnest(%(topics)s::text[]), pg_catalog.unnest(%(parts)s::bigint[]),
+                    pg_catalog.unnest(%(befores)s::bigint[]), pg_catalog.unnest(%(nexts)s::bigint[]),
+                    pg_catalog.unnest(%(epochs)s::bigint[])) AS t (topic, part, before, next, epoch)
+    WHERE p.origin = %(origin)s::bigint AND p.topic = t.topic AND p.part = t.part AND p.next = t.before
+    RETURNING 1)
+SELECT count(*) FROM moved
+""",
+    columns=("bigint",),
+)
+NOTE = Sql(
+    """
+INSERT INTO {schema}.bridge_mark AS m (origin, topic, part, sender, link, clock)
+SELECT %(origin)s::bigint, t.topic, t.part, t.sender, t.link, t.clock
+FROM ROWS FROM (pg_catalog.unnest(%(topics)s::text[]), pg_catalog.unnest(%(parts)s::bigint[]),
+                pg_catalog.unnest(%(senders)s::uuid[]), pg_catalog.unnest(%(links)s::bigint[]),
+                pg_catalog.unnest(%(clocks)s::bigint[])) AS t (topic, part, sender, link, clock)
+ON CONFLICT (origin, topic, part, sender, link) DO UPDATE SET clock = excluded.clock
+"""
+)
+
+
+class Overtaken(MailroomError):
+    """Another dispatcher has taken in since, or somebody has set the position: read again where the database says."""
+
+    code = "MR-bridge-overtaken"
+
+
+def reading_positions(schema: str, origin: int) -> Operation[list[BrokerPosition]]:
+    """Return the positions of a bridge into this node."""
+    return [BrokerPosition(*row) for row in (yield POSITIONS.at(schema=schema)(origin=origin))]
+
+
+def reading_marks(schema: str, origin: int) -> Operation[dict[Mark, int]]:
+    """Return up to which clock each link of a node was taken in, per partition."""
+    rows = yield MARKS.at(schema=schema)(origin=origin)
+    return {(topic, part, sender, link): at for topic, part, sender, link, at in rows}
+
+
+def beginning(schema: str, origin: int, positions: Collection[BrokerPosition]) -> Operation[None]:
+    """Note where a bridge begins in partitions that it has read nothing of yet."""
+    yield BEGIN.at(schema=schema)(
+        origin=origin, topics=[each.topic for each in positions], parts=[each.part for each in positions],
+        nexts=[each.next for each in positions], epochs=[each.leader_epoch for each in positions],
+    )  # fmt: skip
+
+
+def moving_position(
+    schema: str,
+    origin: int,
+    moves: Sequence[tuple[BrokerPosition, BrokerPosition]],
+    marks: Mapping[Mark, int],
+) -> Operation[None]:
+    """Move positions, each from one to the other, and set marks, in the transaction that receives. Raises `Overtaken`."""
+    [(moved,)] = yield MOVE.at(schema=schema)(
+        origin=origin,
+        topics=[before.topic for before, _ in moves],
+        parts=[before.part for before, _ in moves],
+        befores=[before.next for before, _ in moves],
+        nexts=[after.next for _, after in moves],
+        epochs=[after.leader_epoch for _, after in moves],
+    )
+    if moved != len(moves):
+        raise Overtaken("the position at the broker is another one by now")
+    if marks:
+        yield NOTE.at(schema=schema)(
+            origin=origin,
+            topics=[topic for topic, _, _, _ in marks],
+            parts=[part for _, part, _, _ in marks],
+            senders=[sender for _, _, sender, _ in marks],
+            links=[link for _, _, _, link in marks],
+            clocks=list(marks.values()),
+        )
+
+
+# -- What an operator does --------------------------------------------------------------------------------------------
+
+SET = Sql(
+    """
+UPDATE {schema}.bridge_position SET next = %(next)s::bigint, leader_epoch = NULL
+WHERE origin = %(origin)s::bigint AND topic = %(topic)s::text AND part = %(part)s::bigint RETURNING true
+""",
+    columns=("boolean",),
+)
+OPEN = Sql(
+    """
+UPDATE {schema}.origin SET state = 'open', trouble = NULL, why = NULL, since = NULL
+WHERE number = %(origin)s::bigint AND state <> 'excluded' AND why IS NOT NULL RETURNING true
+""",
+    columns=("boolean",),
+)
+
+
+def resuming_in(
+    schema: str, row: InRow, at: BrokerPosition | None, *, actor: str, why: str | None
+) -> Operation[bool]:
+    """`Bridges.resume` for a bridge into this node; with `at` it goes on there in that partition."""
+    yield clock.LOCK.at(schema=schema)()  # nothing is taken in meanwhile
+    if at is not None:
+        found = yield SET.at(schema=schema)(origin=row.origin, topic=at.topic, part=at.part, next=at.next)
+        if not found:
+            raise ConfigurationError(
+                f"Bridge {row.name} has no position in partition {at.part} of {at.topic}. See: mailroom bridge status",
+                code="MR-bridge-settings",
+            )
+    was = yield OPEN.at(schema=schema)(origin=row.origin)
+    if was or at is not None:
+        told = None if at is None else f"at {at.topic}/{at.part}={at.next}"
+        yield from auditing(
+            schema, "bridge resume", [(None, row.name, 0)], actor, " ".join(filter(None, (why, told))) or None
+        )
+    return bool(was)
+
+
+def removing_in(schema: str, row: InRow, *, actor: str, why: str | None, dry_run: bool) -> Operation[None]:
+    """Take in from this broker no longer, and forget the position there. What is in inboxes stays."""
+    if not dry_run:
+        yield clock.LOCK.at(schema=schema)()
+        yield REMOVE.at(schema=schema)(number=row.origin)
+        yield from auditing(schema, "bridge remove", [(None, row.name, 0)], actor, why)

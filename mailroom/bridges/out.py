@@ -1,0 +1,247 @@
+"""Bridges out of a node: links of which a broker is the reader. What links have holds for them too."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, TypeAlias, cast
+from uuid import UUID
+
+from mailroom.bridges.settings import OutSettings
+from mailroom.errors import ConfigurationError, UnknownBridge
+from mailroom.links.readers import MAX_ROWS, giving_link
+from mailroom.message.columns import MESSAGE
+from mailroom.names import node_name
+from mailroom.numbers import TEN_YEARS_S, seconds, whole
+from mailroom.order.clock import DURABLE
+from mailroom.schema.audit import auditing, check_actor
+from mailroom.schema.checks import checking
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+
+KEEP_S = 0.0  # what the broker has acknowledged is not kept any longer
+
+TAKEN = Sql(
+    """
+SELECT b.settings::text
+FROM {schema}.link AS l LEFT JOIN {schema}.bridge_out AS b ON b.link = l.number WHERE l.name = %(name)s::text
+""",
+    columns=("text",),
+)
+# No node says hello under this name: it would have to have this id.
+BAR = Sql("UPDATE {schema}.link SET reader_id = gen_random_uuid() WHERE number = %(link)s::bigint AND reader_id IS NULL")
+ADD = Sql(
+    """
+INSERT INTO {schema}.bridge_out (link, settings) VALUES (%(link)s::bigint, %(settings)s::text::jsonb)
+ON CONFLICT (link) DO UPDATE SET settings = excluded.settings, state = 'open', trouble = NULL, why = NULL, since = NULL
+"""
+)
+WANT = Sql(
+    """
+WITH gone AS (
+    DELETE FROM {schema}.link_topic WHERE link = %(link)s::bigint AND topic <> ALL (%(topics)s::text[]))
+INSERT INTO {schema}.link_topic (link, topic) SELECT %(link)s::bigint, pg_catalog.unnest(%(topics)s::text[])
+ON CONFLICT DO NOTHING
+"""
+)
+
+
+def bridging_out(
+    schema: str, name: str, settings: OutSettings, topics: Sequence[str] | None, *, keep_s: float | None,
+    max_rows: int | None, actor: str, why: str | None,
+) -> Operation[bool]:  # fmt: skip
+    """`Bridges.out` as an operation."""
+    check_actor(actor, why)
+    node_name(name)
+    if keep_s is not None:
+        seconds(keep_s, "keep_s", TEN_YEARS_S, zero=True)
+    if max_rows is not None:
+        whole(max_rows, "max_rows", 0, MAX_ROWS, ConfigurationError)
+    if topics is not None and not topics:
+        raise ConfigurationError(
+            "A bridge needs topics or patterns; '#' for all messages and events.", code="MR-invalid-argument"
+        )
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    rows = yield TAKEN.at(schema=schema)(name=name)
+    if rows:
+        _check_change(name, rows[0][0], settings)
+    else:
+        topics, keep_s = topics or ["#"], KEEP_S if keep_s is None else keep_s
+    is_new, link = yield from giving_link(schema, name, topics, keep_s=keep_s, max_rows=max_rows)
+    yield BAR.at(schema=schema)(link=link)
+    yield ADD.at(schema=schema)(link=link, settings=settings.text())
+    if topics is not None:
+        yield WANT.at(schema=schema)(link=link, topics=list(topics))
+    yield from auditing(schema, "bridge out", [(None, name, 0)], actor, why)
+    return is_new
+
+
+def _check_change(name: str, kept: str | None, settings: OutSettings) -> None:
+    if kept is None:
+        raise ConfigurationError(
+            f"The node {name} reads this one, so a bridge needs another name.", code="MR-bridge-name-taken"
+        )
+    was = OutSettings.of(kept)
+    if (was.broker, was.exactly_once, was.mark_topic) != (settings.broker, settings.exactly_once, settings.mark_topic):
+        raise ConfigurationError(
+            f"Bridge {name} has its mark elsewhere: the broker ({was.broker}), exactly_once and mark_topic cannot be "
+            f"changed. Make a bridge of another name, and then: mailroom bridge remove {name}",
+            code="MR-bridge-settings",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OutRow:
+    """A bridge out, as its dispatcher reads it: its link and settings, and the node that it belongs to.
+
+    What is to be published has seqs above `acked`. `marked_at` is when the mark at the broker was last set. If `is_well`,
+    no trouble is recorded.
+    """
+
+    link: int
+    name: str
+    settings: OutSettings
+    acked: int
+    node_id: UUID
+    node: str
+    marked_at: datetime | None
+    is_well: bool
+
+
+OUTS = Sql(
+    """
+SELECT l.number, l.name, b.settings::text, l.acked, n.id, n.name, b.marked_at, b.why IS NULL
+FROM {schema}.bridge_out AS b JOIN {schema}.link AS l ON l.number = b.link CROSS JOIN {schema}.node AS n
+WHERE l.state = 'open' AND (%(name)s::text IS NULL OR l.name = %(name)s::text) ORDER BY l.number
+""",
+    columns=("bigint", "text", "text", "bigint", "uuid", "text", "timestamptz", "boolean"),
+)
+
+
+def reading_outs(schema: str, name: str | None = None) -> Operation[list[OutRow]]:
+    """Return the bridges out of a node that are not cut; with `name` only that one."""
+    return [
+        OutRow(link, name, OutSettings.of(settings), *others)
+        for link, name, settings, *others in (yield OUTS.at(schema=schema)(name=name))
+    ]
+
+
+def finding_out(schema: str, name: str) -> Operation[OutRow]:
+    """Return the bridge out of that name. Raises `UnknownBridge` if there is none, or if it is cut."""
+    rows = yield from reading_outs(schema, node_name(name))
+    if not rows:
+        raise UnknownBridge(f"There is no bridge {name} out of this node, or it is cut. See: mailroom bridge status")
+    return rows[0]
+
+
+# Whoever publishes takes the link, as a reader does by its hello. There is no position of a reader that this node could
+# have lost: its clock goes beyond all that was published, so the link is in no doubt.
+TAKE = Sql(
+    """
+UPDATE {schema}.link AS l SET run = %(run)s::uuid, matched = n.life, seen_at = clock_timestamp()
+FROM {schema}.node AS n WHERE l.number = %(link)s::bigint AND l.state = 'open' RETURNING l.acked
+""",
+    columns=("bigint",),
+)
+
+
+def taking_link(schema: str, link: int, run: UUID) -> Operation[int | None]:
+    """Take the link for this run of a dispatcher; return up to which seq it is acknowledged, None if it is cut or gone."""
+    rows = yield TAKE.at(schema=schema)(link=link, run=run)
+    return rows[0][0] if rows else None
+
+
+FLUSH = Sql(
+    "SELECT clock_timestamp(), pg_catalog.pg_logical_emit_message(true, 'mailroom'::text, ''::text) IS NULL",
+    columns=("timestamptz", "boolean"),
+)
+
+
+def making_published() -> Operation[datetime]:
+    """Make durable what was read for publishing, in a transaction that commits before; return the time of the database.
+
+    Deliveries commit asynchronously. A crash would take one back, and it would come again with other clocks: whoever
+    compares clocks would take what was published already for new.
+    """
+    yield DURABLE.at()()
+    [(now, _)] = yield FLUSH.at()()
+    return cast(datetime, now)
+
+
+SINCE = "since = coalesce(b.since, clock_timestamp() - %(for_s)s::float8 * interval '1 second')"
+NOTE = Sql(
+    """
+UPDATE {schema}.bridge_out AS b
+SET state = CASE WHEN %(trouble)s::text IS NULL THEN 'stopped' ELSE 'open' END, trouble = %(trouble)s::text,
+    why = %(why)s::text, {since}
+WHERE link = %(link)s::bigint
+  AND (b.state, b.trouble, b.why) IS DISTINCT FROM
+      (CASE WHEN %(trouble)s::text IS NULL THEN 'stopped' ELSE 'open' END, %(trouble)s::text, %(why)s::text)
+""",
+    since=SINCE,
+)
+OPEN = Sql(
+    """
+UPDATE {schema}.bridge_out SET state = 'open', trouble = NULL, why = NULL, since = NULL
+WHERE link = %(link)s::bigint AND (state <> 'open' OR why IS NOT NULL)
+"""
+)
+MARKED = Sql("UPDATE {schema}.bridge_out SET marked_at = clock_timestamp() WHERE link = %(link)s::bigint")
+OutTrouble: TypeAlias = Literal["unreachable", "failing"]
+
+
+def noting_trouble(schema: str, link: int, trouble: OutTrouble | None, why: str, for_s: float) -> Operation[None]:
+    """Record why nothing is published, which has been so for so many seconds; without `trouble` it is stopped."""
+    yield NOTE.at(schema=schema)(link=link, trouble=trouble, why=why, for_s=for_s)
+
+
+def noting_published(schema: str, link: int) -> Operation[None]:
+    """Record that it is published again."""
+    yield OPEN.at(schema=schema)(link=link)
+
+
+def noting_marked(schema: str, link: int) -> Operation[None]:
+    """Record that the broker's mark was set now."""
+    yield MARKED.at(schema=schema)(link=link)
+
+
+RESUME = Sql(
+    """
+UPDATE {schema}.bridge_out AS b SET state = 'open', trouble = NULL, why = NULL, since = NULL
+FROM {schema}.link AS l WHERE l.number = b.link AND l.name = %(name)s::text AND b.why IS NOT NULL RETURNING true
+""",
+    columns=("boolean",),
+)
+
+
+def resuming_out(schema: str, name: str, *, actor: str, why: str | None) -> Operation[bool]:
+    """`Bridges.resume` as an operation. A dispatcher sees it at its next look at the bridges."""
+    was = yield RESUME.at(schema=schema)(name=name)
+    if was:
+        yield from auditing(schema, "bridge resume", [(None, name, 0)], actor, why)
+    return bool(was)
+
+
+SKIP = Sql(
+    """
+WITH held AS MATERIALIZED (
+    SELECT number, name FROM {schema}.link
+    WHERE number = %(link)s::bigint AND run = %(run)s::uuid FOR NO KEY UPDATE),
+skipped AS (
+    INSERT INTO {schema}.dead_letter (stage, reason, bridge, sent_clock, {message})
+    SELECT 'publish', %(why)s::text, h.name, sent_clock, {message}
+    FROM {schema}.transit AS t JOIN held AS h ON t.link = h.number WHERE t.seq = %(seq)s::bigint),
+told AS (
+    UPDATE {schema}.link AS l SET acked = %(seq)s::bigint, seen_at = clock_timestamp() FROM held AS h
+    WHERE l.number = h.number)
+SELECT EXISTS (SELECT FROM held)
+""",
+    columns=("boolean",),
+    message=MESSAGE,
+)
+
+
+def skipping(schema: str, link: int, run: UUID, seq: int, why: str) -> Operation[bool]:
+    """Let the message `seq`, which cannot be published, go to `dead_letter`; return whether the link is this run's."""
+    yield DURABLE.at()()
+    [(ours,)] = yield SKIP.at(schema=schema)(link=link, run=run, seq=seq, why=why)
+    return bool(ours)

@@ -1,0 +1,78 @@
+"""What publishes to a broker: the protocol that each broker's module has, and that a user can write for another one.
+
+A publisher is used by one task, over one run of the bridge; after any error it is closed, and another one is made. It
+gives no record up by itself: what was not acknowledged when it is closed is always a suffix of what it was given, in
+each partition of the broker.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+from uuid import UUID
+
+from mailroom.bridges.record import Record
+from mailroom.bridges.settings import OutSettings
+from mailroom.errors import Coded
+
+
+@dataclass(frozen=True, slots=True)
+class OutBridge:
+    """A bridge out of a node, as a publisher is given it.
+
+    `link` is the number of its link, and `node_id` and `node` are the id and the name of the node. `options` come from
+    the environment of the dispatcher, and may be secret.
+    """
+
+    name: str
+    link: int
+    node_id: UUID
+    node: str
+    settings: OutSettings
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+class BrokerTrouble(Exception):
+    """Nothing can be published now. It is tried again and again; the text says why."""
+
+
+class BrokerRefused(Coded):
+    """Nothing can be published before somebody acts. It is tried again, at longer intervals; the text says what to do."""
+
+
+class Fenced(Exception):
+    """Another process publishes for this bridge by now."""
+
+
+class RecordRefused(Coded):
+    """The broker refuses one of the records that it was given; the text says why.
+
+    With several records it does not matter which one: they are given again, one at a time.
+    """
+
+
+class Publisher(Protocol):
+    """Publishes the records of one bridge, in order. Its class is called with an `OutBridge`."""
+
+    async def open(self) -> int:
+        """Connect; return the clock up to which the broker is known to have everything, 0 if it keeps no mark.
+
+        A predecessor that still runs must be unable to publish from then on, or the bridge is at least once.
+        """
+        ...
+
+    async def publish(self, records: Sequence[Record]) -> None:
+        """Publish the records, and return once the broker has acknowledged all of them, however long that takes."""
+        ...
+
+    async def keep(self) -> None:
+        """Set the mark anew as it is, so that the broker does not forget it. Called daily of an idle bridge."""
+        ...
+
+    async def close(self) -> None:
+        """End at once, whatever is under way, and whether or not it was opened; `publish` then raises."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """What the broker's client has reported last while it waits; None while all is well."""
+        ...

@@ -1,0 +1,70 @@
+"""The state of a node's bridges."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from mailroom.bridges.settings import OutSettings
+from mailroom.links.states import reading_readers
+from mailroom.schema.checks import checking
+from mailroom.sql.operation import Operation, Sql
+
+
+@dataclass(frozen=True, slots=True)
+class OutState:
+    """A bridge out of this node.
+
+    `state` is open, or nothing is published: `since` says since when, and `why` why and what to do. The state is then
+    unreachable or failing, which is tried again and again; stopped, which is tried again as well, and needs somebody to
+    act; or cut, when nothing is stamped for it any more. `backlog` counts the messages that wait for it, and `lag_s` is
+    the age in seconds of the oldest of them, 0 if there is none. Up to row `acked` of its link the broker has
+    everything; `seen_at` is when it last acknowledged something or was connected to, None if never. `topics` are those
+    that it publishes, `commands` those whose commands and replies it gets unless an inbox here does. With `max_rows`
+    waiting it is cut, and what it has published is kept for `keep_s` seconds more.
+    """
+
+    name: str
+    state: str
+    why: str | None
+    since: datetime | None
+    backlog: int
+    lag_s: float
+    acked: int
+    topics: tuple[str, ...]
+    commands: tuple[str, ...]
+    seen_at: datetime | None
+    settings: OutSettings
+    keep_s: float
+    max_rows: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeStates:
+    """The bridges of a node, by name: those `out` of it."""
+
+    out: tuple[OutState, ...]
+
+
+OUTS = Sql(
+    "SELECT link, settings::text, coalesce(trouble, state), why, since FROM {schema}.bridge_out",
+    columns=("bigint", "text", "text", "text", "timestamptz"),
+)
+
+
+def reading_bridges(schema: str) -> Operation[BridgeStates]:
+    """`Bridges.status` as an operation."""
+    yield from checking(schema)
+    links = yield from reading_readers(schema, bridges=True)
+    rows = yield OUTS.at(schema=schema)()
+    outs = {link: others for link, *others in rows}
+    found = []
+    for link in links:
+        if link.link not in outs:  # removed between the two statements
+            continue
+        settings, state, why, since = outs[link.link]
+        found.append(
+            OutState(
+                link.name, "cut" if link.state == "cut" else state, why, since, link.backlog, link.lag_s, link.acked,
+                link.topics, link.commands, link.seen_at, OutSettings.of(settings), link.keep_s, link.max_rows,
+            )
+        )  # fmt: skip
+    return BridgeStates(tuple(found))

@@ -1,0 +1,32 @@
+"""What waits for a bridge, as the records that it would publish."""
+
+from mailroom.bridges.out import OutRow
+from mailroom.bridges.record import Record, Sender, carried, record_of
+from mailroom.links.handshake.wire import COLUMNS, GATHERED, MARK, NAMES, TYPES
+from mailroom.numbers import count_or_all
+from mailroom.sql.operation import Operation, Sql
+
+LIMIT = 100
+
+# As `dispatcher.links.at_source.fetch`, and no further than so many rows.
+NEXT = Sql(
+    """
+SELECT count(*), {gathered}
+FROM (SELECT {names} FROM {schema}.transit
+      WHERE link = %(link)s::bigint AND seq > %(after)s::bigint ORDER BY seq LIMIT %(limit)s::bigint) AS t
+""",
+    columns=("bigint", *TYPES),
+    gathered=GATHERED,
+    names=NAMES,
+)
+
+
+def waiting_records(schema: str, row: OutRow, limit: int | None) -> Operation[list[Record]]:
+    """Return the next records of a bridge. Raises `Unencodable`."""
+    limit = count_or_all(limit, "limit")
+    [(count, *columns)] = yield NEXT.at(schema=schema)(link=row.link, after=row.acked, limit=limit)
+    if not count:
+        return []
+    sender = Sender(row.node_id, row.node, row.link)
+    messages = carried(dict(zip(COLUMNS, columns, strict=True)))
+    return [record_of(message, row.settings.form, sender) for message in messages if message.kind != MARK]
