@@ -23,7 +23,7 @@ CAUSATION = "causation"
 NONE: Mapping[str, str] = MappingProxyType({})
 
 
-class Carried(TypedDict, total=False):
+class CarriedHeaders(TypedDict, total=False):
     """The headers that are carried. If not all of them fit, earlier ones come first."""
 
     saga: str
@@ -36,7 +36,7 @@ class Carried(TypedDict, total=False):
     baggage: str
 
 
-NAMES = tuple(Carried.__annotations__)
+NAMES = tuple(CarriedHeaders.__annotations__)
 
 
 class Cause(Protocol):
@@ -63,7 +63,7 @@ class _InHand:
 
     @property
     def carried(self) -> list[tuple[str, str, int]]:
-        """Its carried headers in the order of `Carried`, each with its size."""
+        """Its carried headers in the order of `CarriedHeaders`, each with its size."""
         if self._carried is None:
             found = self.cause.headers
             # Checked, since it may be a request of the caller's own making; a delivered message's headers are texts.
@@ -213,7 +213,7 @@ class carrying:  # noqa: N801
 
     __slots__ = ("_headers",)
 
-    def __init__(self, **headers: Unpack[Carried]) -> None:
+    def __init__(self, **headers: Unpack[CarriedHeaders]) -> None:
         if unknown := sorted(set(headers) - set(NAMES)):
             raise InvalidMessage(
                 f"Header {shown(unknown[0])} is not carried; these are: {', '.join(NAMES)}. "

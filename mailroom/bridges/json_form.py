@@ -1,0 +1,112 @@
+"""A value as JSON at a broker, and a value of JSON from there.
+
+A value is written as `cbor_to_jsonb` shows it in psql: bytes as base64, times, dates and UUIDs as text, Infinity and
+NaN as text, a decimal as a number with all its digits. There is one difference: a NUL stays in a text, since JSON can
+hold what PostgreSQL's text cannot. Two keys of a map that would be the same text are refused: `cbor_to_jsonb` keeps the
+last one, but a record is not for people only.
+
+So these come back as something else: bytes, times, dates, UUIDs, Infinity and NaN as text, and a decimal as an int or
+a float, if one is the same number. No number loses a digit: what neither can be comes back as a decimal.
+"""
+
+import json
+import math
+from base64 import b64encode
+from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
+from types import NoneType
+from typing import Any, NoReturn
+from uuid import UUID
+
+from mailroom.codec import MAX_DECIMAL_DIGITS, MAX_INT, MIN_INT
+from mailroom.errors import DecodeError
+from mailroom.message.headers import TEXT
+
+# A longer number has more digits than a decimal of ours: sign, digits, point, and an exponent of four digits.
+MAX_NUMBER = MAX_DECIMAL_DIGITS * 2 + 10
+
+
+class NotJson(ValueError):
+    """Text is no JSON, or a value has no JSON: the text says why, and never shows content."""
+
+
+def as_json(value: object) -> str:
+    """Return a decoded value as JSON without spaces. Raises `NotJson` for keys of a map that JSON cannot tell apart."""
+    write = _WRITERS.get(type(value))
+    if write is None:  # only as a key: the codec reads lists and maps there as types of their own
+        raise NotJson("a key of a map is a list or a map")
+    return write(value)
+
+
+def of_json(text: str) -> object:
+    """Return the value of JSON. Raises `NotJson`, or `DecodeError` for JSON that no value of ours can hold."""
+    try:
+        return json.loads(text, parse_float=_fraction, parse_int=_whole, parse_constant=_no_constant)
+    except RecursionError:
+        raise DecodeError("it is nested too deep") from None
+    except json.JSONDecodeError as error:
+        raise NotJson(f"it is no JSON (at character {error.pos})") from None
+
+
+def _map(value: dict[Any, object]) -> str:
+    keys = [_key(key) for key in value]
+    if len({*keys}) < len(keys):
+        raise NotJson("two keys of a map are the same text in JSON")
+    return "{" + ",".join([f"{key}:{as_json(item)}" for key, item in zip(keys, value.values(), strict=True)]) + "}"
+
+
+def _key(key: object) -> str:
+    if type(key) is str:
+        return TEXT(key)
+    text = as_json(key)
+    return text if text.startswith('"') else f'"{text}"'  # a number, true, false or null needs no escape
+
+
+def _float(number: float) -> str:
+    if math.isfinite(number):
+        return repr(number)
+    return '"NaN"' if number != number else '"Infinity"' if number > 0 else '"-Infinity"'
+
+
+# By the exact types that the codec decodes to.
+_WRITERS: dict[type, Callable[[Any], str]] = {
+    str: TEXT,
+    int: str,
+    NoneType: lambda _: "null",
+    bool: lambda value: "true" if value else "false",
+    float: _float,
+    list: lambda items: "[" + ",".join([as_json(item) for item in items]) + "]",
+    dict: _map,
+    Decimal: str,
+    bytes: lambda value: f'"{b64encode(value).decode()}"',
+    datetime: lambda moment: f'"{moment.isoformat().replace("+00:00", "Z")}"',
+    date: lambda day: f'"{day.isoformat()}"',
+    UUID: lambda value: f'"{value}"',
+}
+
+
+def _whole(text: str) -> int | Decimal:
+    if len(text) <= 21 and MIN_INT <= (number := int(text)) <= MAX_INT:
+        return number
+    return _decimal(text)
+
+
+def _fraction(text: str) -> float | Decimal:
+    exact = _decimal(text)
+    number = float(text)
+    # A float is what most readers expect. It is not taken where it would be another number.
+    return number if math.isfinite(number) and Decimal(repr(number)) == exact else exact
+
+
+def _decimal(text: str) -> Decimal:
+    if len(text) > MAX_NUMBER:
+        raise DecodeError(f"a number has more than {MAX_DECIMAL_DIGITS:,} digits")
+    try:
+        return Decimal(text)
+    except ArithmeticError:
+        raise DecodeError("a number has an exponent that no value can have") from None
+
+
+def _no_constant(_: str) -> NoReturn:
+    raise NotJson("it holds NaN or Infinity, which JSON does not have")
