@@ -32,11 +32,8 @@ class NotJson(ValueError):
 
 
 def as_json(value: object) -> str:
-    """Return a decoded value as JSON without spaces. Raises `NotJson` for keys of a map that JSON cannot tell apart."""
-    write = _WRITERS.get(type(value))
-    if write is None:  # only as a key: the codec reads lists and maps there as types of their own
-        raise NotJson("a key of a map is a list or a map")
-    return write(value)
+    """Return a decoded value as JSON without spaces. Raises `NotJson` for two keys of a map that are the same text."""
+    return _WRITERS[type(value)](value)
 
 
 def of_json(text: str) -> object:
@@ -50,17 +47,10 @@ def of_json(text: str) -> object:
 
 
 def _map(value: dict[Any, object]) -> str:
-    keys = [_key(key) for key in value]
+    keys = [as_json(key) for key in value]  # text or bytes
     if len({*keys}) < len(keys):
         raise NotJson("two keys of a map are the same text in JSON")
     return "{" + ",".join([f"{key}:{as_json(item)}" for key, item in zip(keys, value.values(), strict=True)]) + "}"
-
-
-def _key(key: object) -> str:
-    if type(key) is str:
-        return TEXT(key)
-    text = as_json(key)
-    return text if text.startswith('"') else f'"{text}"'  # a number, true, false or null needs no escape
 
 
 def _float(number: float) -> str:

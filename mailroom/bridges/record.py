@@ -228,14 +228,18 @@ def _as_cbor(message: Carried, text: str) -> bytes:
         fault = (
             "it is too large" if error.code == "MR-value-too-large" else "it is nested too deep, or has long numbers"
         )
-        raise _unencodable(message, f"CBOR cannot hold its value: {fault}", "Let the bridge write JSON") from None
+        raise _unencodable(
+            message, f"CBOR cannot hold its value: {fault}", "Let the bridge write JSON (--encode json)"
+        ) from None
 
 
 def _as_json(message: Carried, raw: bytes) -> bytes:
     try:
         return as_json(codec.read_item(raw)).encode()
     except NotJson as fault:
-        raise _unencodable(message, f"JSON cannot hold its value: {fault}", "Let the bridge write CBOR") from None
+        raise _unencodable(
+            message, f"JSON cannot hold its value: {fault}", "Let the bridge write CBOR (--encode cbor)"
+        ) from None
     except DecodeError as fault:
         raise _unencodable(message, f"its value cannot be read: {fault}", "Correct its sender") from None
 

@@ -13,6 +13,8 @@ CODES: Mapping[str, str] = {
     "MR-batches-unfinished": "Somebody still has messages of the paused inbox in hand.",
     "MR-bench-failed": "A process of the benchmark failed, or what it waited for did not happen in time.",
     "MR-bench-unavailable": "This part of the benchmark needs something that is not installed here.",
+    "MR-bridge-not-decodable": "A record at a broker cannot become a message.",
+    "MR-bridge-not-encodable": "A message cannot become a record in the form that the bridge was given.",
     "MR-bulk-lost": "A staging table of Spark is not as the driver left it: rows are missing, or it cannot be trusted.",
     "MR-client-encoding": "The connection's `client_encoding` cannot carry every message.",
     "MR-clock-overflow": "The node's clock would go beyond the largest number that it can have.",

@@ -1,0 +1,128 @@
+"""Values as JSON at a broker, beside how psql shows them."""
+
+import json
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import cbor2
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from mailroom import codec
+from mailroom.bridges.json_form import NotJson, as_json, of_json
+from mailroom.errors import DecodeError
+from tests.message.test_codec import GOLDEN_VALUES, supported
+from tests.support.node import Node
+
+pytestmark = pytest.mark.one_version
+
+
+def read(text: str) -> Any:
+    return json.loads(text, parse_float=Decimal, parse_int=Decimal)
+
+
+def as_shown(node: Node, raw: bytes) -> Any:
+    [(text,)] = node.connection.execute("SELECT mailroom.cbor_to_jsonb(%s)::text", [raw]).fetchall()
+    return read(text)
+
+
+def without_nul(value: Any) -> Any:
+    match value:
+        case str():
+            return value.replace("\0", "␀")
+        case list():
+            return [without_nul(item) for item in value]
+        case dict():
+            return {without_nul(key): without_nul(item) for key, item in value.items()}
+    return value
+
+
+def assert_psql_agrees(node: Node, raw: bytes) -> None:
+    try:
+        text = as_json(codec.decode(raw))
+    except NotJson:  # two keys, of which psql shows the last one
+        return
+    assert without_nul(read(text)) == as_shown(node, raw)
+
+
+def test_a_record_and_psql_show_the_same_value(node: Node) -> None:
+    values = {**GOLDEN_VALUES, "keys": {"a": 1, b"a": 2, '\\ "': [True, False, None]}}
+    del values["epoch_half_seconds"], values["nanoseconds"]  # shown with other zeros, or with more than Python has
+    for value in values.values():
+        assert_psql_agrees(node, cbor2.dumps(value))
+    for raw in ("f97e00", "f9fc00", "f90001", "c11a6a6f0168", "fa40490fdb"):
+        assert_psql_agrees(node, bytes.fromhex(raw))
+
+    # In one test, for one database.
+    @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.nested_given])
+    @given(supported)
+    def any_value(value: object) -> None:
+        assert_psql_agrees(node, codec.encode(value))
+
+    any_value()
+
+
+def test_it_is_compact() -> None:
+    assert as_json({"a": [1, 2.5, "ü", None, True], "b": {}}) == '{"a":[1,2.5,"ü",null,true],"b":{}}'
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (b"\0\xff", '"AP8="'),
+        (datetime(2026, 8, 2, 12, 30, tzinfo=UTC), '"2026-08-02T12:30:00Z"'),
+        (datetime(999, 1, 2, 3, 4, 5, 6, tzinfo=timezone(timedelta(hours=-9))), '"0999-01-02T03:04:05.000006-09:00"'),
+        (date(2026, 8, 2), '"2026-08-02"'),
+        (UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
+        (Decimal("129.950"), "129.950"),
+        (Decimal("1E+1000"), "1E+1000"),
+        (float("nan"), '"NaN"'),
+        (float("-inf"), '"-Infinity"'),
+        ("NUL \0", '"NUL \\u0000"'),
+        ({"a": 1, b"\0": 2}, '{"a":1,"AA==":2}'),
+    ],
+)
+def test_what_json_has_no_type_for(value: object, text: str) -> None:
+    assert as_json(value) == text
+
+
+@pytest.mark.parametrize("value", [{"AA==": 1, b"\0": 2}, [{b"": 1, "": 2}]])
+def test_two_keys_that_are_the_same_text_are_refused(value: object) -> None:
+    with pytest.raises(NotJson, match="two keys of a map are the same text"):
+        as_json(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("129.95", 129.95),
+        ("0.1", 0.1),
+        ("1e5", 1e5),
+        ("-0.0", -0.0),
+        ("129.950000000000000001", Decimal("129.950000000000000001")),
+        ("1e400", Decimal("1e400")),
+        ("1e-400", Decimal("1e-400")),
+        ("18446744073709551615", 2**64 - 1),
+        ("-18446744073709551616", -(2**64)),
+        ("18446744073709551616", Decimal(2**64)),
+        ("1" * 1000, Decimal("1" * 1000)),
+    ],
+)
+def test_no_number_loses_a_digit(text: str, value: object) -> None:
+    found = of_json(text)
+    assert (type(found), found) == (type(value), value)
+    assert codec.decode(codec.encode(found)) == value
+
+
+@pytest.mark.parametrize("text", ["", "NaN", "[Infinity]", "-Infinity", "{", "a", "1 2", "\ufeff1", '"\n"', "01"])
+def test_what_is_no_json_is_refused(text: str) -> None:
+    with pytest.raises(NotJson):
+        of_json(text)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 3_000, "1." + "9" * 3_000, "1e" + "9" * 50])
+def test_json_that_no_value_can_hold_is_refused_as_that(text: str) -> None:
+    with pytest.raises(DecodeError):
+        of_json(text)
