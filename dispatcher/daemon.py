@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from dispatcher.bridges.lane import Bridges
+from dispatcher.bridges.lane import BridgesBeside
 from dispatcher.delivery.deliver import SESSION, Delivery, releasing
 from dispatcher.delivery.deliverer import MAX_BYTES, ROWS, Deliverer
 from dispatcher.delivery.portion import Portion
@@ -175,7 +175,9 @@ def all_lanes(dsn: str, *, schema: str = DEFAULT_SCHEMA, poll_interval_s: float 
     executor = Executor(home, schema=schema, poll_interval_s=poll_interval_s)
     links = LinksLane(
         dsn, schema, poll_interval_s=poll_interval_s, on_filled=dispatcher._watch,
-        beside=lambda home: Bridges(home, schema, poll_interval_s=poll_interval_s),
+        beside=lambda home, on_received: BridgesBeside(
+            home, schema, poll_interval_s=poll_interval_s, on_received=on_received
+        ),
     )  # fmt: skip
     return [dispatcher, executor, links]
 

@@ -1,33 +1,29 @@
 """Publishes what one link has for a broker: reads the rows behind `acked`, and acknowledges what the broker has.
 
-No transaction is open while the broker is asked. What was published and not acknowledged here, since either side died in
-between, is published again, in order; a broker that keeps a mark tells which of it it has.
+No transaction is open while the broker is asked. What was published and not acknowledged here, since either side died
+in between, is published again, in order; a broker that keeps a mark tells which of it it has.
 """
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 from uuid import UUID, uuid4
 
-import psycopg
-
+from dispatcher.bridges.tending import LONGEST_PAUSE_S, BridgeStopped, Tending, Trouble
 from dispatcher.delivery.dead import tell_of_dead
 from dispatcher.delivery.portion import Portion
 from dispatcher.lanes.leading import open_session
-from dispatcher.lanes.lease import LEASE_S
 from dispatcher.links.at_source.acknowledge import acknowledging
 from dispatcher.links.at_source.bounds import bounding_ahead
 from dispatcher.links.at_source.fetch import fetching
-from dispatcher.links.at_source.source import SESSION, Source, SourceFailed
+from dispatcher.links.at_source.source import SESSION, Source
 from dispatcher.links.receiving import Receiving
 from mailroom import events
 from mailroom.bridges.out import (
     OutRow,
-    OutTrouble,
     making_published,
     noting_marked,
     noting_published,
@@ -35,100 +31,47 @@ from mailroom.bridges.out import (
     skipping,
     taking_link,
 )
-from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, Fenced, Publisher, RecordRefused
+from mailroom.bridges.publisher import Publisher, RecordRefused
 from mailroom.bridges.record import Carried, Record, Sender, Unencodable, carried, record_of
-from mailroom.errors import Coded, ConfigurationError, coded
+from mailroom.errors import Coded, coded
 from mailroom.links.handshake.hello import LinkTaken
-from mailroom.links.handshake.wire import MARK
-from mailroom.session import backoff
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
-from mailroom.sql.sqlstate import primary_message
+from mailroom.sql.operation import Operation
 
 log = logging.getLogger("mailroom.dispatcher")
 
 ROWS = 2_000  # at once; a broker's transaction each, if it has them
 MAX_BYTES = 4 * 1024 * 1024
 FETCH_S = 30.0
-PATIENCE_S = 3.0  # trouble is noted when it has lasted for so long
-LONGEST_PAUSE_S = 4.0
-LONGEST_STOP_S = 30.0
 MARK_EVERY = timedelta(days=1)  # brokers forget marks that are not set for a week
 # While a broker is away for long this session idles, outside of any transaction.
 READING = SESSION | {"idle_session_timeout": "0"}
 
-T = TypeVar("T")
 
+class Publishing(Tending):
+    """Publishes one bridge; see `Tending`. `make` makes its publishers, and `home` is where this node is."""
 
-class MessageStopped(Coded):
-    """A message cannot be published, and nothing behind it is before somebody acts."""
-
-
-class Publishing:
-    """Publishes one bridge until it is told to stop, whatever happens to the broker. `make` makes its publishers.
-
-    `receiving` is the lane's session, over which trouble is noted.
-    """
+    verb = "published"
 
     def __init__(
         self, row: OutRow, make: Callable[[], Publisher], home: str | Home, schema: str, receiving: Receiving,
         poll_interval_s: float,
     ) -> None:  # fmt: skip
+        super().__init__(row.name, schema, receiving)
         self.row = row
         self._make = make
         self._home = home
-        self._schema = schema
-        self._receiving = receiving
         self._poll_interval_s = poll_interval_s
         self._sender = Sender(row.node_id, row.node, row.link)
-        self._rung = asyncio.Event()
-        self._stopping = asyncio.Event()
         self._portion = Portion()
-        self._failures = 0
-        self._failed_at = 0.0
-        self._told: str | None = None
-        self._noted = True  # what a dispatcher before this one has noted is mended by the first success
         self._marked_at = row.marked_at
 
-    def stop(self) -> None:
-        """Have it end soon; what is under way at the broker is given up, and published again by whoever is next."""
-        self._stopping.set()
-        self._rung.set()
+    def _noting(self, trouble: Trouble | None, why: str, for_s: float) -> Operation[object]:
+        return noting_trouble(self._schema, self.row.link, trouble, why, for_s)
 
-    def look(self) -> None:
-        """Look for rows at once."""
-        self._rung.set()
-
-    def resume(self) -> None:
-        """Try again at once if trouble was noted: somebody has acted, since none is recorded any more."""
-        if self._noted and self._told is not None:
-            self._noted, self._failures = False, 0
-            self._rung.set()
-
-    async def run(self) -> None:
-        """Publish until told to stop. Raises only what has lost the session of the lane."""
-        while not self._stopping.is_set():
-            try:
-                await self._serve()
-                continue
-            except (LinkTaken, Fenced):
-                log.info("bridges: another dispatcher publishes %s by now", self.row.name)
-                pause_s = LEASE_S  # meanwhile the keeper finds out whether this daemon still leads
-            except BrokerTrouble as trouble:
-                pause_s = await self._fails("unreachable", str(trouble))
-            except (BrokerRefused, MessageStopped, ConfigurationError) as error:
-                pause_s = await self._fails(None, coded(str(error), error))
-            except (SourceFailed, psycopg.Error) as failed:
-                cause = failed.error if isinstance(failed, SourceFailed) else failed
-                pause_s = await self._fails("failing", f"this node's database: {primary_message(cause)}")
-            except Exception as error:
-                if self._receiving.is_lost:
-                    raise
-                log.exception("bridges: publishing %s failed", self.row.name)
-                pause_s = await self._fails("failing", f"{type(error).__name__}: see the log of the dispatcher")
-            if not self._stopping.is_set():
-                await heard(self._rung, pause_s)
-            self._rung.clear()
+    def _noting_well(self) -> Operation[object]:
+        return noting_published(self._schema, self.row.link)
 
     async def _serve(self) -> None:
         """Publish for as long as one session here and one publisher last."""
@@ -193,7 +136,7 @@ class Publishing:
         records = []
         for message in messages:
             is_expired = message.expires_at is not None and message.expires_at <= now
-            if message.kind != MARK and message.sent_clock > mark and not is_expired:
+            if not message.is_mark and message.sent_clock > mark and not is_expired:
                 try:
                     records.append(record_of(message, self.row.settings.form, self._sender))
                 except Unencodable as error:
@@ -209,26 +152,6 @@ class Publishing:
             took_s = time.monotonic() - began
             events.emit(events.MessagesPublished(self._schema, self.row.name, len(records), took_s))
 
-    async def _waiting(self, publisher: Publisher, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, which waits for the broker; note it if that takes long, and end it on a stop."""
-        task = asyncio.create_task(work)
-        stopped = asyncio.create_task(self._stopping.wait())
-        began = time.monotonic()
-        try:
-            while not task.done():
-                await asyncio.wait([task, stopped], timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
-                if stopped.done() and not task.done():
-                    await publisher.close()
-                    await asyncio.wait([task])
-                elif not task.done():
-                    why = publisher.trouble or "the broker has not answered"
-                    await self._note("unreachable", why, time.monotonic() - began)
-            return task.result()
-        finally:
-            stopped.cancel()
-            if not task.done():
-                task.cancel()
-
     async def _acknowledge(self, source: Source, run: UUID, seq: int) -> None:
         if not await source.ask(acknowledging(self._schema, self.row.link, run, seq)):
             raise LinkTaken("another dispatcher has the link now")
@@ -237,7 +160,7 @@ class Publishing:
         """Do with a message that cannot be published what the bridge says; return the new position."""
         why = f"bridge {self.row.name}: {coded(str(error), error)}"
         if self.row.settings.on_failure == "stop":
-            raise MessageStopped(
+            raise BridgeStopped(
                 f"row {seq} cannot be published: {error} To leave such messages out: mailroom bridge out "
                 f"{self.row.name} ... --on-failure skip",
                 code=error.code,
@@ -256,38 +179,6 @@ class Publishing:
         await self._waiting(publisher, publisher.keep())
         await source.ask(noting_marked(self._schema, self.row.link))
         self._marked_at = datetime.now(UTC)
-
-    async def _goes_well(self) -> None:
-        self._failures = 0
-        if self._told is not None:
-            log.info("bridges: %s is published again", self.row.name)
-            self._told = None
-        if self._noted:
-            await self._receiving.transaction(noting_published(self._schema, self.row.link))
-            self._noted = False
-
-    async def _fails(self, trouble: OutTrouble | None, why: str) -> float:
-        """Note that nothing is published, and why; return for how long to pause."""
-        if not self._failures:
-            self._failed_at = time.monotonic()
-        self._failures += 1
-        await self._note(trouble, why, time.monotonic() - self._failed_at)
-        return backoff.pause_s(self._failures, LONGEST_STOP_S if trouble is None else LONGEST_PAUSE_S)
-
-    async def _note(self, trouble: OutTrouble | None, why: str, for_s: float) -> None:
-        if self._told != why and not self._stopping.is_set():
-            level = logging.ERROR if trouble is None else logging.WARNING
-            log.log(level, "bridges: %s is not published: %s", self.row.name, why)
-            self._told = why
-        if trouble is not None and for_s < PATIENCE_S:
-            return
-        self._noted = True
-        try:
-            await self._receiving.transaction(noting_trouble(self._schema, self.row.link, trouble, why, for_s))
-        except psycopg.Error:
-            if self._receiving.is_lost:
-                raise
-            log.warning("bridges: the trouble of %s could not be noted", self.row.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,44 +1,61 @@
 """`mailroom bridge`."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from typing import cast, get_args
 
 import click
 
-from dispatcher.bridges.brokers import publisher_of
+from dispatcher.bridges.brokers import publisher_of, source_of
+from mailroom.bridges.arrival import Decoding, Intake
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.environment import variables
+from mailroom.bridges.into import InRow, reading_ins
 from mailroom.bridges.out import OutRow, finding_out, reading_outs
-from mailroom.bridges.publisher import BrokerTrouble
+from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble
 from mailroom.bridges.record import Encoding, Form, Format, Record
-from mailroom.bridges.settings import OnFailure, OutSettings
-from mailroom.bridges.states import BridgeStates, OutState
+from mailroom.bridges.settings import InSettings, OnFailure, OutSettings, Start
+from mailroom.bridges.source import BrokerPosition
+from mailroom.bridges.states import BridgeStates, InState, OutState
 from mailroom.bridges.waiting import LIMIT
 from mailroom.cli.acting import acting, answering, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, duration, facts, one_line, say, shown, table, working
-from mailroom.cli.parameters import NODE, PATTERN, seconds
-from mailroom.errors import ConfigurationError, ConnectionFailed
+from mailroom.cli.parameters import NODE, PATTERN, checked, seconds
+from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.links.readers import MAX_ROWS
+from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 
 TEST_S = 10.0
 
 
+def place(text: str) -> BrokerPosition:
+    """Return the place that a text names: TOPIC/PART=OFFSET."""
+    found = re.fullmatch(r"(.+)/(\d{1,9})=(\d{1,18})", text, re.ASCII)
+    if found is None:
+        raise ConfigurationError(f"{text!r} is no place: give TOPIC/PART=OFFSET.", code="MR-invalid-argument")
+    return BrokerPosition(found[1], int(found[2]), int(found[3]))
+
+
+PLACE = checked(place)
+
+
 @click.group(cls=Group)
 def bridge() -> None:
-    """Publish messages of this node to another broker, such as Kafka.
+    """Publish messages to another broker, such as Kafka, and take in messages from one.
 
-    A bridge is a link whose reader is a broker: what it subscribes to is stamped for it, waits in the database however
-    long the broker is away, and is published in order by the dispatcher. Passwords and other options of the broker's
-    client come from the dispatcher's environment (MAILROOM_BRIDGE_<NAME>_...); none is stored here.
+    A bridge out of a node is a link whose reader is a broker: what it subscribes to is stamped for it, waits in the
+    database however long the broker is away, and is published in order by the dispatcher. A bridge into a node is an
+    origin whose source is a broker: inboxes subscribe to its topics with --origin NAME. Passwords and other options of
+    the broker's client come from the dispatcher's environment (MAILROOM_BRIDGE_<NAME>_...); none is stored here.
 
     \b
     Example:
       mailroom bridge out orders --kafka localhost:9092 --topic shop.orders --subscribe 'order.#'
-      mailroom bridge test orders
+      mailroom bridge in stock --kafka localhost:9092 --from stock.levels
       mailroom bridge status
     """
 
@@ -120,9 +137,7 @@ def out(
       mailroom bridge out ledger --kafka k1:9092,k2:9092 --topic ledger --exactly-once --encode cbor
       mailroom bridge out cdc --kafka localhost:9092 --format debezium --tombstones --on-failure skip
     """
-    if (kafka is None) == (own is None):
-        raise ConfigurationError("Name one broker: --kafka HOST:PORT, or --broker.", code="MR-arguments-conflict")
-    broker, address = ("kafka", kafka) if kafka is not None else cast("tuple[str, str]", own)
+    broker, address = _broker(kafka, own)
     form = Form(topic, format, encode, tombstones)
     if exactly_once and mark_topic is None and "{topic}" not in form.topic:
         mark_topic = form.topic
@@ -135,7 +150,88 @@ def out(
         document({"bridge": name, "is_new": is_new})
         return
     say(f"The bridge {name} {'publishes' if is_new else 'is changed. It publishes'} to {broker} at {address}.")
-    say(f"Options and passwords: {variables(name)}... where the dispatcher runs. To try it: mailroom bridge test {name}")
+    _tell_options(name)
+
+
+@bridge.command("in")
+@click.argument("name", metavar="NAME", type=NODE)
+@click.option("--kafka", metavar="HOST:PORT[,...]", help="Take in from Kafka; some of its servers.")
+@click.option(
+    "--broker",
+    "own",
+    nargs=2,
+    metavar="MODULE:CLASS ADDRESS",
+    help="Take in from another broker, by a class of your own that is a RecordSource.",
+)
+@click.option("--from", "sources", metavar="TOPIC[,...]", required=True, help="The topics at the broker.")
+@click.option(
+    "--as-topic",
+    metavar="TEMPLATE",
+    help="The topic of the messages; {topic} stands for the broker's. [what the record says, else the broker's]",
+)
+@click.option(
+    "--key",
+    metavar="WHERE",
+    default="record",
+    show_default=True,
+    help="Where the key is: record, header:NAME, or path:FIELD.FIELD in a value.",
+)
+@click.option(
+    "--decode", type=click.Choice(get_args(Decoding)), default="auto", show_default=True, help="What values are."
+)
+@click.option(
+    "--start",
+    type=click.Choice(get_args(Start)),
+    default="earliest",
+    show_default=True,
+    help="Where to begin: with the first record there, or with what comes from now on.",
+)
+@click.option(
+    "--on-failure",
+    type=click.Choice(get_args(OnFailure)),
+    default="skip",
+    show_default=True,
+    help="What to do about a record that is no message: move it to dead_letter, or stop until somebody acts.",
+)
+@answering
+@pass_call
+def into(
+    call: Call, name: str, kafka: str | None, own: tuple[str, str] | None, sources: str, as_topic: str | None, key: str,
+    decode: Decoding, start: Start, on_failure: OnFailure, actor: str, why: str | None,
+) -> None:  # fmt: skip
+    """Take in messages from a broker, by the bridge NAME; or change that bridge.
+
+    `mailroom dispatcher run` reads the topics from where this node's database says. Each message enters each inbox that
+    subscribes to its topic with --origin NAME once, in the order of its partition.
+
+    \b
+    Examples:
+      mailroom bridge in stock --kafka localhost:9092 --from stock.levels
+      mailroom inbox subscribe reorder stock.levels --origin stock
+      mailroom bridge in cdc --kafka localhost:9092 --from outbox.event.order --as-topic 'cdc.{topic}' --key path:id
+    """
+    broker, address = _broker(kafka, own)
+    topics = tuple(topic.strip() for topic in sources.split(",") if topic.strip())
+    settings = InSettings(broker, address, topics, Intake(as_topic, key, decode), start, on_failure)
+    with call.connection("bridge in") as connection:
+        is_new = Bridges(schema=call.schema).into(connection, name, settings, actor=actor, why=why)
+    if call.json:
+        document({"bridge": name, "is_new": is_new})
+        return
+    say(f"The bridge {name} {'takes' if is_new else 'is changed. It takes'} in from {broker} at {address}.")
+    say(f"Inboxes get its messages with: mailroom inbox subscribe INBOX TOPIC --origin {name}")
+    _tell_options(name)
+
+
+def _broker(kafka: str | None, own: tuple[str, str] | None) -> tuple[str, str]:
+    if (kafka is None) == (own is None):
+        raise ConfigurationError("Name one broker: --kafka HOST:PORT, or --broker.", code="MR-arguments-conflict")
+    return ("kafka", kafka) if kafka is not None else cast("tuple[str, str]", own)
+
+
+def _tell_options(name: str) -> None:
+    say(f"Its options and passwords: {variables(name)}... where the dispatcher runs.")
+    say(f"To try it: mailroom bridge test {name}")
 
 
 @bridge.command()
@@ -157,29 +253,46 @@ def status(call: Call) -> None:
         document(found)
     else:
         show_states(found)
-    click.get_current_context().exit(0 if all(each.state == "open" for each in found.out) else 1)
+    well = all(each.state == "open" for each in found.out) and all(each.flows for each in found.into)
+    click.get_current_context().exit(0 if well else 1)
 
 
 def show_states(found: BridgeStates) -> None:
     """Print the bridges of a node."""
-    if not found.out:
+    if found.out:
+        columns: tuple[str, ...] = ("bridge out", "broker", "state", "backlog", "lag", "row", "topics")
+        table(columns, map(_out_row, found.out), numbers=("backlog", "lag", "row"))
+    else:
         say("This node publishes to no broker: mailroom bridge out NAME --kafka HOST:PORT")
-        return
-    columns = ("bridge", "broker", "state", "backlog", "lag", "row", "topics")
-    table(columns, map(_row, found.out), numbers=("backlog", "lag", "row"))
-    if troubles := [(each.name, _trouble(each)) for each in found.out if each.why is not None]:
+    say("")
+    if found.into:
+        columns = ("bridge in", "broker", "state", "received", "at", "topics")
+        table(columns, map(_in_row, found.into), numbers=("received",))
+    else:
+        say("This node takes in from no broker: mailroom bridge in NAME --kafka HOST:PORT --from TOPIC")
+    each_way: list[OutState | InState] = [*found.out, *found.into]
+    if troubles := [(each.name, _trouble(each)) for each in each_way if each.why is not None]:
         say("")
         facts(troubles)
 
 
-def _row(each: OutState) -> tuple[object, ...]:
-    broker = f"{each.settings.broker} {each.settings.address}{', exactly once' if each.settings.exactly_once else ''}"
+def _out_row(each: OutState) -> tuple[object, ...]:
+    exactly_once = ", exactly once" if each.settings.exactly_once else ""
     return (
-        each.name, broker, each.state, each.backlog, duration(each.lag_s), str(each.acked), "\n".join(each.topics),
+        each.name, f"{each.settings.broker} {each.settings.address}{exactly_once}", each.state, each.backlog,
+        duration(each.lag_s), str(each.acked), "\n".join(each.topics),
     )  # fmt: skip
 
 
-def _trouble(each: OutState) -> str:
+def _in_row(each: InState) -> tuple[object, ...]:
+    at = "\n".join(f"{place.topic}/{place.part}={place.next}" for place in each.positions) or "nowhere yet"
+    return (
+        each.name, f"{each.settings.broker} {each.settings.address}", each.state, each.received, at,
+        "\n".join(each.topics) or "none",
+    )  # fmt: skip
+
+
+def _trouble(each: OutState | InState) -> str:
     since = "" if each.since is None else f" since {shown(each.since)}"
     return f"{each.state}{since}: {each.why}"
 
@@ -197,8 +310,9 @@ def test(call: Call, name: str) -> None:
       mailroom bridge test orders
     """
     with call.connection("bridge test") as connection:
-        row = run(connection, finding_out(call.schema, name))
+        row = run(connection, _finding(call.schema, name))
         names = [each.name for each in run(connection, reading_outs(call.schema))]
+        names += [each.name for each in run(connection, reading_ins(call.schema))]
     asyncio.run(_try(row, names))
     if call.json:
         document({"bridge": name, "reached": True})
@@ -206,15 +320,23 @@ def test(call: Call, name: str) -> None:
         say(f"{row.settings.broker} at {row.settings.address} is reached.")
 
 
-async def _try(row: OutRow, names: list[str]) -> None:
-    publisher = publisher_of(row, names)()
+def _finding(schema: str, name: str) -> Operation[OutRow | InRow]:
+    if rows := (yield from reading_ins(schema, name)):
+        return rows[0]
+    return (yield from finding_out(schema, name))
+
+
+async def _try(row: OutRow | InRow, names: list[str]) -> None:
+    client = source_of(row, names)() if isinstance(row, InRow) else publisher_of(row, names)()
     try:
-        await asyncio.wait_for(publisher.open(), TEST_S)
+        await asyncio.wait_for(client.open(), TEST_S)
     except (TimeoutError, BrokerTrouble) as error:
-        why = publisher.trouble or str(error) or f"no answer within {TEST_S:.0f} s"
+        why = client.trouble or str(error) or f"no answer within {TEST_S:.0f} s"
         raise ConnectionFailed(f"{row.settings.address} is not reached: {why}") from None
+    except BrokerRefused as error:
+        raise MailroomError(str(error), code=error.code) from None
     finally:
-        await publisher.close()
+        await client.close()
 
 
 @bridge.command("show")
@@ -289,21 +411,30 @@ def cut(call: Call, name: str, dry_run: bool, actor: str, why: str | None) -> No
 
 @bridge.command()
 @click.argument("name", metavar="NAME", type=NODE)
+@click.option(
+    "--at",
+    metavar="TOPIC/PART=OFFSET",
+    type=PLACE,
+    help="Let a bridge into this node go on there in that partition, whatever was read.",
+)
 @answering
 @pass_call
-def resume(call: Call, name: str, actor: str, why: str | None) -> None:
+def resume(call: Call, name: str, at: BrokerPosition | None, actor: str, why: str | None) -> None:
     """Try the stopped bridge NAME again at once; it is tried by itself too, at least every 30 s.
 
+    With --at, what lies between is never taken in, or is taken in again with the same message ids.
+
     \b
-    Example:
+    Examples:
       mailroom bridge resume orders --why "the topic is there now"
+      mailroom bridge resume stock --at stock.levels/0=150 --why "the broker has lost what was before"
     """
     with call.connection("bridge resume") as connection:
-        was = Bridges(schema=call.schema).resume(connection, name, actor=actor, why=why)
+        was = Bridges(schema=call.schema).resume(connection, name, at=at, actor=actor, why=why)
     if call.json:
         document({"bridge": name, "resumed": was})
     else:
-        say(f"The bridge {name} is tried again." if was else f"Nothing was wrong with the bridge {name}.")
+        say(f"The bridge {name} is tried again." if was or at else f"Nothing was wrong with the bridge {name}.")
 
 
 @bridge.command()

@@ -101,7 +101,8 @@ class LinksLane(Leading):
     """The lane that receives what other nodes have stamped for this one; see `Leading`.
 
     `poll_interval_s` is the longest a message waits at its source if every notification is lost. `on_filled` is called
-    with the inboxes that got messages. `beside` goes on while the lane leads.
+    with the inboxes that got messages. `beside` makes what goes on while the lane leads, of the node's home and of what
+    is called with each reception.
     """
 
     _role = "links"
@@ -116,10 +117,10 @@ class LinksLane(Leading):
         poll_interval_s: float = POLL_INTERVAL_S,
         room: Room | None = None,
         on_filled: Callable[[list[str]], None] | None = None,
-        beside: Callable[[Home], Beside] | None = None,
+        beside: Callable[[Home, Callable[[Reception], None]], Beside] | None = None,
     ) -> None:
         super().__init__(dsn, schema)
-        self._beside = None if beside is None else beside(self._home)
+        self._beside = None if beside is None else beside(self._home, self._received)
         self._on_filled = on_filled
         self._poll_interval_s = poll_interval_s
         self._room = room or Room()

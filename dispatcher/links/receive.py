@@ -240,9 +240,7 @@ def _receive(*, spread: str = "", read: str = "", sender: str, letter: str, told
     )
 
 
-RECEIVE = _receive(
-    sender="(SELECT id FROM source)", letter="stage, reason", told="'receive', coalesce(reason, {why})"
-)
+RECEIVE = _receive(sender="(SELECT id FROM source)", letter="stage, reason", told="'receive', coalesce(reason, {why})")
 # From a broker, where messages of several nodes may stand in one log, and others that no node has sent. What cannot be
 # decoded has a reason.
 TAKE_IN = _receive(

@@ -29,7 +29,7 @@ from mailroom.bridges.record import CONTENT_TYPE, checked_template, fill, is_res
 from mailroom.errors import ConfigurationError, DecodeError, EncodeError, InvalidMessage, MailroomError
 from mailroom.message.headers import as_json, checked
 from mailroom.message.outgoing import aware
-from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, MAX_VALUE_BYTES, key_text, shown, topic_name
+from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, MAX_VALUE_BYTES, TOPIC, key_text, shown, topic_name
 from mailroom.numbers import MAX_INT64
 
 T = TypeVar("T")
@@ -62,7 +62,10 @@ class _Unfit(Exception):
 
 @dataclass(slots=True)
 class Arrived:
-    """A record as it lies at the broker: at `offset` of a `part` of its `topic`, since `at` (aware) if known."""
+    """A record as it lies at the broker: at `offset` of a `part` of its `topic`, since `at` (aware) if known.
+
+    `leader_epoch` is that of the partition's leader when it was written, where the broker has such epochs.
+    """
 
     topic: str
     part: int
@@ -71,6 +74,7 @@ class Arrived:
     value: bytes | None = field(repr=False)
     headers: Sequence[tuple[str, bytes | None]] = field(repr=False)
     at: datetime | None
+    leader_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,16 @@ def incoming(record: Arrived, how: Intake, place: str) -> Incoming:
     except _Unfit as fault:
         at = f"{record.topic}[{record.part}]@{record.offset}"
         raise Undecodable(f"The record at {at} of {place} is no message: {fault}.") from None
+
+
+def undecoded(record: Arrived, place: str) -> Incoming:
+    """Return what is kept of a record that is no message: its value as bytes, under its topic if that can be one."""
+    raw = record.value if record.value is not None and len(record.value) <= MAX_VALUE_BYTES - 16 else None
+    message_id = uuid5(MADE_HERE, json.dumps([place, record.topic, record.part, record.offset]))
+    topic = record.topic if TOPIC.match(record.topic) else "undecodable"
+    at = _in_range(record.at)
+    key, value = str(message_id), NULL if raw is None else codec.encode(raw)
+    return Incoming(message_id, topic, key, "M", "U", None, value, None, None, None, at, None, None, None)
 
 
 def _incoming(record: Arrived, how: Intake, place: str) -> Incoming:

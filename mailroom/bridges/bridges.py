@@ -1,11 +1,13 @@
-"""Bridges as users handle them: to which brokers this node publishes."""
+"""Bridges as users handle them: to which brokers this node publishes, and from which it takes in."""
 
+from mailroom.bridges.into import bridging_in, reading_ins, removing_in, resuming_in
 from mailroom.bridges.out import bridging_out, finding_out, resuming_out
 from mailroom.bridges.record import Record
-from mailroom.bridges.settings import OutSettings
+from mailroom.bridges.settings import InSettings, OutSettings
+from mailroom.bridges.source import BrokerPosition
 from mailroom.bridges.states import BridgeStates, reading_bridges
 from mailroom.bridges.waiting import LIMIT, waiting_records
-from mailroom.errors import UnknownBridge
+from mailroom.errors import ConfigurationError, UnknownBridge
 from mailroom.links.readers import removing_reader
 from mailroom.links.resume import cutting
 from mailroom.names import DEFAULT_SCHEMA, node_name, schema_name
@@ -53,6 +55,14 @@ class _Operations:
             )
         )
 
+    def _into(self, name: str, settings: InSettings, *, actor: str, why: str | None = None) -> Operation[bool]:
+        """Take in messages from a broker, by a bridge of this name; return whether it is new.
+
+        Inboxes get them if they subscribe with the bridge's name as `origin`. If there is such a bridge already, the
+        settings replace its own; the broker cannot be changed. An inbox in total order cannot subscribe to a bridge.
+        """
+        return (yield from bridging_in(self.schema, name, settings, actor=actor, why=why))
+
     def _status(self) -> Operation[BridgeStates]:
         """Return the state of the bridges."""
         return (yield from reading_bridges(self.schema))
@@ -71,22 +81,40 @@ class _Operations:
         A cut bridge cannot go on: remove it, and make it again. The dispatcher deletes the rows.
         """
         yield from self._begin(name, actor, why)
+        if (yield from reading_ins(self.schema, name)):
+            raise ConfigurationError(
+                f"{name} is a bridge into this node, for which nothing is stamped.", code="MR-bridge-settings"
+            )
         return (yield from cutting(self.schema, name, actor=actor, why=why, dry_run=dry_run))
 
-    def _resume(self, name: str, *, actor: str, why: str | None = None) -> Operation[bool]:
+    def _resume(
+        self, name: str, *, actor: str, at: BrokerPosition | None = None, why: str | None = None
+    ) -> Operation[bool]:
         """Let a dispatcher try a stopped bridge at once; return whether it was stopped or failing.
 
-        It is tried again by itself too, at least every 30 s.
+        It is tried again by itself too, at least every 30 s. With `at` a bridge into this node goes on there in that
+        partition, whatever was read: what lies between is taken in again, or never.
         """
         yield from self._begin(name, actor, why)
+        rows = yield from reading_ins(self.schema, name)
+        if rows:
+            return (yield from resuming_in(self.schema, rows[0], at, actor=actor, why=why))
+        if at is not None:
+            raise ConfigurationError(
+                f"{name} is a bridge out of this node, and has no position at the broker.", code="MR-bridge-settings"
+            )
         return (yield from resuming_out(self.schema, name, actor=actor, why=why))
 
     def _remove(self, name: str, *, actor: str, why: str | None = None, dry_run: bool = False) -> Operation[int]:
         """Remove a bridge, and give up what waits for it; return how many messages that are.
 
-        What it has published stays at the broker. A bridge that is made again has another link.
+        What it has published stays at the broker, and what it has taken in stays in inboxes. One that is made again
+        begins anew: it takes in again what is still at the broker, with the same message ids.
         """
         yield from self._begin(name, actor, why)
+        if rows := (yield from reading_ins(self.schema, name)):
+            yield from removing_in(self.schema, rows[0], actor=actor, why=why, dry_run=dry_run)
+            return 0
         return (yield from removing_reader(self.schema, name, actor=actor, why=why, dry_run=dry_run))
 
     def _begin(self, name: str, actor: str, why: str | None) -> Operation[None]:
@@ -94,8 +122,8 @@ class _Operations:
         node_name(name)
         yield IN_TRANSACTION
         states = yield from reading_bridges(self.schema)
-        if not any(each.name == name for each in states.out):
-            raise UnknownBridge(f"There is no bridge {name} out of this node. See: mailroom bridge status")
+        if name not in {*(each.name for each in states.out), *(each.name for each in states.into)}:
+            raise UnknownBridge(f"This node has no bridge {name}. See: mailroom bridge status")
 
 
 class Bridges(_Operations):
@@ -110,6 +138,7 @@ class Bridges(_Operations):
     """
 
     out = on_connection(_Operations._out)
+    into = on_connection(_Operations._into)
     status = on_connection(_Operations._status)
     waiting = on_connection(_Operations._waiting)
     cut = on_connection(_Operations._cut)
@@ -121,6 +150,7 @@ class AsyncBridges(_Operations):
     """`Bridges` for async connections: psycopg `AsyncConnection`, SQLAlchemy `AsyncConnection` and `AsyncSession`."""
 
     out = on_async_connection(_Operations._out)
+    into = on_async_connection(_Operations._into)
     status = on_async_connection(_Operations._status)
     waiting = on_async_connection(_Operations._waiting)
     cut = on_async_connection(_Operations._cut)

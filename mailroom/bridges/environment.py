@@ -19,9 +19,7 @@ def variables(name: str) -> str:
     return f"{PREFIX}{re.sub(r'[^A-Z0-9]', '_', name.upper())}_"
 
 
-def reading_options(
-    name: str, names: Collection[str], environment: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def reading_options(name: str, names: Collection[str], environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the options of the bridge `name`, by the rest of the variable in lower case.
 
     `names` are all bridges of the node: a variable belongs to the one with the longest name that fits. Raises

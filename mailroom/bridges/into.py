@@ -46,9 +46,7 @@ RETURNING (SELECT is_new FROM made)
 )
 
 
-def bridging_in(
-    schema: str, name: str, settings: InSettings, *, actor: str, why: str | None
-) -> Operation[bool]:
+def bridging_in(schema: str, name: str, settings: InSettings, *, actor: str, why: str | None) -> Operation[bool]:
     """`Bridges.into` as an operation."""
     check_actor(actor, why)
     node_name(name)
@@ -95,14 +93,15 @@ INS = Sql(
     """
 SELECT o.number, o.name, b.settings::text, n.id, o.why IS NULL
 FROM {schema}.bridge_in AS b JOIN {schema}.origin AS o ON o.number = b.origin CROSS JOIN {schema}.node AS n
-WHERE o.state <> 'excluded' AND (%(name)s::text IS NULL OR o.name = %(name)s::text) ORDER BY o.number
+WHERE (o.state <> 'excluded' OR %(name)s::text IS NOT NULL) AND (%(name)s::text IS NULL OR o.name = %(name)s::text)
+ORDER BY o.number
 """,
     columns=("bigint", "text", "text", "uuid", "boolean"),
 )
 
 
 def reading_ins(schema: str, name: str | None = None) -> Operation[list[InRow]]:
-    """Return the bridges into a node; with `name` only that one."""
+    """Return the bridges into a node that are not excluded; with `name` only that one, whatever its state."""
     return [
         InRow(origin, name, InSettings.of(settings), *others)
         for origin, name, settings, *others in (yield INS.at(schema=schema)(name=name))
@@ -198,7 +197,7 @@ def moving_position(
     moves: Sequence[tuple[BrokerPosition, BrokerPosition]],
     marks: Mapping[Mark, int],
 ) -> Operation[None]:
-    """Move positions, each from one to the other, and set marks, in the transaction that receives. Raises `Overtaken`."""
+    """Move positions, each from one to the other, and set marks, with what is received. Raises `Overtaken`."""
     [(moved,)] = yield MOVE.at(schema=schema)(
         origin=origin,
         topics=[before.topic for before, _ in moves],
@@ -238,9 +237,7 @@ WHERE number = %(origin)s::bigint AND state <> 'excluded' AND why IS NOT NULL RE
 )
 
 
-def resuming_in(
-    schema: str, row: InRow, at: BrokerPosition | None, *, actor: str, why: str | None
-) -> Operation[bool]:
+def resuming_in(schema: str, row: InRow, at: BrokerPosition | None, *, actor: str, why: str | None) -> Operation[bool]:
     """`Bridges.resume` for a bridge into this node; with `at` it goes on there in that partition."""
     yield clock.LOCK.at(schema=schema)()  # nothing is taken in meanwhile
     if at is not None:

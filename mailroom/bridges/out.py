@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, TypeAlias, cast
+from typing import cast
 from uuid import UUID
 
 from mailroom.bridges.settings import OutSettings
@@ -27,7 +27,9 @@ FROM {schema}.link AS l LEFT JOIN {schema}.bridge_out AS b ON b.link = l.number 
     columns=("text",),
 )
 # No node says hello under this name: it would have to have this id.
-BAR = Sql("UPDATE {schema}.link SET reader_id = gen_random_uuid() WHERE number = %(link)s::bigint AND reader_id IS NULL")
+BAR = Sql(
+    "UPDATE {schema}.link SET reader_id = gen_random_uuid() WHERE number = %(link)s::bigint AND reader_id IS NULL"
+)
 ADD = Sql(
     """
 INSERT INTO {schema}.bridge_out (link, settings) VALUES (%(link)s::bigint, %(settings)s::text::jsonb)
@@ -93,8 +95,8 @@ def _check_change(name: str, kept: str | None, settings: OutSettings) -> None:
 class OutRow:
     """A bridge out, as its dispatcher reads it: its link and settings, and the node that it belongs to.
 
-    What is to be published has seqs above `acked`. `marked_at` is when the mark at the broker was last set. If `is_well`,
-    no trouble is recorded.
+    What is to be published has seqs above `acked`. `marked_at` is when the mark at the broker was last set. If
+    `is_well`, no trouble is recorded.
     """
 
     link: int
@@ -145,7 +147,7 @@ FROM {schema}.node AS n WHERE l.number = %(link)s::bigint AND l.state = 'open' R
 
 
 def taking_link(schema: str, link: int, run: UUID) -> Operation[int | None]:
-    """Take the link for this run of a dispatcher; return up to which seq it is acknowledged, None if it is cut or gone."""
+    """Take the link for this run of a dispatcher; return up to which seq it is acknowledged, None for no open link."""
     rows = yield TAKE.at(schema=schema)(link=link, run=run)
     return rows[0][0] if rows else None
 
@@ -186,11 +188,13 @@ WHERE link = %(link)s::bigint AND (state <> 'open' OR why IS NOT NULL)
 """
 )
 MARKED = Sql("UPDATE {schema}.bridge_out SET marked_at = clock_timestamp() WHERE link = %(link)s::bigint")
-OutTrouble: TypeAlias = Literal["unreachable", "failing"]
 
 
-def noting_trouble(schema: str, link: int, trouble: OutTrouble | None, why: str, for_s: float) -> Operation[None]:
-    """Record why nothing is published, which has been so for so many seconds; without `trouble` it is stopped."""
+def noting_trouble(schema: str, link: int, trouble: str | None, why: str, for_s: float) -> Operation[None]:
+    """Record why nothing is published, which has been so for so many seconds.
+
+    `trouble` is unreachable or failing; None if it is stopped.
+    """
     yield NOTE.at(schema=schema)(link=link, trouble=trouble, why=why, for_s=for_s)
 
 

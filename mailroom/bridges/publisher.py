@@ -32,11 +32,11 @@ class OutBridge:
 
 
 class BrokerTrouble(Exception):
-    """Nothing can be published now. It is tried again and again; the text says why."""
+    """The broker is not reached now. It is tried again and again; the text says why."""
 
 
 class BrokerRefused(Coded):
-    """Nothing can be published before somebody acts. It is tried again, at longer intervals; the text says what to do."""
+    """Nothing can be done before somebody acts. It is tried again, at longer intervals; the text says what to do."""
 
 
 class Fenced(Exception):

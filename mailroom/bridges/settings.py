@@ -88,9 +88,7 @@ class OutSettings:
         """Read what `text` returned."""
         kept: Mapping[str, Any] = json.loads(text)
         form = Form(kept["topic"], **{name: kept[name] for name in FIELDS})
-        return cls(
-            kept["broker"], kept["address"], form, kept["exactly_once"], kept["mark_topic"], kept["on_failure"]
-        )
+        return cls(kept["broker"], kept["address"], form, kept["exactly_once"], kept["mark_topic"], kept["on_failure"])
 
 
 Start: TypeAlias = Literal["earliest", "latest"]
@@ -139,6 +137,4 @@ class InSettings:
         """Read what `text` returned."""
         kept: Mapping[str, Any] = json.loads(text)
         intake = Intake(**{name: kept[name] for name in INTAKE})
-        return cls(
-            kept["broker"], kept["address"], tuple(kept["topics"]), intake, kept["start"], kept["on_failure"]
-        )
+        return cls(kept["broker"], kept["address"], tuple(kept["topics"]), intake, kept["start"], kept["on_failure"])

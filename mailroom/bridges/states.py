@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from mailroom.bridges.settings import OutSettings
-from mailroom.links.states import reading_readers
+from mailroom.bridges.into import reading_positions
+from mailroom.bridges.settings import InSettings, OutSettings
+from mailroom.bridges.source import BrokerPosition
+from mailroom.links.states import reading_readers, reading_sources
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import Operation, Sql
 
@@ -38,10 +40,38 @@ class OutState:
 
 
 @dataclass(frozen=True, slots=True)
+class InState:
+    """A bridge into this node.
+
+    `state` is open, or nothing is taken in: `since` says since when, and `why` why and what to do. The state is then
+    unreachable or failing, which is tried again and again; stopped, which is tried again as well, and needs somebody to
+    act; or excluded by hand. `received` counts the messages that came by it, and `received_at` is when the last one
+    did, None if none came. `positions` say where it goes on at the broker. `topics` are those that inboxes here
+    subscribe to from it.
+    """
+
+    name: str
+    state: str
+    why: str | None
+    since: datetime | None
+    received: int
+    received_at: datetime | None
+    positions: tuple[BrokerPosition, ...]
+    topics: tuple[str, ...]
+    settings: InSettings
+
+    @property
+    def flows(self) -> bool:
+        """Whether it takes in, or somebody has excluded it."""
+        return self.state in ("open", "excluded")
+
+
+@dataclass(frozen=True, slots=True)
 class BridgeStates:
-    """The bridges of a node, by name: those `out` of it."""
+    """The bridges of a node, by name: those `out` of it, and those `into` it."""
 
     out: tuple[OutState, ...]
+    into: tuple[InState, ...]
 
 
 OUTS = Sql(
@@ -67,4 +97,29 @@ def reading_bridges(schema: str) -> Operation[BridgeStates]:
                 link.topics, link.commands, link.seen_at, OutSettings.of(settings), link.keep_s, link.max_rows,
             )
         )  # fmt: skip
-    return BridgeStates(tuple(found))
+    return BridgeStates(tuple(found), (yield from _reading_ins(schema)))
+
+
+INS = Sql(
+    """
+SELECT o.name, o.number, b.settings::text FROM {schema}.bridge_in AS b JOIN {schema}.origin AS o ON o.number = b.origin
+""",
+    columns=("text", "bigint", "text"),
+)
+
+
+def _reading_ins(schema: str) -> Operation[tuple[InState, ...]]:
+    bridges = {name: (origin, InSettings.of(text)) for name, origin, text in (yield INS.at(schema=schema)())}
+    found = []
+    for source in (yield from reading_sources(schema, bridges=True)):
+        if source.name not in bridges:  # added between the two statements
+            continue
+        origin, settings = bridges[source.name]
+        positions = yield from reading_positions(schema, origin)
+        found.append(
+            InState(
+                source.name, source.state, source.why, source.since, source.position, source.received_at,
+                tuple(positions), source.topics, settings,
+            )
+        )  # fmt: skip
+    return tuple(found)

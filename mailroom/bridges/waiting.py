@@ -2,7 +2,7 @@
 
 from mailroom.bridges.out import OutRow
 from mailroom.bridges.record import Record, Sender, carried, record_of
-from mailroom.links.handshake.wire import COLUMNS, GATHERED, MARK, NAMES, TYPES
+from mailroom.links.handshake.wire import COLUMNS, GATHERED, NAMES, TYPES
 from mailroom.numbers import count_or_all
 from mailroom.sql.operation import Operation, Sql
 
@@ -29,4 +29,4 @@ def waiting_records(schema: str, row: OutRow, limit: int | None) -> Operation[li
         return []
     sender = Sender(row.node_id, row.node, row.link)
     messages = carried(dict(zip(COLUMNS, columns, strict=True)))
-    return [record_of(message, row.settings.form, sender) for message in messages if message.kind != MARK]
+    return [record_of(message, row.settings.form, sender) for message in messages if not message.is_mark]

@@ -137,7 +137,7 @@ def reading_states(schema: str) -> Operation[LinkStates]:
 
 
 def reading_readers(schema: str, *, bridges: bool = False) -> Operation[tuple[ReaderState, ...]]:
-    """Return the state of the nodes that read this one, by name; or of its bridges, to which a broker is the reader."""
+    """Return the state of the nodes that read this one, by name; or of its bridges, whose reader is a broker."""
     rows = yield READERS.at(schema=schema)(bridges=bridges)
     return tuple(
         ReaderState(
@@ -158,7 +158,7 @@ def reading_readers(schema: str, *, bridges: bool = False) -> Operation[tuple[Re
 
 
 def reading_sources(schema: str, *, bridges: bool = False) -> Operation[tuple[SourceState, ...]]:
-    """Return the state of the nodes that this one reads, by name; or of its bridges, of which a broker is the source."""
+    """Return the state of the nodes that this one reads, by name; or of its bridges, whose source is a broker."""
     rows = yield SOURCES.at(schema=schema)(bridges=bridges)
     return tuple(
         SourceState(

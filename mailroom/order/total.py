@@ -141,8 +141,8 @@ def joining(schema: str, inbox: str, origin: str) -> Operation[int]:
     yield LOCK.at(schema=schema)()
     if bridges := (yield BRIDGE.at(schema=schema)(origin=origin)):
         raise NotSubscribed(
-            f"Inbox {inbox} is in total order and would wait for ever for the bridge {bridges[0][0]}: a broker shows no "
-            "clocks. Name the nodes that are read over links.",
+            f"Inbox {inbox} is in total order and would wait for ever for the bridge {bridges[0][0]}: a broker shows "
+            "no clocks. Name the nodes that are read over links.",
             code="MR-bridge-total-order",
         )
     [(clock,)] = yield CLOCK.at(schema=schema, inbox=inbox)()

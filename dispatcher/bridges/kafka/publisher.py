@@ -10,54 +10,21 @@ to the clock that it finds is not published again. Clocks and not seqs: a node t
 again, and never clocks.
 """
 
-import asyncio
-import logging
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Sequence
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from dispatcher.bridges.kafka.options import client_options, hiding
-from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, Fenced, OutBridge, RecordRefused
+from dispatcher.bridges.kafka.client import FENCED, OF_THE_RECORD, POLL_S, REFUSED, STEP_S, KafkaClient, log
+from dispatcher.bridges.kafka.options import hiding
+from mailroom.bridges.publisher import BrokerTrouble, OutBridge, RecordRefused
 from mailroom.bridges.record import Record
 from mailroom.errors import ConfigurationError
 
-log = logging.getLogger("mailroom.kafka")
-
-T = TypeVar("T")
-
-STEP_S = 2.0  # how long one call of the client may block; between two it is seen whether the publisher is closed
-POLL_S = 0.1
 ABSENT_S = 5.0  # how long a topic may take to be created by the broker itself, and how long its absence is believed
 MAX_BYTES = 1_000_000  # librdkafka's own default of message.max.bytes
 # Where the offset of a bridge's own group stands.
 MARK_PART = 0
-
-# What the broker says of one record or one topic: no trying again helps before something is changed.
-OF_THE_RECORD = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_MSG_SIZE, KafkaError.INVALID_TIMESTAMP, KafkaError.POLICY_VIOLATION,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION, KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
-    }
-)  # fmt: skip
-REFUSED = frozenset(
-    {
-        KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.UNSUPPORTED_SASL_MECHANISM,
-    }
-)  # fmt: skip
-FENCED = frozenset(
-    {
-        KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH,
-        KafkaError.TRANSACTION_COORDINATOR_FENCED,
-    }
-)  # fmt: skip
 
 
 def own_id(bridge: OutBridge) -> str:
@@ -65,29 +32,19 @@ def own_id(bridge: OutBridge) -> str:
     return f"mailroom.{bridge.node_id}.{bridge.link}"
 
 
-class KafkaPublisher:
-    """A publisher to Kafka; see `mailroom.bridges.publisher`. The client's calls block, so they have a thread."""
+class KafkaPublisher(KafkaClient):
+    """A publisher to Kafka; see `mailroom.bridges.publisher`."""
 
     def __init__(self, bridge: OutBridge) -> None:
-        given = client_options(bridge.name, bridge.options)
-        servers = {"bootstrap.servers": bridge.settings.address}
+        super().__init__(bridge.name, bridge.settings.address, bridge.options)
         self._bridge = bridge
-        self._of_the_client = {"client.id": "mailroom", "log.connection.close": "false", **given, **servers}
         self._exactly_once = bridge.settings.exactly_once
-        self._max_bytes = int(given.get("message.max.bytes", MAX_BYTES))
-        self._thread = ThreadPoolExecutor(1, "mailroom-kafka")
-        self._closed = threading.Event()
+        self._max_bytes = int(str(self._options.get("message.max.bytes", MAX_BYTES)))
         self._producer: Producer | None = None
         self._group: Consumer | None = None
-        self._error: KafkaError | None = None
         self._mark = 0
         self._topics: set[str] = set()
         self._absent: dict[str, tuple[float, str]] = {}
-
-    @property
-    def trouble(self) -> str | None:
-        """What the client has reported last."""
-        return None if self._error is None else self._text(self._error)
 
     async def open(self) -> int:
         """Connect, fence a predecessor, and read the mark."""
@@ -101,28 +58,14 @@ class KafkaPublisher:
         """Commit the mark's offset again: a group's offsets expire a week after its last commit."""
         await self._in_thread(lambda: self._publish(()))
 
-    async def close(self) -> None:
-        """Give up what is under way, and the thread."""
-        if self._closed.is_set():
-            return
-        self._closed.set()
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._drop)
-        self._thread.shutdown(wait=False)
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except KafkaException as error:
-            raise self._meaning(error.args[0]) from None
-
     # -- In the thread ------------------------------------------------------------------------------------------------
 
     def _open(self) -> int:
         self._make()
-        self._again(lambda producer: producer.list_topics(timeout=STEP_S))
+        self._again(lambda: self._going().list_topics(timeout=STEP_S))
         if not self._exactly_once:
             return 0
-        self._again(lambda producer: producer.init_transactions(STEP_S))
+        self._again(lambda: self._going().init_transactions(STEP_S))
         self._mark = max(self._mark, self._read_mark())
         return self._mark
 
@@ -133,46 +76,30 @@ class KafkaPublisher:
             else {"message.timeout.ms": "0", "enable.gapless.guarantee": "true"}
         )
         defaults = {"partitioner": "murmur2_random", "linger.ms": "1"}  # the partition that Java's clients choose
-        options = defaults | self._of_the_client | own | {"enable.idempotence": "true", "acks": "all"}
+        options = defaults | self._options | own | {"enable.idempotence": "true", "acks": "all"}
+        # Not those of a producer, which a consumer does not know.
+        others = {name: value for name, value in self._options.items() if not name.startswith("message.")}
         try:
-            self._producer = Producer(options | {"error_cb": self._note}, logger=log)
+            self._producer = Producer(options, logger=log)
             if self._exactly_once and self._group is None:
-                options = {**self._of_the_client, "group.id": own_id(self._bridge), "enable.auto.commit": "false"}
-                # Not those of a producer, which a consumer does not know.
-                known = {name: value for name, value in options.items() if not name.startswith("message.")}
-                self._group = Consumer(known | {"error_cb": self._note}, logger=log)
+                group = {"group.id": own_id(self._bridge), "enable.auto.commit": "false"}
+                self._group = Consumer(others | group, logger=log)
         except KafkaException as error:
-            text = hiding(self._of_the_client, error.args[0].str())
+            text = hiding(self._options, error.args[0].str())
             raise ConfigurationError(f"Bridge {self._bridge.name}: {text}", code="MR-bridge-options") from None
 
-    def _note(self, error: KafkaError) -> None:
-        self._error = error
-
-    def _again(self, call: Callable[[Producer], T]) -> T:
-        """Call the client until the broker has answered; what no trying again mends is raised."""
-        while True:
-            producer = self._going()
-            try:
-                done = call(producer)
-            except KafkaException as failed:
-                error = failed.args[0]
-                producer.poll(0)  # for what the callback is told of the cause
-                if self._error is not None and self._error.code() in REFUSED:
-                    raise self._meaning(self._error) from None
-                if error.fatal() or error.txn_requires_abort() or not _passes(error):
-                    raise
-                self._closed.wait(POLL_S)
-            else:
-                self._error = None
-                return done
+    def _serve_callbacks(self) -> None:
+        if self._producer is not None:
+            self._producer.poll(0)
 
     def _going(self) -> Producer:
-        if self._closed.is_set() or self._producer is None:
+        self._check_open()
+        if self._producer is None:
             raise BrokerTrouble("given up")
         return self._producer
 
     def _read_mark(self) -> int:
-        [found] = self._again(lambda _: self._consumer().committed([self._mark_at(0)], timeout=STEP_S))
+        [found] = self._again(lambda: self._consumer().committed([self._mark_at(0)], timeout=STEP_S))
         if found.error is not None:
             raise self._meaning(found.error)
         return max(0, found.offset)
@@ -226,7 +153,7 @@ class KafkaPublisher:
             raise RecordRefused(why, code="MR-bridge-record-refused")
         until = time.monotonic() + ABSENT_S
         while True:
-            found = self._again(lambda producer: producer.list_topics(topic, timeout=STEP_S)).topics[topic]
+            found = self._again(lambda: self._going().list_topics(topic, timeout=STEP_S)).topics[topic]
             if found.error is None:
                 return
             if found.error.code() in OF_THE_RECORD and time.monotonic() >= until:
@@ -242,8 +169,8 @@ class KafkaPublisher:
         self._produce(records, failed)
         mark = [self._mark_at(records[-1].clock if records else self._mark)]
         group = self._consumer().consumer_group_metadata()
-        self._again(lambda producer: producer.send_offsets_to_transaction(mark, group, STEP_S))
-        self._again(lambda producer: producer.commit_transaction(STEP_S))
+        self._again(lambda: self._going().send_offsets_to_transaction(mark, group, STEP_S))
+        self._again(lambda: self._going().commit_transaction(STEP_S))
 
     def _produce(self, records: Sequence[Record], failed: list[KafkaError]) -> None:
         """Give the records to the client, and wait until each is acknowledged, or one has failed."""
@@ -283,24 +210,3 @@ class KafkaPublisher:
         if self._closed.is_set() and self._group is not None:
             group, self._group = self._group, None
             group.close()
-
-    def _meaning(self, error: KafkaError) -> Exception:
-        text, code = self._text(error), error.code()
-        if code in FENCED:
-            return Fenced(text)
-        if code in REFUSED:
-            return BrokerRefused(f"{text}. See docs/kafka.md", code="MR-bridge-broker-refused")
-        if code in OF_THE_RECORD:
-            return RecordRefused(f"the broker refuses it: {text}.", code="MR-bridge-record-refused")
-        return BrokerTrouble(text)
-
-    def _text(self, error: KafkaError) -> str:
-        return hiding(self._of_the_client, f"{error.str()} ({error.name()})")
-
-
-def _passes(error: KafkaError) -> bool:
-    return error.retriable() or error.code() in (
-        KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE,
-        KafkaError._WAIT_COORD, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.UNSTABLE_OFFSET_COMMIT, KafkaError.CONCURRENT_TRANSACTIONS,
-    )  # fmt: skip

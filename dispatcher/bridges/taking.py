@@ -1,0 +1,228 @@
+"""Takes in what a broker has: reads it from where the database says, and receives it with its new position.
+
+One transaction moves the position, by compare-and-set, sets the marks and receives the messages. So what was read
+twice, by two dispatchers or after a crash, is received once. Records of bridges of ours come with a clock that rises
+along their link. What is not above the mark of that link has come already: a sender that repeats itself does no harm.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from dispatcher.bridges.tending import BridgeStopped, Tending, Trouble
+from dispatcher.links.at_source.bounds import Position, reading_position
+from dispatcher.links.at_source.fetch import FetchedBatch
+from dispatcher.links.receive import Reception
+from dispatcher.links.receiver import LinkStopped, Taking
+from dispatcher.links.receiving import Receiving
+from mailroom import events
+from mailroom.bridges.arrival import Arrived, Incoming, Undecodable, incoming, undecoded
+from mailroom.bridges.into import InRow, Mark, Overtaken, beginning, moving_position, reading_marks, reading_positions
+from mailroom.bridges.source import BrokerPosition, PartsChanged, PositionGone, RecordSource
+from mailroom.links.handshake.target import failing, opening, stopping
+from mailroom.links.handshake.wire import COLUMNS
+from mailroom.message.headers import as_json
+from mailroom.sql.operation import Operation
+
+log = logging.getLogger("mailroom.dispatcher")
+
+WAIT_S = 1.0
+
+
+class TakingIn(Tending):
+    """Takes in by one bridge; see `Tending`. `make` makes its sources; `on_received` is called with each reception."""
+
+    verb = "taken in"
+
+    def __init__(
+        self, row: InRow, make: Callable[[], RecordSource], schema: str, receiving: Receiving,
+        on_received: Callable[[Reception], None],
+    ) -> None:  # fmt: skip
+        super().__init__(row.name, schema, receiving)
+        self.row = row
+        self._make = make
+        self._on_received = on_received
+        self._place = ""
+        self._positions: dict[tuple[str, int], BrokerPosition] = {}
+        self._marks: dict[Mark, int] = {}
+        self._position = Position(0, None, None, 0)
+        self._told_positions: dict[tuple[str, int], BrokerPosition] = {}
+        self._read_at = time.monotonic()
+        self._refused: dict[tuple[str, int, int], str] = {}
+
+    def _noting(self, trouble: Trouble | None, why: str, for_s: float) -> Operation[object]:
+        if trouble is None:
+            return stopping(self._schema, self.row.origin, why, for_s)
+        return failing(self._schema, self.row.origin, trouble, why, for_s)
+
+    def _noting_well(self) -> Operation[object]:
+        return opening(self._schema, self.row.origin)
+
+    async def _serve(self) -> None:
+        """Take in for as long as one client of the broker lasts."""
+        source = self._make()
+        try:
+            self._place = await self._waiting(source, source.open())
+            while not self._stopping.is_set():
+                await self._begin(source)
+                try:
+                    while not self._stopping.is_set():
+                        await self._step(source)
+                except PartsChanged:
+                    log.info("bridges: %s has new partitions", self._name)
+                except PositionGone as gone:
+                    at = f"{gone.position.topic}/{gone.position.part}={gone.first}"
+                    raise BridgeStopped(
+                        f"partition {gone.position.part} of {gone.position.topic}: {gone}. To go on without them: "
+                        f"mailroom bridge resume {self._name} --at {at}",
+                        code="MR-bridge-position-gone",
+                    ) from None
+        finally:
+            await source.close()
+
+    async def _begin(self, source: RecordSource) -> None:
+        """Learn from the database where to go on, and tell the source."""
+        origin = self.row.origin
+        while True:
+            known = await self._receiving.run(reading_positions(self._schema, origin))
+            new = await self._waiting(source, source.begin(known))
+            if not new:
+                break
+            await self._receiving.transaction(beginning(self._schema, origin, new))
+        self._positions = {(each.topic, each.part): each for each in known}
+        self._marks = await self._receiving.run(reading_marks(self._schema, origin))
+        self._position = await self._receiving.run(reading_position(self._schema, origin))
+        # What was noted of the trouble before may be mended: receiving is refused while the origin is not open.
+        await self._receiving.transaction(opening(self._schema, origin))
+
+    async def _step(self, source: RecordSource) -> None:
+        records = await self._waiting(source, source.read(WAIT_S))
+        if not records and source.trouble is not None:
+            await self._note("unreachable", source.trouble, time.monotonic() - self._read_at)
+            return
+        self._read_at = time.monotonic()
+        while records:
+            records = records[await self._take(records) :]
+        if self._positions != self._told_positions:
+            await source.taken(list(self._positions.values()))
+            self._told_positions = dict(self._positions)
+        await self._goes_well()
+
+    async def _take(self, records: Sequence[Arrived]) -> int:
+        """Receive the first of these records, and move behind them; return how many."""
+        fates, stop = self._fates(records)
+        if stop is not None and not fates:
+            raise stop
+        rows = [each.message for each in fates if each.message is not None]
+        ends = [nth for nth, each in enumerate(fates) if each.message is not None]
+
+        def covered(taken: int) -> int:
+            """Return how many records are done with so many messages: up to the next message."""
+            return ends[taken] if taken < len(ends) else len(fates)
+
+        def moving(taken: int) -> Operation[None]:
+            done = covered(taken)
+            moves = [(self._positions[place], after) for place, after in _after(records[:done]).items()]
+            return moving_position(self._schema, self.row.origin, moves, _marks(fates[:done]))
+
+        taken = 0
+        if not rows:
+            await self._receiving.transaction(moving(0))
+        else:
+            reasons = [each.reason for each in fates if each.message is not None]
+            taking = Taking([each.sender for each in rows], reasons, moving)
+            try:
+                taken = await self._receive(rows, taking)
+            except LinkStopped as stopped:
+                if stopped.code != "MR-link-clock-too-high":
+                    raise
+                # Whoever may write there may say so; it must not hold up the others.
+                first = records[ends[0]]
+                self._refused[first.topic, first.part, first.offset] = "its clock is beyond what a node may have"
+                return 0
+        done = covered(taken)
+        self._positions |= _after(records[:done])
+        self._marks |= _marks(fates[:done])
+        return done
+
+    async def _receive(self, rows: Sequence[Incoming], taking: Taking) -> int:
+        """Receive some of the messages in a transaction; return how many."""
+        began = time.monotonic()
+        batch = self._batch(rows)
+        reception = await self._receiving.receive(self.row.origin, batch, self._position, taking)
+        if reception.position is None:
+            raise Overtaken(f"what was read is not received ({reception.outcome})")
+        self._position = reception.position
+        self._on_received(reception)
+        if events.heard(events.MessagesReceived):
+            counts = {name: getattr(reception, name) for name in events.MessagesReceived._fields[3:-1]}
+            took_s = time.monotonic() - began
+            events.emit(events.MessagesReceived(self._schema, self._name, reception.rows, **counts, seconds=took_s))
+        return reception.rows
+
+    def _fates(self, records: Sequence[Arrived]) -> tuple[list["_Fate"], BridgeStopped | None]:
+        """Find what each record comes to, up to one that holds the bridge up; return that error, too."""
+        fates: list[_Fate] = []
+        marks = dict(self._marks)
+        for record in records:
+            try:
+                message = self._incoming(record)
+            except Undecodable as error:
+                if self.row.settings.on_failure == "stop":
+                    return fates, BridgeStopped(
+                        f"{error} To keep such records as dead letters: mailroom bridge in {self._name} ... "
+                        "--on-failure skip",
+                        code=error.code,
+                    )
+                fates.append(_Fate(undecoded(record, self._place), str(error)))
+                continue
+            if message.sender is None or message.link is None or message.clock is None:
+                fates.append(_Fate(message))
+                continue
+            mark = (record.topic, record.part, message.sender, message.link)
+            is_repeat = message.clock <= marks.get(mark, 0)
+            marks[mark] = max(message.clock, marks.get(mark, 0))
+            fates.append(_Fate() if is_repeat else _Fate(message, None, (mark, message.clock)))
+        return fates, None
+
+    def _incoming(self, record: Arrived) -> Incoming:
+        if (why := self._refused.get((record.topic, record.part, record.offset))) is not None:
+            at = f"{record.topic}[{record.part}]@{record.offset}"
+            raise Undecodable(f"The record at {at} of {self._place} is refused: {why}.")
+        return incoming(record, self.row.settings.intake, self._place)
+
+    def _batch(self, rows: Sequence[Incoming]) -> FetchedBatch:
+        now = datetime.now(UTC)
+        columns: dict[str, list[object]] = {name: [] for name in COLUMNS}
+        for seq, row in enumerate(rows, self._position.seq + 1):
+            of_the_wire = {
+                "seq": seq, "sent_clock": row.clock or seq, "stamped_at": now, "value_json": None, "after_clock": None,
+                "headers": None if row.headers is None else as_json(row.headers), "sent_at": row.sent_at or now,
+            }  # fmt: skip
+            for name, values in columns.items():
+                values.append(of_the_wire[name] if name in of_the_wire else getattr(row, name))
+        return FetchedBatch(len(rows), dict(columns))
+
+
+@dataclass(frozen=True, slots=True)
+class _Fate:
+    """What a record comes to: a `message`, None for a repeat; its `reason` if it is dead; the `mark` that it sets."""
+
+    message: Incoming | None = None
+    reason: str | None = None
+    mark: tuple[Mark, int] | None = None
+
+
+def _marks(fates: Sequence[_Fate]) -> dict[Mark, int]:
+    """Return the marks behind these records."""
+    return dict(each.mark for each in fates if each.mark is not None)
+
+
+def _after(records: Sequence[Arrived]) -> dict[tuple[str, int], BrokerPosition]:
+    """Return the positions behind these records."""
+    return {
+        (each.topic, each.part): BrokerPosition(each.topic, each.part, each.offset + 1, each.leader_epoch)
+        for each in records
+    }
