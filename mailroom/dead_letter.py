@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from uuid import UUID
 
 from mailroom import codec, locks
-from mailroom.errors import ConfigurationError, DecodeError, InvalidMessage, UnknownInbox
+from mailroom.errors import ConfigurationError, DecodeError, InvalidMessage, UnknownBridge, UnknownInbox
 from mailroom.message.answer import ASKS, Undone, answering_undone
 from mailroom.message.columns import MESSAGE, MESSAGE_PARTS, PARTS, listed
 from mailroom.message.executable import NAMES, unwired
@@ -36,7 +36,7 @@ __all__ = [
 
 log = logging.getLogger("mailroom.choice")
 
-Stage: TypeAlias = Literal["deliver", "reap", "execute", "receive", "order"]
+Stage: TypeAlias = Literal["deliver", "reap", "execute", "receive", "order", "publish", "take in"]
 Change: TypeAlias = Callable[
     [list[Row]], Operation[str]
 ]  # changes the rows and returns the action's name for the audit
@@ -49,7 +49,9 @@ class DeadLetter:
     `stage` says where it failed. `deliver`: no inbox got it. `reap`: only `inbox` skipped it, where it had the clock
     `clock` and was tried `attempts` times; other inboxes have their own copies. `execute`: it is an executable that
     could not be applied; its `topic` is target and operation, such as store.put. `receive`: it came from another
-    node, and no inbox got it. `order`: it came from another node too late for the total order of `inbox`.
+    node, and no inbox got it. `order`: it came from another node too late for the total order of `inbox`. `publish`:
+    the broker of the `bridge` refused it. `take in`: it came by the `bridge`, and no inbox got it; or it is a record
+    that is no message, and its value is the record's, as bytes.
     """
 
     id: int
@@ -66,6 +68,7 @@ class DeadLetter:
     source: str | None
     sent_at: datetime
     expires_at: datetime | None
+    bridge: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +96,11 @@ CHOSEN = """
     ORDER BY id LIMIT %(limit)s::bigint"""
 FIELDS = (
     "id, failed_at, stage, reason, inbox, clock, attempts::bigint, message_id, topic, key, kind::text, source, "
-    "sent_at, expires_at"
+    "sent_at, expires_at, bridge"
 )
 TYPES = (
     *("bigint", "timestamptz", "text", "text", "text", "bigint", "bigint", "uuid", "text", "text", "text", "text"),
-    *("timestamptz", "timestamptz"),
+    *("timestamptz", "timestamptz", "text"),
 )
 
 FIND = Sql(
@@ -162,13 +165,15 @@ SELECT setval('{schema}.clock'::regclass, (SELECT max(clock) FROM stamped)),
     message=MESSAGE,
     channel=locks.channel("partition"),
 )
-# Of one other node: routed by the subscriptions to it as they are now, with new clocks here. What nobody wants dies
-# again. A total inbox gets none: it would stand in another place than on other nodes.
+# Of one other node, or of one bridge: routed by the subscriptions to it as they are now, with new clocks here. What
+# nobody wants dies again. A total inbox gets none: it would stand in another place than on other nodes.
 RECEIVE_AGAIN = Sql(
     """
 WITH gone AS (
     DELETE FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) RETURNING id, origin, sent_clock, {message}),
-source AS MATERIALIZED (SELECT name FROM {schema}.origin WHERE id = %(origin)s::uuid),
+source AS MATERIALIZED (
+    SELECT name FROM {schema}.origin
+    WHERE CASE WHEN %(bridge)s::text IS NULL THEN id = %(origin)s::uuid ELSE name = %(bridge)s::text END),
 {route},
 reach AS MATERIALIZED (
     SELECT g.id, g.kind, pg_catalog.count(r.inbox) FILTER (WHERE NOT is_total) AS inboxes,
@@ -188,8 +193,8 @@ placed AS (
     WHERE outcome = 'delivered' AND NOT is_total AND sent_clock > {gets_since} ORDER BY r.inbox, key, clock
     RETURNING inbox),
 dead AS (
-    INSERT INTO {schema}.dead_letter (stage, reason, origin, sent_clock, {message})
-    SELECT 'receive', CASE WHEN kind = 'C' AND receivers > 1
+    INSERT INTO {schema}.dead_letter (stage, bridge, reason, origin, sent_clock, {message})
+    SELECT CASE WHEN %(bridge)s::text IS NULL THEN 'receive' ELSE 'take in' END, %(bridge)s::text, CASE WHEN kind = 'C' AND receivers > 1
                            THEN pg_catalog.format('a command needs exactly one inbox, its topic has %%s', receivers)
                            WHEN receivers > 0 THEN 'only inboxes in total order get this topic: send it anew'
                            ELSE 'no inbox gets this topic of that node' END, origin, sent_clock, {message}
@@ -208,9 +213,37 @@ SELECT setval('{schema}.clock'::regclass, (SELECT max(clock) FROM stamped)),
     channel=locks.channel("partition"),
 )
 ORIGINS = Sql(
-    "SELECT origin, pg_catalog.array_agg(id ORDER BY id) FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) "
-    "GROUP BY origin ORDER BY min(id)",
-    columns=("uuid", "bigint[]"),
+    "SELECT origin, bridge, pg_catalog.array_agg(id ORDER BY id) FROM {schema}.dead_letter "
+    "WHERE id = ANY(%(ids)s::bigint[]) GROUP BY origin, bridge ORDER BY min(id)",
+    columns=("uuid", "text", "bigint[]"),
+)
+# Behind what waits for the bridge, with a new clock: it is ordered by the time of the requeue.
+PUBLISH_AGAIN = Sql(
+    """
+WITH gone AS (
+    DELETE FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) RETURNING id, bridge, {message}),
+stamped AS MATERIALIZED (
+    SELECT g.*, l.number AS link, %(base)s::bigint + row_number() OVER (ORDER BY g.id) AS clock,
+           coalesce(n.seq, 0) + row_number() OVER (PARTITION BY l.number ORDER BY g.id) AS seq
+    FROM gone AS g JOIN {schema}.link AS l ON l.name = g.bridge LEFT JOIN LATERAL (
+        SELECT t.seq FROM {schema}.transit AS t WHERE t.link = l.number ORDER BY t.seq DESC LIMIT 1) AS n ON true),
+placed AS (
+    INSERT INTO {schema}.transit (link, seq, sent_clock, stamped_at, {message})
+    SELECT link, seq, clock, clock_timestamp(), {message} FROM stamped ORDER BY link, seq)
+SELECT setval('{schema}.clock'::regclass, (SELECT max(clock) FROM stamped)),
+       (SELECT pg_catalog.count(pg_notify({link_channel}, '')) FROM (SELECT DISTINCT link FROM stamped) AS s)
+""",
+    columns=("bigint", "bigint"),
+    message=MESSAGE,
+    link_channel=locks.link_channel("'{schema}.transit'::regclass", "link"),
+)
+BRIDGES_GONE = Sql(
+    """
+SELECT d.bridge FROM {schema}.dead_letter AS d WHERE d.id = ANY(%(ids)s::bigint[]) AND NOT EXISTS (
+    SELECT FROM {schema}.link AS l JOIN {schema}.bridge_out AS b ON b.link = l.number
+    WHERE l.name = d.bridge AND l.state = 'open') ORDER BY d.bridge LIMIT 1
+""",
+    columns=("text",),
 )
 # Again in a total inbox, a message would have another place there than at other nodes.
 TOTAL = Sql(
@@ -319,9 +352,10 @@ class _Operations:
         An executable goes back to the outbox of executables, behind those that wait there. One that an inbox skipped
         goes into that inbox only, behind the other messages of its key. For those, the node's dispatch lock is held
         until the caller commits, and nothing is delivered meanwhile: so commit soon. One that came from another node is
-        routed again by the subscriptions to that node, with the same lock, and keeps its origin and sent_clock. No
-        inbox in total order gets any. Raises `UnknownInbox` if an inbox that skipped some is gone,
-        `ConfigurationError` if it is in total order, and `DecodeError` for an executable that this release cannot read;
+        routed again by the subscriptions to that node, with the same lock, and keeps its origin and sent_clock; so is
+        one that came by a bridge. One that a bridge could not publish goes behind what waits for that bridge. No inbox
+        in total order gets any. Raises `UnknownInbox` if an inbox that skipped some is gone, `UnknownBridge` if such a
+        bridge is, `ConfigurationError` if the inbox is in total order, and `DecodeError` for an executable that this release cannot read;
         then nothing is requeued.
         """
         chosen = _chosen(ids, matching, stage, inbox, limit)
@@ -365,11 +399,13 @@ class _Operations:
         skipped = [(id, inbox) for id, _, inbox in held if inbox is not None]
         if skipped:
             yield from self._placing([id for id, _ in skipped], sorted({inbox for _, inbox in skipped}))
-        if received := [id for id, stage, inbox in held if inbox is None and stage == "receive"]:
-            for origin, ids in (yield ORIGINS.at(schema=self.schema)(ids=received)):
+        if received := [id for id, stage, inbox in held if inbox is None and stage in ("receive", "take in")]:
+            for origin, bridge, ids in (yield ORIGINS.at(schema=self.schema)(ids=received)):
                 base = yield from making_room(self.schema, len(ids))
-                yield RECEIVE_AGAIN.at(schema=self.schema)(ids=ids, origin=origin, base=base)
-        if undelivered := [id for id, stage, inbox in held if inbox is None and stage not in ("execute", "receive")]:
+                yield RECEIVE_AGAIN.at(schema=self.schema)(ids=ids, origin=origin, bridge=bridge, base=base)
+        if unpublished := [id for id, stage, _ in held if stage == "publish"]:
+            yield from self._publishing(unpublished)
+        if undelivered := [id for id, stage, inbox in held if inbox is None and stage in ("deliver", "order")]:
             yield SEND.at(schema=self.schema)(ids=undelivered)
         if executables:
             columns: dict[str, object] = {name: [each[name] for each in executables] for name in ("id", *NAMES)}
@@ -408,6 +444,15 @@ class _Operations:
             )
         base = yield from making_room(self.schema, len(ids))
         yield PLACE.at(schema=self.schema)(ids=ids, base=base)
+
+    def _publishing(self, ids: list[int]) -> Operation[None]:
+        if gone := (yield BRIDGES_GONE.at(schema=self.schema)(ids=ids)):
+            raise UnknownBridge(
+                f"Bridge {gone[0][0]}, which could not publish some of these messages, is gone or cut. Leave them out "
+                "(--stage, ids), or discard them."
+            )
+        base = yield from making_room(self.schema, len(ids))
+        yield PUBLISH_AGAIN.at(schema=self.schema)(ids=ids, base=base)
 
     def _discarding(self, held: list[Row]) -> Operation[str]:
         commands = yield DISCARD.at(schema=self.schema)(ids=[id for id, _, _ in held])

@@ -41,6 +41,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 from uuid import UUID
 
@@ -206,6 +207,7 @@ def one_of(given: object, what: str, allowed: tuple[str, ...]) -> None:
         )
 
 
+@lru_cache(maxsize=4096)  # of each record there are a dozen, and they are the same ones
 def is_reserved(name: str) -> bool:
     """Return whether a header of this name is not the message's own, in a record of ours."""
     name = name.lower()

@@ -266,7 +266,13 @@ OPERATOR = (
     on("key_state", "SELECT", "INSERT", "UPDATE", "DELETE"),
     on("parked", "SELECT", "DELETE"),
     on("reaped", "SELECT", why="what was reaped, to be replayed"),
-    on("dead_letter", "SELECT", insert(["stage", "reason", "origin", "sent_clock", *SENDABLE_ON]), "UPDATE", "DELETE"),
+    on(
+        "dead_letter",
+        "SELECT",
+        insert(["stage", "reason", "origin", "sent_clock", "bridge", *SENDABLE_ON]),
+        "UPDATE",
+        "DELETE",
+    ),
     on("attempt", "SELECT", "INSERT"),
     on("audit", "INSERT"),
     on(
@@ -290,6 +296,14 @@ OPERATOR = (
     on("fan_out", "SELECT"),
     on("subscription", "SELECT"),
     on("origin", "SELECT"),
+    on("link", "SELECT"),
+    on("bridge_out", "SELECT (link)"),
+    on(
+        "transit",
+        "SELECT (link, seq)",
+        insert(["link", "seq", "sent_clock", "stamped_at", *SENDABLE_ON]),
+        why="dead letters that go back to a bridge",
+    ),
 )
 
 METRICS = (
