@@ -37,6 +37,11 @@ class MockKafka:
         self.bootstrap = self._answer()
         assert self.bootstrap, f"the mock cluster ended with {self._process.wait()}"
 
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        return self._process.pid
+
     def __enter__(self) -> "MockKafka":
         return self
 
@@ -95,7 +100,9 @@ class _Cluster:
         self._library = library = ctypes.CDLL(cimpl.__file__)
         library.rd_kafka_err2str.restype = ctypes.c_char_p
         library.rd_kafka_conf_new.restype = ctypes.c_void_p
-        library.rd_kafka_conf_set.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
+        library.rd_kafka_conf_set.argtypes = [
+            ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t,
+        ]  # fmt: skip
         library.rd_kafka_new.restype = ctypes.c_void_p
         library.rd_kafka_new.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
         library.rd_kafka_mock_cluster_new.restype = ctypes.c_void_p
@@ -110,6 +117,8 @@ class _Cluster:
         assert client, why.value.decode()
         self._cluster = library.rd_kafka_mock_cluster_new(ctypes.c_void_p(client), brokers)
         self.bootstrap = library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
+        # A group would wait for three seconds for others to join it.
+        library.rd_kafka_mock_group_initial_rebalance_delay_ms(ctypes.c_void_p(self._cluster), ctypes.c_int32(0))
 
     def create(self, topic: str, partitions: int) -> None:
         self._call("topic_create", topic.encode(), ctypes.c_int(partitions), ctypes.c_int(1))
