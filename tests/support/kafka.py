@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 USER = "mailroom"
+POM = Path(__file__).with_name("kafka.pom.xml")
 
 # The thorough compiler pays only in a server that runs for long.
 JAVA_OPTIONS = ("-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
@@ -67,6 +69,32 @@ def java_program() -> str | None:
     return shutil.which("java", path=f"{home}/bin" if home else None)
 
 
+def java_command(*arguments: str) -> list[str]:
+    """Return the command that runs a program of Kafka's."""
+    jars, java = kafka_jars(), java_program()
+    assert jars, "make kafka"
+    assert java
+    return [java, *JAVA_OPTIONS, "-cp", f"{jars}/*", *arguments]
+
+
+def format_storage(settings: Path) -> None:
+    """Make the folders that a server with this file of settings begins with; fail if it would refuse the file."""
+    cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    done = subprocess.run(
+        java_command("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)),
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def properties(settings: Mapping[str, object]) -> str:
+    """Return the text of a file of settings."""
+    return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
 class Kafka(Broker):
     """A server at `bootstrap`, whose topics are kept in `directory`. It makes no topic by itself.
 
@@ -96,7 +124,7 @@ class Kafka(Broker):
                     f'{login} username="{USER}" password="{password}" user_{USER}="{password}";'
                 ),
             }
-        self._settings.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        self._settings.write_text(properties(settings))
         (directory / "log4j2.properties").write_text(LOGGING)
 
     @property
@@ -110,7 +138,7 @@ class Kafka(Broker):
 
     def create(self, topic: str, partitions: int, **config: object) -> None:
         """Make a topic with settings as in `retention_ms=1000`."""
-        from confluent_kafka.admin import NewTopic
+        from confluent_kafka.cimpl import NewTopic
 
         settings = {name.replace("_", "."): str(value) for name, value in config.items()}
         [made] = self.admin.create_topics(
@@ -129,22 +157,9 @@ class Kafka(Broker):
 
     def _launch(self) -> ServerProcess:
         if not (self._directory / "data").exists():
-            cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            done = subprocess.run(
-                self._java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self._settings)),
-                capture_output=True,
-                text=True,
-                timeout=WITHIN_S,
-                check=False,
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
-        return ServerProcess(self._java("kafka.Kafka", str(self._settings)), log=self.log)
-
-    def _java(self, program: str, *arguments: str) -> list[str]:
-        jars, java = kafka_jars(), java_program()
-        assert jars and java, "make kafka"
+            format_storage(self._settings)
         logging = f"-Dlog4j2.configurationFile={self._directory / 'log4j2.properties'}"
-        return [java, *JAVA_OPTIONS, logging, "-cp", f"{jars}/*", program, *arguments]
+        return ServerProcess(java_command(logging, "kafka.Kafka", str(self._settings)), log=self.log)
 
     def _answers(self) -> bool:
         from confluent_kafka import KafkaException

@@ -2,8 +2,8 @@
 
     python -m tests.support.kafka_mock BROKERS TOPIC:PARTITIONS ...
 
-It prints the bootstrap servers, and then answers each line on its standard input with one line. It ends with that input,
-so with whoever started it.
+It prints the bootstrap servers, and then answers each line on its standard input with one line. It ends with that
+input, so with whoever started it.
 """
 
 import ctypes
@@ -79,7 +79,8 @@ class MockKafka:
 
     def _do(self, *words: object) -> None:
         assert self._process.stdin is not None
-        print(*words, file=self._process.stdin, flush=True)
+        self._process.stdin.write(" ".join(map(str, words)) + "\n")
+        self._process.stdin.flush()
         answer = self._answer()
         assert answer == _OK, f"{words}: {answer or 'the mock cluster has ended'}"
 
@@ -91,7 +92,7 @@ class MockKafka:
 
 
 class _Cluster:
-    """The mock cluster in this process. librdkafka's functions for it are not in its Python client, but in its library."""
+    """The mock cluster in this process: the Python client has no functions for it, but its library has them."""
 
     def __init__(self, brokers: int) -> None:
         from confluent_kafka import cimpl
@@ -153,15 +154,20 @@ def _main(brokers: str, *topics: str) -> None:
     for topic in topics:
         name, _, partitions = topic.rpartition(":")
         cluster.create(name, int(partitions))
-    print(cluster.bootstrap, flush=True)
+    _say(cluster.bootstrap)
     for line in sys.stdin:
         try:
             cluster.do(line.split())
         except ValueError as error:
-            print(error, flush=True)
+            _say(str(error))
         else:
-            print(_OK, flush=True)
+            _say(_OK)
     os._exit(0)  # its threads would go on
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -63,7 +63,9 @@ class RabbitMQ(Broker):
         The node writes its name to the disk half a second after the queue was made. Killed before that, it makes
         another, empty one in its place when it starts again, which does not even answer.
         """
-        return any(f"_{queue}".encode() in file.read_bytes() for file in self._directory.glob("mnesia/*/quorum/*/names.dets"))
+        return any(
+            f"_{queue}".encode() in file.read_bytes() for file in self._directory.glob("mnesia/*/quorum/*/names.dets")
+        )
 
     def close(self) -> None:
         """End it for good, with its name service."""
