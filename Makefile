@@ -67,10 +67,27 @@ promtool: ## Install promtool for the tests of the alert rules, where root and a
 	  || { apt-get -qq update && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends prometheus; } >/dev/null \
 	  || echo "promtool could not be installed: the tests of the alert rules are skipped"
 
+# Where nothing but Maven Central has it. The folder's copy of the file that names the versions says that it is whole.
+KAFKA := tests/support/kafka.pom.xml
+.PHONY: kafka
+kafka: ## Fetch Apache Kafka for its tests by Maven into .kafka; without it or Java they are skipped
+	@cmp -s $(KAFKA) .kafka/pom.xml \
+	  || { rm -rf .kafka && mvn --quiet --batch-mode --file $(KAFKA) dependency:copy-dependencies \
+	         -DincludeScope=runtime -DoutputDirectory="$(CURDIR)/.kafka" && cp $(KAFKA) .kafka/pom.xml; } >/dev/null 2>&1 \
+	  || { rm -rf .kafka; echo "Apache Kafka could not be fetched by Maven (mvn): its tests are skipped"; }
+
+# Not as services, as above.
+.PHONY: brokers
+brokers: ## Install RabbitMQ and NATS for their tests, where root and apt-get can; without them they are skipped
+	@test -x /usr/sbin/rabbitmq-server && test -x /usr/sbin/nats-server \
+	  || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null \
+	  || { apt-get -qq update && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends rabbitmq-server nats-server; } >/dev/null \
+	  || echo "RabbitMQ and NATS could not be installed: their tests are skipped"
+
 # TESTED=yes leaves out what `make test` has just run, as CI did.
 TESTED ?=
 .PHONY: test-all
-test-all: $(STAMP) pgbouncer promtool ## All tests, on every PostgreSQL found (15 to 18)
+test-all: $(STAMP) pgbouncer promtool kafka brokers ## All tests, on every PostgreSQL found (15 to 18)
 	$(BIN)/python -m pytest $(SPREAD) --pg all $(if $(TESTED),--beyond-test) --ignore tests/spark --ignore tests/wheel
 
 .PHONY: jdbc

@@ -179,14 +179,20 @@ def server_home(pytestconfig: pytest.Config) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def _initialised(pytestconfig: pytest.Config) -> Callable[[Binaries], Path]:
-    """Return the directory of a stopped server to copy: a tenth of what making one costs."""
+def shared_home(pytestconfig: pytest.Config) -> Path:
+    """An empty directory for servers that tests of this process share; it is removed with that of the run."""
     home = Path(tempfile.mkdtemp(dir=pytestconfig.stash[_RUN_DIRECTORY]))
     home.chmod(0o755)
+    return home
+
+
+@pytest.fixture(scope="session")
+def _initialised(shared_home: Path) -> Callable[[Binaries], Path]:
+    """Return the directory of a stopped server to copy: a tenth of what making one costs."""
 
     @cache
     def initialised(binaries: Binaries) -> Path:
-        with Server(home / f"pg{binaries.major}", binaries=binaries, settings=FAST_SETTINGS) as server:
+        with Server(shared_home / f"pg{binaries.major}", binaries=binaries, settings=FAST_SETTINGS) as server:
             return server.directory
 
     return initialised

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from mailroom.cli.root import root as mailroom_command
 from mailroom.health import Health
 from mailroom.metrics.endpoint import Endpoint
+from tests.support.kafka import POM, format_storage, kafka_jars, properties
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -130,9 +131,10 @@ def test_no_password_stands_in_the_file() -> None:
         for name, value in service.get("environment", {}).items()
         if "PASSWORD" in name or "DSN" in name
     ]
-    # The master runs nobody's code, and is not told.
-    assert len(found) == len(SERVICES) - 1
+    # The master runs nobody's code, and is not told; nor is Kafka.
+    assert len(found) == len(SERVICES) - 2
     assert "environment" not in SERVICES["spark-master"]
+    assert not any("PASSWORD" in name for name in SERVICES["kafka"]["environment"])
     assert all(PASSWORD_FROM_OUTSIDE.fullmatch(value) for value in found)
 
 
@@ -187,7 +189,7 @@ def test_spark_is_there_only_for_who_asks_for_it() -> None:
         "spark-worker": ["spark"],
         "spark-submit": ["spark-submit"],  # not by `up`, which would take it for a service that has died
     }
-    assert all("profiles" not in SERVICES[name] for name in SERVICES if name not in SPARK)
+    assert all("profiles" not in SERVICES[name] for name in SERVICES if name not in [*SPARK, "kafka"])
     assert "java" not in " ".join(arguments_of("RUN", stage_named("mailroom")))
     assert "[spark]" not in " ".join(arguments_of("RUN", stage_named("mailroom")))
 
@@ -261,6 +263,52 @@ def test_spark_is_healthy_while_it_answers(service: str, told: str | None, healt
     assert (done.returncode == 0) is healthy, done.stderr
 
 
+# -- Kafka -----------------------------------------------------------------------------------------------------------
+
+
+def listeners(name: str) -> dict[str, str]:
+    """The addresses of Kafka's listeners in one of its settings."""
+    listed = SERVICES["kafka"]["environment"][name].split(",")
+    return {listener: address for listener, _, address in (each.partition("://") for each in listed)}
+
+
+def test_kafka_is_there_only_for_who_asks_for_it_and_keeps_running() -> None:
+    kafka = SERVICES["kafka"]
+    assert kafka["profiles"] == ["kafka"]
+    assert kafka["restart"] == "unless-stopped"
+    [volume] = kafka["volumes"]
+    assert volume == f"kafka:{kafka['environment']['KAFKA_LOG_DIRS']}"
+
+
+def test_kafka_is_found_by_services_and_by_this_machine() -> None:
+    settings = SERVICES["kafka"]["environment"]
+    advertised, bound = listeners("KAFKA_ADVERTISED_LISTENERS"), listeners("KAFKA_LISTENERS")
+    assert advertised["SERVICES"] == f"kafka{bound['SERVICES']}"
+    [published] = SERVICES["kafka"]["ports"]
+    assert published == f"127.0.0.1:{advertised['MACHINE'].removeprefix('localhost:')}{bound['MACHINE']}"
+    # Not for the other services: whoever reaches the controller changes the cluster.
+    assert settings["KAFKA_CONTROLLER_QUORUM_VOTERS"] == f"1@{bound['CONTROLLER']}"
+    assert bound["CONTROLLER"].startswith("localhost:")
+    assert shlex.split(health_check("kafka"))[-1] == f"localhost{bound['SERVICES']}"
+
+
+def test_kafka_is_the_one_that_is_tested() -> None:
+    assert f"<version>{SERVICES['kafka']['image'].removeprefix('apache/kafka:')}</version>" in POM.read_text()
+
+
+@pytest.mark.slow  # so that it runs where `make kafka` has been
+def test_kafka_accepts_its_settings(tmp_path: Path) -> None:
+    if kafka_jars() is None:
+        pytest.skip("Apache Kafka or Java is not installed: Java 17 and make kafka")
+    given = SERVICES["kafka"]["environment"] | {"KAFKA_LOG_DIRS": str(tmp_path / "data")}
+    # As its image names them.
+    settings = {name.removeprefix("KAFKA_").replace("_", ".").lower(): str(value) for name, value in given.items()}
+    file = tmp_path / "server.properties"
+    file.write_text(properties(settings).replace("${KAFKA_PORT:-9092}", "9092"))
+    format_storage(file)
+    assert (tmp_path / "data" / "meta.properties").exists()
+
+
 def test_files_of_jobs_are_the_same_everywhere_and_belong_to_who_writes_them() -> None:
     assert SERVICES["spark-worker"]["volumes"] == SERVICES["spark-submit"]["volumes"] == ["files:/files"]
     assert any("--owner=mailroom /files" in command for command in arguments_of("RUN", stage_named("spark")))
@@ -268,7 +316,7 @@ def test_files_of_jobs_are_the_same_everywhere_and_belong_to_who_writes_them() -
 
 def test_ports_are_published_to_this_machine_only() -> None:
     published = [port for service in SERVICES.values() for port in service.get("ports", ())]
-    assert len(published) == 2
+    assert len(published) == 3
     assert all(port.startswith("127.0.0.1:") for port in published)
     # Whoever reaches the master's own port runs code as the workers do.
     assert not any(port.endswith(":7077") for port in published)
@@ -281,7 +329,7 @@ def _docker_has_compose() -> bool:
 
 
 @pytest.mark.skipif(not _docker_has_compose(), reason="docker has no compose plugin on this machine")
-@pytest.mark.parametrize("profile", [[], ["--profile", "spark"], ["--profile", "*"]])
+@pytest.mark.parametrize("profile", [[], ["--profile", "spark"], ["--profile", "kafka"], ["--profile", "*"]])
 @pytest.mark.parametrize(("password", "accepted"), [("secret", True), ("", False)])
 def test_docker_accepts_the_file_once_there_is_a_password(password: str, accepted: bool, profile: list[str]) -> None:
     done = subprocess.run(

@@ -41,7 +41,7 @@ def sdist(built: Path) -> Path:
 
 @pytest.fixture
 def installed(wheel: Path) -> Iterator[Installed]:
-    """Return a clean environment with the wheel and an extra, each dependency at its newest or lowest version."""
+    """Return a clean environment with the wheel and extras, each dependency at its newest or lowest version."""
     # Not in tmp_path: the account that root's embedded server runs as has to reach it.
     directory = Path(tempfile.mkdtemp(prefix="mailroom-wheel-"))
     directory.chmod(0o755)

@@ -69,7 +69,7 @@ def made(directory: Path, **variables: str) -> Environment:
 
 
 def install(environment: Environment, wheel: Path, extra: str, constraints: Iterable[str]) -> None:
-    """Install the wheel with an extra, or with none."""
+    """Install the wheel with an extra, with several between commas, or with none."""
     limits = environment.home.parent / "constraints.txt"
     limits.write_text("\n".join(constraints))
     subprocess.run(
@@ -95,12 +95,14 @@ def lowest(wheel: Path, extra: str) -> list[str]:
 
 
 def requirements(wheel: Path, extra: str) -> list[Requirement]:
-    """Return the direct dependencies of the wheel with an extra, on this machine."""
+    """Return the direct dependencies of the wheel with an extra, or several, on this machine."""
     with ZipFile(wheel) as archive:
         [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = Metadata.from_email(archive.read(name), validate=False)
     return [
-        each for each in metadata.requires_dist or [] if each.marker is None or each.marker.evaluate({"extra": extra})
+        each
+        for each in metadata.requires_dist or []
+        if each.marker is None or any(each.marker.evaluate({"extra": name}) for name in extra.split(","))
     ]
 
 

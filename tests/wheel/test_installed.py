@@ -104,6 +104,14 @@ def test_with_spark_all_of_it_imports(installed: Installed) -> None:
 
 
 @both
+def test_with_the_brokers_extras_there_are_their_clients(installed: Installed, versions: str) -> None:
+    environment = installed("kafka,rabbitmq,nats", versions)
+    assert "dispatcher/daemon/dispatcher.py" in imported(environment, "spark_jobs")
+    # The client by itself is not enough: its library has to load.
+    environment.run("python", "-c", "import aio_pika, nats, confluent_kafka; print(confluent_kafka.libversion())")
+
+
+@both
 @pytest.mark.skipif(sys.platform != "linux", reason="atheris is for Linux")
 def test_with_fuzz_there_is_atheris(installed: Installed, versions: str) -> None:
     installed("fuzz", versions).run("python", "-c", "import atheris")
