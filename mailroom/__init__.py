@@ -8,6 +8,7 @@ from mailroom.message.carry import carrying
 from mailroom.packages import warn_of_hidden
 
 if TYPE_CHECKING:
+    from mailroom.bridges.bridges import AsyncBridges, Bridges
     from mailroom.links.links import AsyncLinks, Links
     from mailroom.message.topic import Topic
     from mailroom.order.lamport import LamportClock, Stamp
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncBridges",
     "AsyncLinks",
+    "Bridges",
     "CommitUnknown",
     "LamportClock",
     "Links",
@@ -60,6 +63,7 @@ __all__ = [
 _HOMES = {
     "mailroom.session.commit": ("Outcome", "atomically", "atomically_async", "resolve", "resolve_async"),
     "mailroom.order.lamport": ("LamportClock", "Stamp"),
+    "mailroom.bridges.bridges": ("AsyncBridges", "Bridges"),
     "mailroom.links.links": ("AsyncLinks", "Links"),
     "mailroom.registry.drop": ("drop_inbox", "drop_inbox_async"),
     "mailroom.registry.inboxes": ("create_inbox", "create_inbox_async"),

@@ -1,1 +1,61 @@
-"""What the lanes of bridges agree on: the form of a record at a broker, out and in. It knows no broker."""
+"""Bridges: messages to another broker and from one. What both sides of the form agree on knows no broker."""
+
+from typing import TYPE_CHECKING, Any
+
+from mailroom.lazy import imported
+
+if TYPE_CHECKING:
+    from mailroom.bridges.arrival import Arrived, Intake
+    from mailroom.bridges.bridges import AsyncBridges, Bridges
+    from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, Fenced, OutBridge, Publisher, RecordRefused
+    from mailroom.bridges.record import Form, Record
+    from mailroom.bridges.settings import InSettings, OutSettings
+    from mailroom.bridges.source import BrokerPosition, InBridge, PartsChanged, PositionGone, RecordSource
+    from mailroom.bridges.states import BridgeStates, InState, OutState
+
+__all__ = [
+    "Arrived",
+    "AsyncBridges",
+    "BridgeStates",
+    "Bridges",
+    "BrokerPosition",
+    "BrokerRefused",
+    "BrokerTrouble",
+    "Fenced",
+    "Form",
+    "InBridge",
+    "InSettings",
+    "InState",
+    "Intake",
+    "OutBridge",
+    "OutSettings",
+    "OutState",
+    "PartsChanged",
+    "PositionGone",
+    "Publisher",
+    "Record",
+    "RecordRefused",
+    "RecordSource",
+]
+
+# Imported on demand: what stands below imports other modules of this package.
+_HOMES = {
+    "mailroom.bridges.arrival": ("Arrived", "Intake"),
+    "mailroom.bridges.bridges": ("AsyncBridges", "Bridges"),
+    "mailroom.bridges.publisher": (
+        "BrokerRefused",
+        "BrokerTrouble",
+        "Fenced",
+        "OutBridge",
+        "Publisher",
+        "RecordRefused",
+    ),
+    "mailroom.bridges.record": ("Form", "Record"),
+    "mailroom.bridges.settings": ("InSettings", "OutSettings"),
+    "mailroom.bridges.source": ("BrokerPosition", "InBridge", "PartsChanged", "PositionGone", "RecordSource"),
+    "mailroom.bridges.states": ("BridgeStates", "InState", "OutState"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    return imported(__name__, _HOMES, name)

@@ -38,6 +38,8 @@ class BrokerTrouble(Exception):
 class BrokerRefused(Coded):
     """Nothing can be done before somebody acts. It is tried again, at longer intervals; the text says what to do."""
 
+    code = "MR-bridge-broker-refused"
+
 
 class Fenced(Exception):
     """Another process publishes for this bridge by now."""
@@ -48,6 +50,8 @@ class RecordRefused(Coded):
 
     With several records it does not matter which one: they are given again, one at a time.
     """
+
+    code = "MR-bridge-record-refused"
 
 
 class Publisher(Protocol):
