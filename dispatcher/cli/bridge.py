@@ -419,7 +419,7 @@ def cut(call: Call, name: str, dry_run: bool, actor: str, why: str | None) -> No
 )
 @answering
 @pass_call
-def resume(call: Call, name: str, at: BrokerPosition | None, actor: str, why: str | None) -> None:
+def resume(call: Call, name: str, at: str | None, actor: str, why: str | None) -> None:
     """Try the stopped bridge NAME again at once; it is tried by itself too, at least every 30 s.
 
     With --at, what lies between is never taken in, or is taken in again with the same message ids.
@@ -429,8 +429,9 @@ def resume(call: Call, name: str, at: BrokerPosition | None, actor: str, why: st
       mailroom bridge resume orders --why "the topic is there now"
       mailroom bridge resume stock --at stock.levels/0=150 --why "the broker has lost what was before"
     """
+    to = None if at is None else place(at)
     with call.connection("bridge resume") as connection:
-        was = Bridges(schema=call.schema).resume(connection, name, at=at, actor=actor, why=why)
+        was = Bridges(schema=call.schema).resume(connection, name, at=to, actor=actor, why=why)
     if call.json:
         document({"bridge": name, "resumed": was})
     else:

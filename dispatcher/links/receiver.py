@@ -144,7 +144,8 @@ class Receiver:
                 if reception.outcome == "waits":
                     await fan_out(self._connection, self._schema, self._partitions)
                     continue
-                await tell_of_dead(self._connection, self._schema, ["receive", "order"], reception.dead)
+                stages = ["receive", "order"] if taking is None else ["take in"]
+                await tell_of_dead(self._connection, self._schema, stages, reception.dead)
                 if not reception.waits:
                     return reception
                 done = await fan_out(self._connection, self._schema, self._partitions)

@@ -9,7 +9,8 @@ from mailroom.schema.checks import checking, finding
 from mailroom.sql.operation import Operation, Sql
 
 # By the id of the subscription: if one was ended and made again, the source is told again. A `*` without sources is a
-# subscription to this node alone. `is_own`: nobody else sees it before this transaction commits.
+# subscription to this node alone. `is_own`: nobody else sees it before this transaction commits. A broker is told
+# nothing: a bridge reads its topics whoever subscribes.
 PENDING = Sql(
     """
 SELECT s.topic, s.origin, o.name, coalesce(o.trouble, o.state), o.why, coalesce(s.id = ANY (o.refused), false),
@@ -20,6 +21,7 @@ WHERE s.inbox = '{inbox}' AND s.origin <> '' AND (o.name IS NOT NULL OR s.origin
   AND (%(origin)s::text IS NULL OR s.origin = %(origin)s::text)
   AND (%(topics)s::text[] IS NULL OR s.topic = ANY (%(topics)s::text[]))
   AND o.state IS DISTINCT FROM 'excluded' AND (s.id = ANY (o.told)) IS NOT TRUE
+  AND NOT EXISTS (SELECT FROM {schema}.bridge_in AS b WHERE b.origin = o.number)
 ORDER BY o.name, s.topic
 """,
     columns=("text", "text", "text", "text", "text", "boolean", "boolean", "boolean"),

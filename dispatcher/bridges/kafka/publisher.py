@@ -21,7 +21,9 @@ from mailroom.bridges.publisher import BrokerTrouble, OutBridge, RecordRefused
 from mailroom.bridges.record import Record
 from mailroom.errors import ConfigurationError
 
-ABSENT_S = 5.0  # how long a topic may take to be created by the broker itself, and how long its absence is believed
+# How long a topic may take to be created by the broker itself, and how long its absence is believed. Less than the lane's
+# patience, or its state would be unreachable meanwhile.
+ABSENT_S = 2.0
 MAX_BYTES = 1_000_000  # librdkafka's own default of message.max.bytes
 # Where the offset of a bridge's own group stands.
 MARK_PART = 0
@@ -194,7 +196,13 @@ class KafkaPublisher(KafkaClient):
                     self._going().poll(POLL_S)
         while left and not failed:
             self._going().poll(POLL_S)
+            if self._error is not None and self._error.fatal():
+                # Of a record that the broker refuses, only its own report says so: the client's error is the gap.
+                producer.purge()
+                producer.poll(POLL_S)
             if self._error is not None and (self._error.fatal() or self._error.code() in REFUSED | FENCED):
+                if any(error.code() in OF_THE_RECORD for error in failed):
+                    break
                 raise self._meaning(self._error)
         if failed:
             first = next((error for error in failed if error.code() in OF_THE_RECORD), failed[0])

@@ -1,0 +1,115 @@
+"""The pages about bridges are true: the class of a broker of one's own works, and the first steps with Kafka do."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+from confluent_kafka import Consumer, Producer
+
+from mailroom.cli.root import root
+from tests.project.test_docs import Block, blocks
+from tests.support.kafka_mock import ROOT, MockKafka
+from tests.support.waiting import WITHIN_S, eventually
+
+pytestmark = pytest.mark.one_version
+
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture
+def desk(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name the database, and have modules of an empty directory be found."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MAILROOM_DSN", dsn)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    return dsn
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(root, words)
+    assert result.exit_code == 0, f"{shlex.join(words)}: {result.output}"
+    return result.stdout
+
+
+@contextmanager
+def dispatcher() -> Iterator[None]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "mailroom", "dispatcher", "run"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+            _, log = process.communicate(timeout=WITHIN_S)
+            sys.stdout.write(log)  # shown only if the test fails
+    assert process.returncode == 0
+
+
+def found(page: str, language: str, *texts: str) -> list[Block]:
+    """Return the block of a page that holds each text."""
+    matching = [[block for block in blocks(DOCS / page) if block.language == language and text in block.text]
+                for text in texts]  # fmt: skip
+    assert [len(each) for each in matching] == [1] * len(texts)
+    return [block for [block] in matching]
+
+
+def received(dsn: str, inbox: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(dsn) as connection:
+        query = "SELECT message_id::text, topic, key FROM mailroom.inbox WHERE inbox = %s ORDER BY clock"
+        return connection.execute(query, [inbox]).fetchall()
+
+
+def test_broker_of_ones_own_that_the_page_shows_publishes_and_is_read(desk: str, tmp_path: Path) -> None:
+    [module], [console] = found("bridges.md", "py", "class Publisher"), found("bridges.md", "console", "lines:Source")
+    (tmp_path / "lines.py").write_text(module.text)
+    for words in console.commands():
+        run(*(word.replace("/data/tape", f"{tmp_path}/tape") for word in words[1:]))
+    with dispatcher():
+        ids = [run("outbox", "send", "order.paid", "--key", key, "--value", "42").strip() for key in ("a", "b", "a")]
+        eventually(lambda: len(received(desk, "auditor")) == len(ids))
+    assert received(desk, "auditor") == [(ids[nth], "order.paid", key) for nth, key in enumerate("aba")]
+    lines = [json.loads(line) for line in (tmp_path / "tape" / "order.paid").read_text().splitlines()]
+    assert [(key, value) for key, value, _ in lines] == [("a", "42"), ("b", "42"), ("a", "42")]
+
+
+def test_first_steps_with_kafka_lead_to_a_record_and_to_a_message(desk: str) -> None:
+    out, sent, into, seen = found(
+        "kafka.md", "console", "bridge out orders", "mailroom outbox send", "bridge in stock", "inbox peek reorder"
+    )
+    with MockKafka(1, "shop.orders:3", "stock.levels:3") as kafka:
+
+        def follow(block: Block) -> None:
+            for words in block.commands():
+                if words[0] == "mailroom" and words[1:] != ["dispatcher", "run"]:
+                    run(*(word.replace("localhost:9092", kafka.bootstrap) for word in words[1:]))
+
+        follow(out)
+        with dispatcher():
+            follow(sent)
+            consumer = Consumer(
+                {"bootstrap.servers": kafka.bootstrap, "group.id": "page", "auto.offset.reset": "earliest"}
+            )
+            consumer.subscribe(["shop.orders"])
+            [record] = consumer.consume(1, WITHIN_S)
+            consumer.close()
+            assert (record.key(), record.value()) == (b"order-42", b'{"order":42}')
+            assert ("ce_type", b"order.paid") in (record.headers() or [])
+
+            follow(into)
+            [[_, given, *_]] = [words for words in into.commands() if words[0] == "echo"]
+            key, value = given.split(":", 1)
+            producer = Producer({"bootstrap.servers": kafka.bootstrap})
+            producer.produce("stock.levels", value.encode(), key.encode())
+            producer.flush(WITHIN_S)
+            eventually(lambda: received(desk, "reorder"))
+            follow(seen)
+            assert [row[1:] for row in received(desk, "reorder")] == [("stock.levels", "teapot")]
