@@ -23,7 +23,7 @@ EXTRAS = {"bench": "bench"}
 ABOUT = {
     "archive": "Find what was reaped from an inbox that keeps it, and replay it.",
     "bench": "Measure Mailroom on this machine and compare it with the limits of the machine.",
-    "bridge": "Publish messages of this node to another broker, such as Kafka.",
+    "bridge": "Publish messages to another broker, such as Kafka, and take in messages from one.",
     "completion": "Print a script that lets a shell complete commands and options.",
     "dead-letter": "List, show, requeue or discard dead letters.",
     "demo": "Send real flights through Mailroom, kill parts of it midway, and check that nothing went wrong.",

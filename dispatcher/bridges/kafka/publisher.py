@@ -12,6 +12,7 @@ again, and never clocks.
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
@@ -195,15 +196,18 @@ class KafkaPublisher(KafkaClient):
                 except BufferError:
                     self._going().poll(POLL_S)
         while left and not failed:
-            self._going().poll(POLL_S)
-            if self._error is not None and self._error.fatal():
-                # Of a record that the broker refuses, only its own report says so: the client's error is the gap.
+            try:
+                self._going().poll(POLL_S)
+                error = self._error
+            except KafkaException as fatal:
+                # A record that the broker refuses leaves a gap, which is all that this says. Its own report says why.
+                error = fatal.args[0]
                 producer.purge()
-                producer.poll(POLL_S)
-            if self._error is not None and (self._error.fatal() or self._error.code() in REFUSED | FENCED):
-                if any(error.code() in OF_THE_RECORD for error in failed):
-                    break
-                raise self._meaning(self._error)
+                with suppress(KafkaException):
+                    producer.poll(POLL_S)
+            is_over = error is not None and (error.fatal() or error.code() in REFUSED | FENCED)
+            if error is not None and is_over and not failed:
+                raise self._meaning(error)
         if failed:
             first = next((error for error in failed if error.code() in OF_THE_RECORD), failed[0])
             raise self._meaning(first)
