@@ -107,7 +107,7 @@ def test_first_steps_with_kafka_lead_to_a_record_and_to_a_message(desk: str) -> 
             follow(into)
             [[_, given, *_]] = [words for words in into.commands() if words[0] == "echo"]
             key, value = given.split(":", 1)
-            producer = Producer({"bootstrap.servers": kafka.bootstrap})
+            producer = Producer({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
             producer.produce("stock.levels", value.encode(), key.encode())
             producer.flush(WITHIN_S)
             eventually(lambda: received(desk, "reorder"))

@@ -22,8 +22,8 @@ from mailroom.bridges.publisher import BrokerTrouble, OutBridge, RecordRefused
 from mailroom.bridges.record import Record
 from mailroom.errors import ConfigurationError
 
-# How long a topic may take to be created by the broker itself, and how long its absence is believed. Less than the lane's
-# patience, or its state would be unreachable meanwhile.
+# How long a topic may take to be created by the broker itself, and how long its absence is believed. Less than
+# `tending.PATIENCE_S`, or the state would be unreachable meanwhile.
 ABSENT_S = 2.0
 MAX_BYTES = 1_000_000  # librdkafka's own default of message.max.bytes
 # Where the offset of a bridge's own group stands.
