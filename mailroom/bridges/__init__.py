@@ -1,0 +1,1 @@
+"""Bridges: other brokers as links."""
