@@ -101,10 +101,12 @@ def test_padding_may_be_left_out() -> None:
     assert secret_bytes([padded]) == secret_bytes([padded.rstrip("=")]) == [b"ABC" * 8 + b"A"]
 
 
-@pytest.mark.parametrize("secret", ["", "whsec_", "QUJD" * 8, "whsec_" + "QUJD" * 7, "whsec_" + "Q!JD" * 9, "whsec_A", 5])
+@pytest.mark.parametrize(
+    "secret", ["", "whsec_", "QUJD" * 8, "whsec_" + "QUJD" * 7, "whsec_" + "Q!JD" * 9, "whsec_A", 5]
+)
 def test_secret_that_is_none_is_refused_without_being_shown(secret: str) -> None:
-    with pytest.raises(ConfigurationError, match="^Secret 2 is not whsec_") as raised:
+    with pytest.raises(ConfigurationError, match=r"^Secret 2 is not whsec_ and then") as raised:
         sign(ID, AT, BODY, [SECRET, secret])
     assert raised.value.code == "MR-webhook-secret-invalid"
-    assert raised.value.__cause__ is None
-    assert not secret or str(secret) == "whsec_" or str(secret) not in str(raised.value).replace("Secret 2", "")
+    assert raised.value.__suppress_context__
+    assert "JD" not in str(raised.value)
