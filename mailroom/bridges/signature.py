@@ -57,7 +57,9 @@ def sign(id: str, timestamp: int, body: bytes, secrets: Sequence[str]) -> str:
     """
     if "." in id:
         raise ValueError(f"the id {shown(id)} has a dot")
-    return " ".join(f"v1,{_signature(id, str(timestamp), body, secret)}" for secret in secret_bytes(secrets))
+    signed = f"{id}.{timestamp}.".encode() + body
+    digests = (hmac.digest(secret, signed, hashlib.sha256) for secret in secret_bytes(secrets))
+    return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
 def verify(headers: Mapping[str, str], body: bytes, secrets: Sequence[str], now: float) -> str:
@@ -83,8 +85,9 @@ def verify(headers: Mapping[str, str], body: bytes, secrets: Sequence[str], now:
             "clock.",
             code="MR-webhook-signature-stale",
         )
-    given = [each.encode() for each in headers[SIGNATURE].split(" ")]
-    wanted = [f"v1,{_signature(id, timestamp, body, secret)}".encode() for secret in secret_bytes(secrets)]
+    # Only these: without secrets there is an empty text to compare with, which two blanks in the header would equal.
+    given = [each.encode() for each in headers[SIGNATURE].split(" ") if each.startswith("v1,")]
+    wanted = [each.encode() for each in sign(id, int(timestamp), body, secrets).split(" ")]
     # All are compared, each in constant time: how long it takes tells nothing of which one fits, or how far.
     if sum(hmac.compare_digest(one, other) for one in wanted for other in given) == 0:
         raise SignatureRefused(
@@ -93,8 +96,3 @@ def verify(headers: Mapping[str, str], body: bytes, secrets: Sequence[str], now:
             code="MR-webhook-signature-wrong",
         )
     return id
-
-
-def _signature(id: str, timestamp: str, body: bytes, secret: bytes) -> str:
-    signed = f"{id}.{timestamp}.".encode() + body
-    return base64.b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode()

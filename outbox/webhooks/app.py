@@ -19,7 +19,7 @@ from mailroom.names import DEFAULT_SCHEMA, MAX_VALUE_BYTES, shown
 from mailroom.numbers import count, whole
 from mailroom.session.repeats import Repeats, cause
 from mailroom.sql.sqlstate import BLAMES, meaning, primary_message, sqlstate
-from outbox.webhooks.refusal import RETRY_AFTER_S, Refusal, unavailable
+from outbox.webhooks.refusal import RETRY_AFTER_S, RequestRefused, unavailable
 from outbox.webhooks.request import (
     Headers,
     check_cloud_event,
@@ -135,7 +135,7 @@ class WebhookApp:
             if self._at_once > MOST_AT_ONCE:
                 raise unavailable()
             message_id = await self._take(scope, receive)
-        except Refusal as refusal:
+        except RequestRefused as refusal:
             self._tell(refusal)
             body = {"code": refusal.code, "error": str(refusal)}
             await _respond(scope, send, refusal.status, body, refusal.headers)
@@ -149,7 +149,7 @@ class WebhookApp:
         """Return the id of the message once it is committed; None if the client has gone before it had sent all."""
         topic = topic_of(scope)
         if (secrets := self._allowed.find(topic)) is None:
-            raise Refusal(
+            raise RequestRefused(
                 403, f"Topic {shown(topic)} is not one of those taken here.", code="MR-webhook-topic-not-allowed"
             )
         headers = Headers.of(scope["headers"])
@@ -167,7 +167,7 @@ class WebhookApp:
         try:
             message_id = await self._sessions.send(topic, value, key, told, once)
         except InvalidMessage as error:
-            raise Refusal(422, str(error), code=error.code) from None
+            raise RequestRefused(422, str(error), code=error.code) from None
         except Exception as error:
             raise self._explained(error) from None
         self._failed.over()
@@ -184,18 +184,18 @@ class WebhookApp:
                     if not event.get("more_body", False):
                         return bytes(body)
                 return None
-        raise Refusal(408, f"The body did not arrive in {READ_S:g} s.", code="MR-webhook-request-invalid")
+        raise RequestRefused(408, f"The body did not arrive in {READ_S:g} s.", code="MR-webhook-request-invalid")
 
     def _verified(self, headers: Headers, body: bytes, secrets: Sequence[str]) -> str:
         try:
             return verify(headers.named, body, secrets, self._now())
         except SignatureRefused as error:
-            raise Refusal(401, str(error), code=error.code) from None
+            raise RequestRefused(401, str(error), code=error.code) from None
 
-    def _explained(self, error: Exception) -> Refusal:
+    def _explained(self, error: Exception) -> RequestRefused:
         """Log why a message could not be sent; return what its sender is told, which is not that."""
         if sqlstate(error) == LOCKED:
-            return Refusal(
+            return RequestRefused(
                 409,
                 "Another request with this id is under way. Send it again after a while, with the same id.",
                 code="MR-webhook-busy",
@@ -211,7 +211,7 @@ class WebhookApp:
             log.error("a webhook cannot be sent%s: %s", times, why)
         return unavailable(500 if is_ours else 503)
 
-    def _tell(self, refusal: Refusal) -> None:
+    def _tell(self, refusal: RequestRefused) -> None:
         if refusal.status < 500 and (times := self._refused.struck(f"{refusal.status} {refusal.code}")) is not None:
             log.warning("a webhook was answered with %d%s: %s", refusal.status, times, coded(str(refusal), refusal))
 

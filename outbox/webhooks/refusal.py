@@ -5,7 +5,7 @@ from mailroom.errors import MailroomError
 RETRY_AFTER_S = 5  # what a sender is told that should try again
 
 
-class Refusal(MailroomError):
+class RequestRefused(MailroomError):
     """A request that is refused, with the status of the answer and headers of its own."""
 
     def __init__(self, status: int, text: str, *, code: str, **headers: str) -> None:
@@ -14,14 +14,14 @@ class Refusal(MailroomError):
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
-def unreadable(text: str) -> Refusal:
+def unreadable(text: str) -> RequestRefused:
     """Return the refusal of a request that cannot be read."""
-    return Refusal(400, text, code="MR-webhook-request-invalid")
+    return RequestRefused(400, text, code="MR-webhook-request-invalid")
 
 
-def unavailable(status: int = 503) -> Refusal:
+def unavailable(status: int = 503) -> RequestRefused:
     """Return the refusal where the request is right and the message cannot be sent now. It says no more than that."""
-    return Refusal(
+    return RequestRefused(
         status,
         "The message cannot be taken at the moment. Send it again after a while, with the same id.",
         code="MR-webhook-unavailable",

@@ -12,7 +12,7 @@ from mailroom import codec
 from mailroom.bridges.signature import ID, SIGNATURE, TIMESTAMP
 from mailroom.errors import DecodeError
 from mailroom.names import shown
-from outbox.webhooks.refusal import Refusal, unreadable
+from outbox.webhooks.refusal import RequestRefused, unreadable
 
 PLACE = "/topics/"
 JSON, CBOR = "application/json", "application/cbor"
@@ -32,7 +32,7 @@ class Headers:
 
     @classmethod
     def of(cls, raw: Iterable[tuple[bytes, bytes]]) -> "Headers":
-        """Read those of ASGI, whose names are in lower case. Raises `Refusal` where one is given twice."""
+        """Read those of ASGI, whose names are in lower case. Raises `RequestRefused` where one is given twice."""
         named: dict[str, str] = {}
         for name_bytes, value in raw:
             name = name_bytes.decode("latin-1")
@@ -59,26 +59,26 @@ def _cloud_event(named: Mapping[str, str]) -> dict[str, str]:
 
 
 def topic_of(scope: Mapping[str, Any]) -> str:
-    """Return the topic in the path, below where the app is mounted. Raises `Refusal`."""
+    """Return the topic in the path, below where the app is mounted. Raises `RequestRefused`."""
     path, mounted_at = str(scope["path"]), str(scope.get("root_path") or "").rstrip("/")
     # Frameworks differ in whether the path still has what the app is mounted at.
     if mounted_at and path.startswith(f"{mounted_at}/"):
         path = path.removeprefix(mounted_at)
     topic = path.removeprefix(PLACE)
     if topic == path or not topic or "/" in topic:
-        raise Refusal(404, "There is nothing here. Send to POST /topics/TOPIC.", code="MR-webhook-path")
+        raise RequestRefused(404, "There is nothing here. Send to POST /topics/TOPIC.", code="MR-webhook-path")
     if scope["method"] != "POST":
-        raise Refusal(405, "A message is sent by POST.", code="MR-webhook-path", allow="POST")
+        raise RequestRefused(405, "A message is sent by POST.", code="MR-webhook-path", allow="POST")
     return topic
 
 
 def content_type(headers: Headers) -> str:
-    """Return `JSON` or `CBOR`. Raises `Refusal` for everything else."""
+    """Return `JSON` or `CBOR`. Raises `RequestRefused` for everything else."""
     kind, *parameters = (each.strip().lower() for each in (headers.get("content-type") or "").split(";"))
     charsets = [each.partition("=")[2].strip('"') for each in parameters if each.startswith("charset=")]
     is_plain = (headers.get("content-encoding") or "identity").lower() == "identity"
     if kind not in (JSON, CBOR) or not is_plain or any(charset != "utf-8" for charset in charsets):
-        raise Refusal(
+        raise RequestRefused(
             415,
             f"Send content-type: {JSON}, in UTF-8, or {CBOR}, and no content-encoding.",
             code="MR-webhook-content-type",
@@ -87,19 +87,19 @@ def content_type(headers: Headers) -> str:
 
 
 def check_length(headers: Headers, most: int) -> None:
-    """Raise `Refusal` if the request says itself that its body is too large."""
+    """Raise `RequestRefused` if the request says itself that its body is too large."""
     length = headers.get("content-length")
     if length is not None and (not DIGITS.match(length) or int(length) > most):
         raise too_large(most)
 
 
-def too_large(most: int) -> Refusal:
+def too_large(most: int) -> RequestRefused:
     """Return the refusal of a body of more than `most` bytes."""
-    return Refusal(413, f"The body has more than {most:,} bytes.", code="MR-webhook-too-large")
+    return RequestRefused(413, f"The body has more than {most:,} bytes.", code="MR-webhook-too-large")
 
 
 def value_of(body: bytes, kind: str) -> object:
-    """Return the value in the body. Raises `Refusal`, which shows nothing of it."""
+    """Return the value in the body. Raises `RequestRefused`, which shows nothing of it."""
     if kind == CBOR:
         try:
             return codec.read_item(body)
@@ -153,11 +153,11 @@ def key_of(headers: Headers, query: bytes) -> str | None:
 
 
 def check_cloud_event(headers: Headers, topic: str) -> None:
-    """Raise `Refusal` for an event of CloudEvents that is of another topic or version."""
+    """Raise `RequestRefused` for an event of CloudEvents that is of another topic or version."""
     if headers.cloud_event.get("specversion", "1.0") != "1.0":
         raise unreadable("ce-specversion is not 1.0.")
     if (kind := headers.cloud_event.get("type", topic)) != topic:
-        raise Refusal(
+        raise RequestRefused(
             422,
             f"ce-type is {shown(kind)}, and the topic in the path is {shown(topic)}: they must be equal, or leave "
             "ce-type out.",
@@ -166,7 +166,7 @@ def check_cloud_event(headers: Headers, topic: str) -> None:
 
 
 def id_of(headers: Headers) -> str:
-    """Return the id of a request that is not signed. Raises `Refusal` if it has none."""
+    """Return the id of a request that is not signed. Raises `RequestRefused` if it has none."""
     event = headers.cloud_event
     of_event = f"{event['source']} {event['id']}" if event.get("source") and event.get("id") else None
     for id in (headers.get(ID), headers.get(IDEMPOTENCY), of_event):
