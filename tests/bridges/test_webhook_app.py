@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from mailroom import testing
-from mailroom.errors import ConfigurationError, InvalidMessage
+from mailroom.errors import MailroomError
 from mailroom.testing import SentMessage
 from outbox import Outbox, WebhookApp
 from outbox.webhooks import app as app_module
@@ -36,7 +36,7 @@ ORDER = b'{"order": 1}'
 
 
 def app_of(source: Any, **options: Any) -> WebhookApp:
-    given = {"secrets": [SECRET], "topics": TOPICS, "now": lambda: NOW} | options
+    given: dict[str, Any] = {"secrets": [SECRET], "topics": TOPICS, "now": lambda: NOW} | options
     return WebhookApp(source, **given)
 
 
@@ -114,14 +114,14 @@ async def test_cbor_is_taken_with_all_that_it_can_say(node: Node, client: httpx.
     ],
 )
 async def test_key_is_that_of_query_header_or_subject(
-    node: Node, client: httpx.AsyncClient, query: str, headers: dict[str, str], key: str
+    node: Node, client: httpx.AsyncClient, query: str, headers: dict[str, Any], key: str
 ) -> None:
     assert (await post(client, path=f"/topics/order.paid{query}", **headers)).status_code == 202
     assert [message.key for message in sent(node)] == [key]
 
 
 async def test_event_of_cloudevents_keeps_its_attributes(node: Node, client: httpx.AsyncClient) -> None:
-    event = {"ce_specversion": "1.0", "ce_id": "7", "ce_source": "/shop%20one", "ce_type": "order.paid"}
+    event: dict[str, Any] = {"ce_specversion": "1.0", "ce_id": "7", "ce_source": "/shop%20one", "ce_type": "order.paid"}
     assert (await post(client, **event)).status_code == 202
     assert sent(node)[0].headers == event | {"ce_source": "/shop one"}
 
@@ -282,7 +282,7 @@ async def test_refusal_shows_nothing_of_the_body(client: httpx.AsyncClient, capl
     ],
 )
 async def test_hostile_keys_and_headers_are_refused(
-    node: Node, client: httpx.AsyncClient, path: str, headers: dict[str, str], answer: tuple[int, str]
+    node: Node, client: httpx.AsyncClient, path: str, headers: dict[str, Any], answer: tuple[int, str]
 ) -> None:
     assert refused(await post(client, path=f"/topics/order.paid{path}", **headers)) == answer
     assert sent(node) == []
@@ -591,7 +591,7 @@ async def test_websocket_is_closed(app: WebhookApp) -> None:
     ],
 )
 def test_app_that_cannot_be_right_is_refused(options: dict[str, Any], code: str) -> None:
-    with pytest.raises((ConfigurationError, InvalidMessage, ValueError)) as raised:
+    with pytest.raises(MailroomError) as raised:
         app_of(**{"source": "postgresql://localhost/shop", **options})
-    assert raised.value.code == code  # type: ignore[union-attr]
+    assert raised.value.code == code
     assert "hunter2" not in str(raised.value)
