@@ -115,6 +115,7 @@ ATTRIBUTES = {
     "Periodic": "add list next_times pause remove resume schema sync",
     "PeriodicMessage": "cron headers jitter_s key kind missed name time_zone topic value",
     "PeriodicState": ("cron due_at jitter_s key kind last_at last_error missed name next_at paused time_zone topic"),
+    "WebhookApp": "",
     "Store": "account books call delete delete_range get increment put schema send_many target",
     "Archive": "count find inbox replay schema",
     "Attempt": "at attempt clock error key message_id outcome worker",
