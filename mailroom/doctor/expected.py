@@ -14,6 +14,7 @@ INDEXES = {
     'audit_pkey': 'ALTER TABLE {schema}.audit ADD CONSTRAINT audit_pkey PRIMARY KEY (id);',
     'breaker_pkey': 'ALTER TABLE {schema}.breaker ADD CONSTRAINT breaker_pkey PRIMARY KEY (inbox, prefix);',
     'bridge_in_pkey': 'ALTER TABLE {schema}.bridge_in ADD CONSTRAINT bridge_in_pkey PRIMARY KEY (origin);',
+    'bridge_known_pkey': 'ALTER TABLE {schema}.bridge_known ADD CONSTRAINT bridge_known_pkey PRIMARY KEY (link, message_id);',
     'bridge_mark_pkey': 'ALTER TABLE {schema}.bridge_mark ADD CONSTRAINT bridge_mark_pkey PRIMARY KEY (origin, topic, part, sender, link);',
     'bridge_out_pkey': 'ALTER TABLE {schema}.bridge_out ADD CONSTRAINT bridge_out_pkey PRIMARY KEY (link);',
     'bridge_position_pkey': 'ALTER TABLE {schema}.bridge_position ADD CONSTRAINT bridge_position_pkey PRIMARY KEY (origin, topic, part);',

@@ -1,9 +1,10 @@
 """A broker of the tests' own: a log in memory that can hold, refuse and lose, by the protocols that users implement."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from uuid import UUID
 
 from mailroom.bridges.arrival import Arrived
 from mailroom.bridges.publisher import BrokerTrouble, OutBridge, RecordRefused
@@ -69,6 +70,10 @@ class LogPublisher:
         if self._log.away is not None:
             raise BrokerTrouble(self._log.away)
         return self._log.mark if self._exactly_once else 0
+
+    async def published(self, after: int, since: datetime) -> Collection[tuple[int, UUID]]:
+        """Return what of it the log has."""
+        return [(each.clock, each.id) for each in self._log.records if each.clock > after and each.at >= since]
 
     async def publish(self, records: Sequence[Record]) -> None:
         """Append to the log, and acknowledge it unless it is held."""

@@ -29,9 +29,6 @@ from tests.support.waiting import WITHIN_S, eventually
 
 pytestmark = pytest.mark.one_version
 
-COMMAND = (
-    "from mailroom.cli.options import share; from outbox.webhooks.cli import serve; share(serve); serve(prog_name='x')"
-)
 ORDER = b'{"order": 1}'
 
 
@@ -39,7 +36,7 @@ ORDER = b'{"order": 1}'
 def running(dsn: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run the command; yield it and its port once it listens."""
     call = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "--topics", "order.#", "--port", "0", *arguments],
+        [sys.executable, "-m", "mailroom", "bridge", "serve", "--topics", "order.#", "--port", "0", *arguments],
         env={**os.environ, "MAILROOM_DSN": dsn, "MAILROOM_BRIDGE_SHOP_SECRETS": f"whsec_{'REVG' * 8}, {SECRET}"},
         text=True,
         stderr=subprocess.PIPE,

@@ -1,5 +1,6 @@
 """Through Kafka's protocol: the main ways on librdkafka's mock cluster, what that cannot do on a real one."""
 
+import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
@@ -112,7 +113,9 @@ def clocks(log: Sequence[Message]) -> list[tuple[int, int]]:
     found = []
     for message in log:
         headers = dict(message.headers() or [])
-        found.append((message.partition() or 0, int(headers["mailroom-clock"])))
+        clock = headers["mailroom-clock"]
+        assert isinstance(clock, bytes)
+        found.append((message.partition() or 0, int(clock)))
     return found
 
 
@@ -352,7 +355,7 @@ async def test_wrong_password_stops_the_bridge_and_is_shown_nowhere(
         async with tended(node):
             await eventually_async(lambda: out_state(node).state == "stopped")
             assert "the broker refuses this client: " in (out_state(node).why or "")
-            result = mailroom("bridge", "test", "out", dsn=node.dsn)
+            result = await asyncio.to_thread(mailroom, "bridge", "test", "out", dsn=node.dsn)
             assert "the broker refuses this client" in error_of(result)
             told = caplog.text + result.output + str(out_state(node))
             assert "hunter2" not in told

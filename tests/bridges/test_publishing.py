@@ -11,10 +11,12 @@ from mailroom.bridges.record import Record
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, UnknownBridge
 from mailroom.links.links import Links
+from mailroom.links.start import jumping
+from mailroom.sql.runner import run
 from mailroom.testing import publish
 from outbox import Outbox
 from tests.bridges.tended import bridge_out, out_state, tended
-from tests.support.node import Node
+from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.one_version
@@ -252,3 +254,37 @@ def test_testing_publish_gives_records_without_a_broker(node: Node) -> None:
         assert publish(conn, "out") == []
         conn.rollback()
     assert node.value("SELECT count(*) FROM mailroom.transit") == 0
+
+
+async def test_what_a_lost_history_has_published_is_not_published_again(node: Node) -> None:
+    """The node is put back to where one of three messages was delivered; the others are stamped anew."""
+    log = bridge_out(node)
+    ids = [node.send("orders", {"n": n}, key="k") for n in range(3)]
+    backup = node.rows("SELECT message_id, topic, key, value FROM mailroom.outbox ORDER BY position")
+    node.deliver_all()
+    async with tended(node):
+        await rest(node, 3)
+    lost = node.send("orders", {"n": 3}, key="k")  # sent after the backup: nobody sends it again
+    node.deliver_all()
+    async with tended(node):
+        await rest(node, 4)
+    node.connection.execute("DELETE FROM mailroom.transit WHERE seq > 1")
+    node.connection.execute("UPDATE mailroom.link SET acked = 1")
+    for id, topic, key, value in backup[1:]:
+        node.connection.execute(
+            "INSERT INTO mailroom.outbox (message_id, topic, key, value) VALUES (%s, %s, %s, %s)",
+            [id, topic, key, value],
+        )
+    with node.connection.transaction():
+        run(node.connection, jumping(SCHEMA, is_here=True))
+    new = node.send("orders", {"n": 4}, key="k")
+    node.deliver_all()
+    async with tended(node):
+        await rest(node, 4)
+    assert log.ids() == [*ids, lost, new]
+    assert node.value("SELECT count(*) FROM mailroom.bridge_known") == 3
+    assert node.value("SELECT matched = (SELECT life FROM mailroom.node) FROM mailroom.link")
+    before = log.opened
+    async with tended(node):
+        await eventually_async(lambda: log.opened > before)
+    assert log.ids() == [*ids, lost, new]

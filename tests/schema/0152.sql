@@ -1209,6 +1209,17 @@ COMMENT ON COLUMN mailroom.bridge_in.origin IS 'The number of the origin.';
 
 COMMENT ON COLUMN mailroom.bridge_in.settings IS 'Which broker, and how records become messages.';
 
+CREATE TABLE mailroom.bridge_known (
+    link bigint NOT NULL,
+    message_id uuid NOT NULL
+);
+
+COMMENT ON TABLE mailroom.bridge_known IS 'Messages that a bridge has published in a history which this node has lost. They are not published again.';
+
+COMMENT ON COLUMN mailroom.bridge_known.link IS 'The link.';
+
+COMMENT ON COLUMN mailroom.bridge_known.message_id IS 'The message.';
+
 CREATE TABLE mailroom.bridge_mark (
     origin bigint NOT NULL,
     topic text NOT NULL COLLATE pg_catalog."C",
@@ -2977,6 +2988,9 @@ ALTER TABLE ONLY mailroom.breaker
 
 ALTER TABLE ONLY mailroom.bridge_in
     ADD CONSTRAINT bridge_in_pkey PRIMARY KEY (origin);
+
+ALTER TABLE ONLY mailroom.bridge_known
+    ADD CONSTRAINT bridge_known_pkey PRIMARY KEY (link, message_id);
 
 ALTER TABLE ONLY mailroom.bridge_mark
     ADD CONSTRAINT bridge_mark_pkey PRIMARY KEY (origin, topic, part, sender, link);

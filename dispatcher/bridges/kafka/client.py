@@ -60,7 +60,7 @@ class KafkaClient:
         self._name = name
         given = client_options(name, options)
         # Its own log would tell each reconnect; what is wrong is told by `trouble`, in one line.
-        quiet = {"client.id": "mailroom", "log.connection.close": "false", "log_level": "3"}
+        quiet = {"client.id": "mailroom", "log.connection.close": "false", "log_level": "0"}
         self._options: dict[str, object] = {
             **quiet, **given, "bootstrap.servers": address, "error_cb": self._note,
         }  # fmt: skip
