@@ -19,12 +19,14 @@ from mailroom.bridges.record import Form
 from mailroom.bridges.settings import InSettings, OnFailure, OutSettings
 from mailroom.bridges.source import BrokerPosition
 from mailroom.errors import ConfigurationError
+from mailroom.links.start import jumping
+from mailroom.sql.runner import run
 from outbox import Outbox, Outgoing
 from tests.bridges.tended import in_state, out_state, tended
 from tests.support.command import error_of, mailroom
 from tests.support.kafka import USER, Kafka
 from tests.support.kafka_mock import MockKafka
-from tests.support.node import Node
+from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.one_version
@@ -249,6 +251,44 @@ async def test_what_was_published_exactly_once_before_a_crash_is_not_repeated_in
     kafka.create("crash", 3)
     log = await crashed(node, dict(kafka.client), exactly_once=True)
     assert len(log) == 2 * MESSAGES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exactly_once", [False, True])
+async def test_what_a_lost_history_has_published_comes_in_once(node: Node, kafka: Kafka, exactly_once: bool) -> None:
+    """The sender is put back to where half of what was published was not delivered yet, and delivers it again."""
+    topic = f"put-back-{exactly_once}"
+    kafka.create(topic, 3)
+    bridged(node, kafka.bootstrap, topic, exactly_once=exactly_once)
+    send(node)
+    async with tended(node):
+        await eventually_async(lambda: count(node) == out_state(node).acked == MESSAGES)
+    half = MESSAGES // 2
+    again = node.rows("SELECT message_id, topic, key, value FROM mailroom.inbox ORDER BY sent_clock OFFSET %s", half)
+    node.connection.execute("UPDATE mailroom.link SET acked = %s", [half])
+    node.connection.execute("DELETE FROM mailroom.transit WHERE seq > %s", [half])
+    with node.connection.transaction():
+        last = node.value("SELECT last_value FROM mailroom.clock")
+        node.connection.execute(
+            "INSERT INTO mailroom.transit (link, seq, sent_clock, stamped_at, message_id, topic, key, value, sent_at) "
+            "SELECT number, %s, 1, now(), gen_random_uuid(), 'x', 'x', '\\x00', now() FROM mailroom.link "
+            "WHERE NOT EXISTS (SELECT FROM mailroom.transit)",
+            [half],
+        )
+        for row in again:
+            node.connection.execute(
+                "INSERT INTO mailroom.outbox (message_id, topic, key, value) VALUES (%s, %s, %s, %s)", row
+            )
+        run(node.connection, jumping(SCHEMA, is_here=True))
+    assert node.value("SELECT last_value FROM mailroom.clock") > last
+    send(node, MESSAGES)
+    async with tended(node):
+        await eventually_async(lambda: count(node) == 2 * MESSAGES)
+        await eventually_async(lambda: out_state(node).backlog == 0)
+    assert numbers(node) == expected(2 * MESSAGES)
+    log = read_log(dict(kafka.client), topic)
+    ids = [dict(message.headers() or [])["ce_id"] for message in log]
+    assert len(ids) == len(set(ids)) == 2 * MESSAGES
 
 
 @pytest.mark.slow

@@ -241,19 +241,10 @@ class KafkaPublisher(KafkaClient):
                     self._going().poll(POLL_S)
         while left and not failed:
             self._going().poll(POLL_S)
-            error = self._error
-            if failed or error is None:
-                continue
-            if error.code() == KafkaError._GAPLESS_GUARANTEE:
-                # One of them has failed, and why is told with it. It stops the client, so that none comes behind it.
-                self._going().poll(STEP_S)
-                break
-            if error.fatal() or error.code() in REFUSED | FENCED:
-                raise self._meaning(error)
+            if self._error is not None and (self._error.fatal() or self._error.code() in REFUSED | FENCED):
+                raise self._meaning(self._error)
         if failed:
             raise self._meaning(next((error for error in failed if error.code() in OF_THE_RECORD), failed[0]))
-        if left and self._error is not None:
-            raise RecordRefused(f"the broker refuses it: {self._text(self._error)}.", code="MR-bridge-record-refused")
 
     def _drop(self) -> None:
         """Give the producer up, with what it has not sent."""
