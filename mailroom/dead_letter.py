@@ -194,7 +194,8 @@ placed AS (
     RETURNING inbox),
 dead AS (
     INSERT INTO {schema}.dead_letter (stage, bridge, reason, origin, sent_clock, {message})
-    SELECT CASE WHEN %(bridge)s::text IS NULL THEN 'receive' ELSE 'take in' END, %(bridge)s::text, CASE WHEN kind = 'C' AND receivers > 1
+    SELECT CASE WHEN %(bridge)s::text IS NULL THEN 'receive' ELSE 'take in' END, %(bridge)s::text,
+           CASE WHEN kind = 'C' AND receivers > 1
                            THEN pg_catalog.format('a command needs exactly one inbox, its topic has %%s', receivers)
                            WHEN receivers > 0 THEN 'only inboxes in total order get this topic: send it anew'
                            ELSE 'no inbox gets this topic of that node' END, origin, sent_clock, {message}
@@ -355,8 +356,8 @@ class _Operations:
         routed again by the subscriptions to that node, with the same lock, and keeps its origin and sent_clock; so is
         one that came by a bridge. One that a bridge could not publish goes behind what waits for that bridge. No inbox
         in total order gets any. Raises `UnknownInbox` if an inbox that skipped some is gone, `UnknownBridge` if such a
-        bridge is, `ConfigurationError` if the inbox is in total order, and `DecodeError` for an executable that this release cannot read;
-        then nothing is requeued.
+        bridge is, `ConfigurationError` if the inbox is in total order, and `DecodeError` for an executable that this
+        release cannot read; then nothing is requeued.
         """
         chosen = _chosen(ids, matching, stage, inbox, limit)
         return (yield from self._changing(self._requeueing, chosen, actor, why, dry_run))

@@ -6,6 +6,7 @@ from outbox.executable import Executable
 from outbox.outbox import AsyncOutbox, Outbox
 from outbox.periodic.periodic import AsyncPeriodic, Periodic, PeriodicState
 from outbox.store import AsyncStore, Books, Store
+from outbox.webhooks.app import WebhookApp
 
 __all__ = [
     "AsyncOutbox",
@@ -19,4 +20,5 @@ __all__ = [
     "PeriodicMessage",
     "PeriodicState",
     "Store",
+    "WebhookApp",
 ]

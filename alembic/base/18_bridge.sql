@@ -12,6 +12,12 @@ CREATE TABLE bridge_out (  -- Links of which a broker is the reader.
     marked_at timestamptz              -- When the mark at the broker was last set, if it keeps one.
 ) WITH ({busy});
 
+CREATE TABLE bridge_known (  -- Messages that a bridge has published in a history which this node has lost. They are not published again.
+    link       bigint NOT NULL,  -- The link.
+    message_id uuid   NOT NULL,  -- The message.
+    PRIMARY KEY (link, message_id)
+);
+
 CREATE TABLE bridge_in (  -- Origins of which a broker is the source.
     origin   bigint PRIMARY KEY,  -- The number of the origin.
     settings jsonb  NOT NULL      -- Which broker, and how records become messages.

@@ -6,7 +6,7 @@ in between, is published again, in order; a broker that keeps a mark tells which
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -24,10 +24,13 @@ from dispatcher.links.receiving import Receiving
 from mailroom import events
 from mailroom.bridges.out import (
     OutRow,
+    OutStart,
+    knowing_published,
     making_published,
     noting_marked,
     noting_published,
     noting_trouble,
+    settling_doubt,
     skipping,
     taking_link,
 )
@@ -44,6 +47,7 @@ log = logging.getLogger("mailroom.dispatcher")
 ROWS = 2_000  # at once; a broker's transaction each, if it has them
 MAX_BYTES = 4 * 1024 * 1024
 FETCH_S = 30.0
+SLACK = timedelta(minutes=1)  # by which the broker's clock may be behind this node's
 MARK_EVERY = timedelta(days=1)  # brokers forget marks that are not set for a week
 # While a broker is away for long this session idles, outside of any transaction.
 READING = SESSION | {"idle_session_timeout": "0"}
@@ -66,6 +70,7 @@ class Publishing(Tending):
         self._sender = Sender(row.node_id, row.node, row.link)
         self._portion = Portion()
         self._marked_at = row.marked_at
+        self._is_known = False
 
     def _noting(self, trouble: Trouble | None, why: str, for_s: float) -> Operation[object]:
         return noting_trouble(self._schema, self.row.link, trouble, why, for_s)
@@ -77,13 +82,16 @@ class Publishing(Tending):
         """Publish for as long as one session here and one publisher last."""
         async with open_session(self._home, "bridges", READING) as connection:
             source, run = Source(connection, self._schema), uuid4()
-            position = await source.transaction(taking_link(self._schema, self.row.link, run))
-            if position is None:
+            start = await source.transaction(taking_link(self._schema, self.row.link, run))
+            if start is None:
                 await heard(self._stopping, LONGEST_PAUSE_S)  # cut: the lane ends it
                 return
+            position, self._is_known = start.acked, start.is_known
             publisher = self._make()
             try:
                 mark = await self._waiting(publisher, publisher.open())
+                if start.in_doubt:
+                    await self._settle(source, publisher, run, start)
                 if not mark and position and self.row.settings.exactly_once:
                     log.warning(
                         "bridges: the mark of %s is gone at the broker: going on behind row %d, which it had "
@@ -94,6 +102,17 @@ class Publishing(Tending):
                     position = await self._step(source, publisher, run, position, mark)
             finally:
                 await publisher.close()
+
+    async def _settle(self, source: Source, publisher: Publisher, run: UUID, start: OutStart) -> None:
+        """Find out what was published in a history that this node has lost: it may stamp it again."""
+        published = await self._waiting(publisher, publisher.published(start.clock, start.since - SLACK))
+        lost = await source.transaction(settling_doubt(self._schema, self.row.link, run, published))
+        if lost:
+            self._is_known = True
+            log.warning(
+                "bridges: this node has lost history: %d messages that %s had published are not published again",
+                lost, self.row.name,
+            )  # fmt: skip
 
     async def _step(self, source: Source, publisher: Publisher, run: UUID, position: int, mark: int) -> int:
         """Publish the next rows behind `position`, or sleep until there are some; return the new position."""
@@ -116,7 +135,12 @@ class Publishing(Tending):
             fetching(self._schema, self.row.link, after=position, to=bounds.last, decoded=True), FETCH_S
         )
         now = await source.transaction(making_published())
-        part = self._part(carried(cast(Mapping[str, Sequence[Any]], batch.columns)), position, mark, now)
+        messages = carried(cast(Mapping[str, Sequence[Any]], batch.columns))
+        known: frozenset[UUID] = frozenset()
+        if self._is_known:
+            ids = [message.message_id for message in messages]
+            known = await source.ask(knowing_published(self._schema, self.row.link, ids))
+        part = self._part(messages, position, mark, now, known)
         if part.records:
             try:
                 with self._portion.tried():
@@ -131,12 +155,15 @@ class Publishing(Tending):
         await self._goes_well()
         return part.last
 
-    def _part(self, messages: Sequence[Carried], position: int, mark: int, now: datetime) -> "_Part":
+    def _part(
+        self, messages: Sequence[Carried], position: int, mark: int, now: datetime, known: Collection[UUID]
+    ) -> "_Part":
         """Make the records, up to the first message that its form cannot hold."""
         records = []
         for message in messages:
             is_expired = message.expires_at is not None and message.expires_at <= now
-            if not message.is_mark and message.sent_clock > mark and not is_expired:
+            is_published = message.sent_clock <= mark or message.message_id in known
+            if not (message.is_mark or is_published or is_expired):
                 try:
                     records.append(record_of(message, self.row.settings.form, self._sender))
                 except Unencodable as error:

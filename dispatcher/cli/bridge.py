@@ -28,6 +28,7 @@ from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.links.readers import MAX_ROWS
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
+from outbox.webhooks.cli import serve
 
 TEST_S = 10.0
 
@@ -461,3 +462,6 @@ def _tell(call: Call, name: str, done: str, given_up: int, *, dry_run: bool) -> 
         return
     would_be = "would be" if dry_run else "is"
     say(f"The bridge {name} {would_be} {done}; {counted(given_up, 'message')} that waited {would_be} given up.")
+
+
+bridge.add_command(serve)

@@ -14,13 +14,13 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
 from inbox.exceptions import Reject
 from inbox.handling import arguments
 from inbox.handling.batch import HandlerFailed
-from inbox.handling.patterns import Patterns
 from inbox.sessions import hold
 from mailroom.errors import ConfigurationError, NoHandler
 from mailroom.message.answer import DONE, REJECTED, answer, answered_by_return, refuse_second, reply_topic
 from mailroom.message.carry import handling
 from mailroom.message.message import Message
 from mailroom.message.outgoing import sending
+from mailroom.message.patterns import Patterns
 from mailroom.message.topic import Topic
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.sql.operation import Operation

@@ -5,7 +5,6 @@ Where they are is taken from connections that the source has opened (`mailroom.s
 
 import contextlib
 import logging
-import select
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -21,6 +20,7 @@ from inbox.sessions.django import DjangoTransactions, django_alias
 from inbox.sessions.hold import COMMIT, releasing
 from mailroom.errors import ConfigurationError
 from mailroom.session import settings
+from mailroom.session.addressed import is_addressed
 from mailroom.session.home import Home
 from mailroom.sql.pooler import is_pooled
 from mailroom.sql.runner import AsyncPlainCursor, DjangoConnection, PlainCursor, is_django, run, run_async
@@ -217,21 +217,14 @@ def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, An
     return arguments(f"worker {inbox}", parallel), arguments(f"worker failing {inbox}", 0)
 
 
-def _is_addressed(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
-    """Return whether the server has said something to an idle session, as when idle_session_timeout ends it."""
-    words = select.poll()
-    words.register(connection.pgconn.socket, select.POLLIN)
-    return bool(words.poll(0))
-
-
 def _check(connection: "psycopg.Connection[Any]") -> None:
     """Raise an error if the session was lost while it was idle. It takes a round trip only if there is reason to."""
-    if _is_addressed(connection):
+    if is_addressed(connection):
         ConnectionPool.check_connection(connection)
 
 
 async def _check_async(connection: "psycopg.AsyncConnection[Any]") -> None:
-    if _is_addressed(connection):
+    if is_addressed(connection):
         await AsyncConnectionPool.check_connection(connection)
 
 

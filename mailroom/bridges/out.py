@@ -1,6 +1,6 @@
 """Bridges out of a node: links of which a broker is the reader. What links have holds for them too."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
@@ -26,9 +26,10 @@ FROM {schema}.link AS l LEFT JOIN {schema}.bridge_out AS b ON b.link = l.number 
 """,
     columns=("text",),
 )
-# No node says hello under this name: it would have to have this id.
+# No node says hello under this name: it would have to have this id. What a new link has published, is known: nothing.
 BAR = Sql(
-    "UPDATE {schema}.link SET reader_id = gen_random_uuid() WHERE number = %(link)s::bigint AND reader_id IS NULL"
+    "UPDATE {schema}.link AS l SET reader_id = gen_random_uuid(), matched = n.life FROM {schema}.node AS n "
+    "WHERE l.number = %(link)s::bigint AND l.reader_id IS NULL"
 )
 ADD = Sql(
     """
@@ -135,21 +136,80 @@ def finding_out(schema: str, name: str) -> Operation[OutRow]:
     return rows[0]
 
 
-# Whoever publishes takes the link, as a reader does by its hello. There is no position of a reader that this node could
-# have lost: its clock goes beyond all that was published, so the link is in no doubt.
+@dataclass(frozen=True, slots=True)
+class OutStart:
+    """Where a run of a bridge begins: everything up to the row `acked`, stamped at `since` with `clock`, is published.
+
+    If it is `in_doubt`, this node may have lost history since: what it stamps again may be published already.
+    `is_known`: there are messages that are known to be.
+    """
+
+    acked: int
+    clock: int
+    since: datetime
+    in_doubt: bool
+    is_known: bool
+
+
+# Whoever publishes takes the link, as a reader does by its hello. The row `acked` stays until a newer one is.
 TAKE = Sql(
     """
-UPDATE {schema}.link AS l SET run = %(run)s::uuid, matched = n.life, seen_at = clock_timestamp()
-FROM {schema}.node AS n WHERE l.number = %(link)s::bigint AND l.state = 'open' RETURNING l.acked
+UPDATE {schema}.link AS l SET run = %(run)s::uuid, seen_at = clock_timestamp()
+FROM {schema}.node AS n WHERE l.number = %(link)s::bigint AND l.state = 'open'
+RETURNING l.acked,
+    coalesce((SELECT t.sent_clock FROM {schema}.transit AS t WHERE t.link = l.number AND t.seq = l.acked), 0),
+    coalesce((SELECT t.stamped_at FROM {schema}.transit AS t WHERE t.link = l.number AND t.seq = l.acked),
+             l.created_at),
+    l.matched IS DISTINCT FROM n.life,
+    EXISTS (SELECT FROM {schema}.bridge_known AS k WHERE k.link = l.number)
 """,
-    columns=("bigint",),
+    columns=("bigint", "bigint", "timestamptz", "boolean", "boolean"),
 )
 
 
-def taking_link(schema: str, link: int, run: UUID) -> Operation[int | None]:
-    """Take the link for this run of a dispatcher; return up to which seq it is acknowledged, None for no open link."""
+def taking_link(schema: str, link: int, run: UUID) -> Operation[OutStart | None]:
+    """Take the link for this run of a dispatcher; return where it begins, None if there is no open link."""
     rows = yield TAKE.at(schema=schema)(link=link, run=run)
-    return rows[0][0] if rows else None
+    return OutStart(*rows[0]) if rows else None
+
+
+# What the broker has and this node has not: the same clock was given to the same message in one history only.
+SETTLE = Sql(
+    """
+WITH lost AS (
+    INSERT INTO {schema}.bridge_known (link, message_id)
+    SELECT DISTINCT %(link)s::bigint, p.id
+    FROM ROWS FROM (pg_catalog.unnest(%(ids)s::uuid[]), pg_catalog.unnest(%(clocks)s::bigint[])) AS p (id, clock)
+    WHERE NOT EXISTS (SELECT FROM {schema}.transit AS t
+                      WHERE t.link = %(link)s::bigint AND t.sent_clock = p.clock AND t.message_id = p.id)
+    ON CONFLICT DO NOTHING RETURNING 1),
+matched AS (
+    UPDATE {schema}.link AS l SET matched = n.life FROM {schema}.node AS n
+    WHERE l.number = %(link)s::bigint AND l.run = %(run)s::uuid)
+SELECT count(*) FROM lost
+""",
+    columns=("bigint",),
+)
+KNOWN = Sql(
+    """
+SELECT message_id FROM {schema}.bridge_known
+WHERE link = %(link)s::bigint AND message_id = ANY (%(ids)s::uuid[])
+""",
+    columns=("uuid",),
+)
+
+
+def settling_doubt(schema: str, link: int, run: UUID, published: Collection[tuple[int, UUID]]) -> Operation[int]:
+    """Note which of the messages that the broker has, each with its clock, this node has lost; return how many."""
+    [(lost,)] = yield SETTLE.at(schema=schema)(
+        link=link, run=run, ids=[id for _, id in published], clocks=[clock for clock, _ in published]
+    )
+    return int(lost)
+
+
+def knowing_published(schema: str, link: int, ids: Collection[UUID]) -> Operation[frozenset[UUID]]:
+    """Return which of these messages were published in a history that this node has lost."""
+    return frozenset(id for (id,) in (yield KNOWN.at(schema=schema)(link=link, ids=list(ids))))
 
 
 FLUSH = Sql(

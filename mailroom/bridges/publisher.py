@@ -5,8 +5,9 @@ gives no record up by itself: what was not acknowledged when it is closed is alw
 each partition of the broker.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
@@ -61,6 +62,14 @@ class Publisher(Protocol):
         """Connect; return the clock up to which the broker is known to have everything, 0 if it keeps no mark.
 
         A predecessor that still runs must be unable to publish from then on, or the bridge is at least once.
+        """
+        ...
+
+    async def published(self, after: int, since: datetime) -> Collection[tuple[int, UUID]]:
+        """Return the clocks and ids of this bridge's records at the broker that have a clock above `after`.
+
+        None of them is from before `since`. It is asked when the node may have lost history, and would publish such
+        messages again with other clocks. A broker that cannot be read returns none: then they come twice.
         """
         ...
 

@@ -184,6 +184,11 @@ def record_of(message: Carried, form: Form, sender: Sender) -> Record:
     )
 
 
+def id_of(headers: Mapping[str, bytes]) -> UUID:
+    """Return the message's id from the headers of a record of ours, whatever its format."""
+    return UUID(next(headers[name] for name in ("mailroom-id", "ce_id", "id") if name in headers).decode())
+
+
 def fill(template: str, topic: str) -> str:
     """Return what a checked template names for a topic."""
     return template.replace("{topic}", topic)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
         execute_async,
         handle_all,
         handle_all_async,
+        publish,
+        publish_async,
         sent,
         sent_async,
         work,
@@ -37,6 +39,8 @@ __all__ = [
     "execute_async",
     "handle_all",
     "handle_all_async",
+    "publish",
+    "publish_async",
     "sent",
     "sent_async",
     "work",
@@ -47,7 +51,7 @@ __all__ = [
 _HOMES = {
     "mailroom.testing.functions": (
         *("SentMessage", "carry", "carry_async", "deliver", "deliver_async", "execute", "execute_async"),
-        *("handle_all", "handle_all_async", "sent", "sent_async", "work", "work_async"),
+        *("handle_all", "handle_all_async", "publish", "publish_async", "sent", "sent_async", "work", "work_async"),
     ),
     "mailroom.testing.mail": ("AsyncMail", "Mail"),
     "mailroom.testing.stepping": ("Failure", "Worked"),

@@ -20,6 +20,9 @@ from dispatcher.links.receive import receiving
 from inbox import AsyncInbox, Inbox
 from inbox.claims import Claims
 from mailroom import codec
+from mailroom.bridges.out import finding_out
+from mailroom.bridges.record import Record
+from mailroom.bridges.waiting import waiting_records
 from mailroom.errors import ConfigurationError
 from mailroom.message.carry import handling
 from mailroom.message.columns import MESSAGE_ROW
@@ -93,7 +96,17 @@ def _executing(*, schema: str = DEFAULT_SCHEMA) -> Operation[int]:
     return executing_all(schema_name(schema))
 
 
+def _publishing(bridge: str, *, schema: str = DEFAULT_SCHEMA, now: datetime | None = None) -> Operation[list[Record]]:
+    """Do what a bridge out of this node does, without a broker: deliver, and return the records of what waits for it.
+
+    They count as published: the next call returns those that came since. Raises `UnknownBridge`, and `Unencodable` for
+    a message that has no record, which a dispatcher would stop at or skip, as the bridge says.
+    """
+    return publishing_all(schema_name(schema), bridge, now)
+
+
 sent, sent_async = on_connections("sent", _sent_to)
+publish, publish_async = on_connections("publish", _publishing)
 deliver, deliver_async = on_connections("deliver", _delivering)
 execute, execute_async = on_connections("execute", _executing)
 
@@ -282,6 +295,24 @@ def executing_all(schema: str) -> Operation[int]:
         taken += execution.taken
         if not execution.more:
             return taken
+
+
+ACKNOWLEDGED = Sql(
+    """
+UPDATE {schema}.link SET acked = greatest(acked, (
+    SELECT t.seq FROM {schema}.transit AS t WHERE t.link = number ORDER BY t.seq DESC LIMIT 1))
+WHERE number = %(link)s::bigint
+"""
+)
+
+
+def publishing_all(schema: str, bridge: str, now: datetime | None) -> Operation[list[Record]]:
+    """`publish` as an operation."""
+    yield from delivering_all(schema, now)
+    row = yield from finding_out(schema, bridge)
+    records = yield from waiting_records(schema, row, None)
+    yield ACKNOWLEDGED.at(schema=schema)(link=row.link)
+    return records
 
 
 KNOWN_AS = Sql("SELECT id, name FROM {schema}.node", columns=("uuid", "text"))

@@ -1198,6 +1198,102 @@ COMMENT ON COLUMN mailroom.breaker.tries IS 'How many were given to be tried.';
 
 COMMENT ON COLUMN mailroom.breaker.trying IS 'The key that was given last to be tried; null once that has failed.';
 
+CREATE TABLE mailroom.bridge_in (
+    origin bigint NOT NULL,
+    settings jsonb NOT NULL
+);
+
+COMMENT ON TABLE mailroom.bridge_in IS 'Origins of which a broker is the source.';
+
+COMMENT ON COLUMN mailroom.bridge_in.origin IS 'The number of the origin.';
+
+COMMENT ON COLUMN mailroom.bridge_in.settings IS 'Which broker, and how records become messages.';
+
+CREATE TABLE mailroom.bridge_known (
+    link bigint NOT NULL,
+    message_id uuid NOT NULL
+);
+
+COMMENT ON TABLE mailroom.bridge_known IS 'Messages that a bridge has published in a history which this node has lost. They are not published again.';
+
+COMMENT ON COLUMN mailroom.bridge_known.link IS 'The link.';
+
+COMMENT ON COLUMN mailroom.bridge_known.message_id IS 'The message.';
+
+CREATE TABLE mailroom.bridge_mark (
+    origin bigint NOT NULL,
+    topic text NOT NULL COLLATE pg_catalog."C",
+    part bigint NOT NULL,
+    sender uuid NOT NULL,
+    link bigint NOT NULL,
+    clock bigint NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='20000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_scale_factor='0', autovacuum_vacuum_insert_threshold='100000', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000');
+
+COMMENT ON TABLE mailroom.bridge_mark IS 'Up to which clock the messages of a bridge of another node were taken in; repeats are not above it.';
+
+COMMENT ON COLUMN mailroom.bridge_mark.origin IS 'The number of the origin.';
+
+COMMENT ON COLUMN mailroom.bridge_mark.topic IS 'The topic at the broker, or its stream.';
+
+COMMENT ON COLUMN mailroom.bridge_mark.part IS 'The partition.';
+
+COMMENT ON COLUMN mailroom.bridge_mark.sender IS 'The id of the node that sent them.';
+
+COMMENT ON COLUMN mailroom.bridge_mark.link IS 'The number of its link.';
+
+COMMENT ON COLUMN mailroom.bridge_mark.clock IS 'The largest sent_clock of them.';
+
+CREATE TABLE mailroom.bridge_out (
+    link bigint NOT NULL,
+    settings jsonb NOT NULL,
+    state text DEFAULT 'open'::text NOT NULL COLLATE pg_catalog."C",
+    trouble text COLLATE pg_catalog."C",
+    why text,
+    since timestamp with time zone,
+    marked_at timestamp with time zone,
+    CONSTRAINT bridge_out_state_check CHECK ((state = ANY (ARRAY['open'::text, 'stopped'::text]))),
+    CONSTRAINT bridge_out_trouble_check CHECK ((trouble = ANY (ARRAY['unreachable'::text, 'failing'::text])))
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
+
+COMMENT ON TABLE mailroom.bridge_out IS 'Links of which a broker is the reader.';
+
+COMMENT ON COLUMN mailroom.bridge_out.link IS 'The link.';
+
+COMMENT ON COLUMN mailroom.bridge_out.settings IS 'Which broker, and how messages become records.';
+
+COMMENT ON COLUMN mailroom.bridge_out.state IS 'The state: open, or stopped (for the reason in why) until somebody acts; both are tried again.';
+
+COMMENT ON COLUMN mailroom.bridge_out.trouble IS 'Why nothing is published now: unreachable, or failing; null while neither.';
+
+COMMENT ON COLUMN mailroom.bridge_out.why IS 'Why, and what to do.';
+
+COMMENT ON COLUMN mailroom.bridge_out.since IS 'Since when nothing is published; null while it is.';
+
+COMMENT ON COLUMN mailroom.bridge_out.marked_at IS 'When the mark at the broker was last set, if it keeps one.';
+
+CREATE TABLE mailroom.bridge_position (
+    origin bigint NOT NULL,
+    topic text NOT NULL COLLATE pg_catalog."C",
+    part bigint NOT NULL,
+    next bigint NOT NULL,
+    leader_epoch bigint
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='20000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_scale_factor='0', autovacuum_vacuum_insert_threshold='100000', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000');
+
+COMMENT ON TABLE mailroom.bridge_position IS 'Up to where the log of a broker was taken in: a row per partition of a topic.';
+
+COMMENT ON COLUMN mailroom.bridge_position.origin IS 'The number of the origin.';
+
+COMMENT ON COLUMN mailroom.bridge_position.topic IS 'The topic at the broker, or its stream.';
+
+COMMENT ON COLUMN mailroom.bridge_position.part IS 'The partition.';
+
+COMMENT ON COLUMN mailroom.bridge_position.next IS 'The offset of the next record.';
+
+COMMENT ON COLUMN mailroom.bridge_position.leader_epoch IS 'The epoch of the partition''s leader with the record before it, by which a truncated log is noticed.';
+
 CREATE TABLE mailroom.commit_token (
     token uuid NOT NULL,
     committed boolean NOT NULL
@@ -1231,7 +1327,8 @@ CREATE TABLE mailroom.dead_letter (
     clock bigint,
     attempts integer,
     origin uuid,
-    sent_clock bigint
+    sent_clock bigint,
+    bridge text COLLATE pg_catalog."C"
 );
 
 COMMENT ON TABLE mailroom.dead_letter IS 'Where single messages end that cannot be delivered.';
@@ -1279,6 +1376,8 @@ COMMENT ON COLUMN mailroom.dead_letter.attempts IS 'How often it was tried in th
 COMMENT ON COLUMN mailroom.dead_letter.origin IS 'The node that sent it; null for this one.';
 
 COMMENT ON COLUMN mailroom.dead_letter.sent_clock IS 'Its clock there.';
+
+COMMENT ON COLUMN mailroom.dead_letter.bridge IS 'The bridge that could not publish it, or by which it came; null for none.';
 
 ALTER TABLE mailroom.dead_letter ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME mailroom.dead_letter_id_seq
@@ -2886,6 +2985,21 @@ ALTER TABLE ONLY mailroom.audit
 
 ALTER TABLE ONLY mailroom.breaker
     ADD CONSTRAINT breaker_pkey PRIMARY KEY (inbox, prefix);
+
+ALTER TABLE ONLY mailroom.bridge_in
+    ADD CONSTRAINT bridge_in_pkey PRIMARY KEY (origin);
+
+ALTER TABLE ONLY mailroom.bridge_known
+    ADD CONSTRAINT bridge_known_pkey PRIMARY KEY (link, message_id);
+
+ALTER TABLE ONLY mailroom.bridge_mark
+    ADD CONSTRAINT bridge_mark_pkey PRIMARY KEY (origin, topic, part, sender, link);
+
+ALTER TABLE ONLY mailroom.bridge_out
+    ADD CONSTRAINT bridge_out_pkey PRIMARY KEY (link);
+
+ALTER TABLE ONLY mailroom.bridge_position
+    ADD CONSTRAINT bridge_position_pkey PRIMARY KEY (origin, topic, part);
 
 ALTER TABLE ONLY mailroom.commit_token
     ADD CONSTRAINT commit_token_pkey PRIMARY KEY (token);

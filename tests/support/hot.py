@@ -201,6 +201,7 @@ LINKING = {
     "link-fetch": Hot(fetch.FETCH),
     "link-fetch-undecoded": Hot(fetch.FETCH_UNDECODED),
     "link-receive": Hot(receive.RECEIVE, session=DELIVERY),
+    "bridge-take-in": Hot(receive.TAKE_IN, session=DELIVERY),
     "link-forms": Hot(link_refusal.FORMS),
     "link-ask": Hot(link_refusal.ASK),
     "link-sift": Hot(link_refusal.TRY),

@@ -7,7 +7,6 @@ input, so with whoever started it.
 """
 
 import ctypes
-import os
 import select
 import subprocess
 import sys
@@ -162,7 +161,6 @@ def _main(brokers: str, *topics: str) -> None:
             _say(str(error))
         else:
             _say(_OK)
-    os._exit(0)  # its threads would go on
 
 
 def _say(line: str) -> None:

@@ -26,6 +26,7 @@ OF_THE_RECORD = frozenset(
         KafkaError.INVALID_MSG_SIZE, KafkaError.INVALID_TIMESTAMP, KafkaError.POLICY_VIOLATION,
         KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION, KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
+        KafkaError._GAPLESS_GUARANTEE,  # with the broker's reason in its text
     }
 )  # fmt: skip
 REFUSED = frozenset(
@@ -60,7 +61,7 @@ class KafkaClient:
         self._name = name
         given = client_options(name, options)
         # Its own log would tell each reconnect; what is wrong is told by `trouble`, in one line.
-        quiet = {"client.id": "mailroom", "log.connection.close": "false", "log_level": "2"}
+        quiet = {"client.id": "mailroom", "log.connection.close": "false", "log_level": "0"}
         self._options: dict[str, object] = {
             **quiet, **given, "bootstrap.servers": address, "error_cb": self._note,
         }  # fmt: skip

@@ -10,16 +10,19 @@ to the clock that it finds is not published again. Clocks and not seqs: a node t
 again, and never clocks.
 """
 
+import re
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import cast
+from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from dispatcher.bridges.kafka.client import FENCED, OF_THE_RECORD, POLL_S, REFUSED, STEP_S, KafkaClient, log
 from dispatcher.bridges.kafka.options import hiding
 from mailroom.bridges.publisher import BrokerTrouble, OutBridge, RecordRefused
-from mailroom.bridges.record import Record
+from mailroom.bridges.record import Record, id_of
 from mailroom.errors import ConfigurationError
 
 # How long a topic may take to be created by the broker itself, and how long its absence is believed. Less than
@@ -53,6 +56,10 @@ class KafkaPublisher(KafkaClient):
         """Connect, fence a predecessor, and read the mark."""
         return await self._in_thread(self._open)
 
+    async def published(self, after: int, since: datetime) -> Collection[tuple[int, UUID]]:
+        """Read this bridge's records of that time in all topics that it may have published to."""
+        return await self._in_thread(lambda: self._published(after, since))
+
     async def publish(self, records: Sequence[Record]) -> None:
         """Publish in one transaction, or idempotently."""
         await self._in_thread(lambda: self._publish(records))
@@ -80,16 +87,18 @@ class KafkaPublisher(KafkaClient):
         )
         defaults = {"partitioner": "murmur2_random", "linger.ms": "1"}  # the partition that Java's clients choose
         options = defaults | self._options | own | {"enable.idempotence": "true", "acks": "all"}
-        # Not those of a producer, which a consumer does not know.
-        others = {name: value for name, value in self._options.items() if not name.startswith("message.")}
         try:
             self._producer = Producer(options, logger=log)
             if self._exactly_once and self._group is None:
                 group = {"group.id": own_id(self._bridge), "enable.auto.commit": "false"}
-                self._group = Consumer(others | group, logger=log)
+                self._group = Consumer(self._of_a_consumer() | group, logger=log)
         except KafkaException as error:
             text = hiding(self._options, error.args[0].str())
             raise ConfigurationError(f"Bridge {self._bridge.name}: {text}", code="MR-bridge-options") from None
+
+    def _of_a_consumer(self) -> dict[str, object]:
+        """Return the options without those of a producer, which a consumer does not know."""
+        return {name: value for name, value in self._options.items() if not name.startswith("message.")}
 
     def _serve_callbacks(self) -> None:
         if self._producer is not None:
@@ -134,6 +143,43 @@ class KafkaPublisher(KafkaClient):
         if records:
             self._mark = records[-1].clock
         self._error = None
+
+    def _published(self, after: int, since: datetime) -> list[tuple[int, UUID]]:
+        options = {"group.id": own_id(self._bridge), "enable.auto.commit": "false", "enable.partition.eof": "true"}
+        consumer = Consumer(self._of_a_consumer() | options, logger=log)
+        try:
+            return self._read(consumer, after, int(since.timestamp() * 1000))
+        finally:
+            consumer.close()
+
+    def _read(self, consumer: Consumer, after: int, since_ms: int) -> list[tuple[int, UUID]]:
+        cluster = self._again(lambda: consumer.list_topics(timeout=STEP_S))
+        name = re.compile(re.escape(self._bridge.settings.form.topic).replace(re.escape("{topic}"), ".+"))
+        wanted = [
+            TopicPartition(topic, part, since_ms)
+            for topic, told in cluster.topics.items() if name.fullmatch(topic) for part in told.partitions
+        ]  # fmt: skip
+        if not wanted:
+            return []
+        found = self._again(lambda: consumer.offsets_for_times(wanted, timeout=STEP_S))
+        reading = [each for each in found if each.offset >= 0]  # the others have nothing of that time
+        consumer.assign(reading)
+        mine = {"mailroom-origin": str(self._bridge.node_id).encode(), "mailroom-link": str(self._bridge.link).encode()}
+        published, left = [], len(reading)
+        while left:
+            self._check_open()
+            for message in consumer.consume(1_000, POLL_S):
+                error = message.error()
+                if error is None:
+                    headers = dict(cast("list[tuple[str, bytes]]", message.headers() or []))
+                    clock = int(headers.get("mailroom-clock", b"0"))
+                    if clock > after and mine.items() <= headers.items():
+                        published.append((clock, id_of(headers)))
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    left -= 1
+                elif not error.retriable():
+                    raise self._meaning(error)
+        return published
 
     def _check(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -196,21 +242,11 @@ class KafkaPublisher(KafkaClient):
                 except BufferError:
                     self._going().poll(POLL_S)
         while left and not failed:
-            try:
-                self._going().poll(POLL_S)
-                error = self._error
-            except KafkaException as fatal:
-                # A record that the broker refuses leaves a gap, which is all that this says. Its own report says why.
-                error = fatal.args[0]
-                producer.purge()
-                with suppress(KafkaException):
-                    producer.poll(POLL_S)
-            is_over = error is not None and (error.fatal() or error.code() in REFUSED | FENCED)
-            if error is not None and is_over and not failed:
-                raise self._meaning(error)
+            self._going().poll(POLL_S)
+            if self._error is not None and (self._error.fatal() or self._error.code() in REFUSED | FENCED):
+                raise self._meaning(self._error)
         if failed:
-            first = next((error for error in failed if error.code() in OF_THE_RECORD), failed[0])
-            raise self._meaning(first)
+            raise self._meaning(next((error for error in failed if error.code() in OF_THE_RECORD), failed[0]))
 
     def _drop(self) -> None:
         """Give the producer up, with what it has not sent."""

@@ -1,0 +1,1 @@
+"""Webhooks: requests from outside that become messages."""

@@ -1,0 +1,128 @@
+"""`mailroom bridge serve`."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import click
+
+from mailroom.cli.call import Call, pass_call
+from mailroom.cli.logs import log_to_stderr
+from mailroom.cli.output import note
+from mailroom.cli.parameters import NODE, PATTERN
+from mailroom.errors import ConfigurationError
+from mailroom.names import MAX_VALUE_BYTES
+from outbox.webhooks.app import MIB, WebhookApp
+
+if TYPE_CHECKING:
+    import uvicorn
+
+STOP_S = 5  # for requests in hand, once told to stop
+MOST_CONNECTIONS = 1_000  # uvicorn has no limit of time for the head of a request, so there is one of connections
+
+
+@click.command()
+@click.option("--topics", metavar="PATTERN", type=PATTERN, multiple=True, required=True, help="A topic, or a pattern.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True, help="0 takes a free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--name", type=NODE, default="serve", show_default=True, help="Which secrets: see above.")
+@click.option("--unsigned", is_flag=True, help="Take what nobody has signed: something in front authenticates senders.")
+@click.option(
+    "--max-bytes", type=click.IntRange(1, MAX_VALUE_BYTES), default=MIB, show_default=True, help="The largest body."
+)
+@click.option("--parallel", type=click.IntRange(1, 1_000), default=10, show_default=True, help="How many sessions.")
+@pass_call
+def serve(
+    call: Call,
+    topics: tuple[str, ...],
+    port: int,
+    host: str,
+    name: str,
+    unsigned: bool,
+    max_bytes: int,
+    parallel: int,
+) -> None:
+    """Take webhooks: POST /topics/TOPIC becomes a message. Runs until SIGTERM or Ctrl-C.
+
+    Requests are signed as Standard Webhooks says. The secrets, whsec_... with commas between them, are in the
+    environment: MAILROOM_BRIDGE_SERVE_SECRETS, or MAILROOM_BRIDGE_<NAME>_SECRETS with --name. A request is answered
+    with 202 when its message is committed; a request that comes again with the same webhook-id sends nothing more.
+    Needs pip install 'pg-mailroom[webhook]'.
+
+    \b
+    Examples:
+      mailroom bridge serve --topics order.paid
+      mailroom bridge serve --topics stripe.# --topics github.# --port 9000
+    """
+    variable = f"MAILROOM_BRIDGE_{re.sub(r'[^A-Z0-9]', '_', name.upper())}_SECRETS"
+    secrets = [each.strip() for each in os.environ.get(variable, "").split(",") if each.strip()]
+    if not secrets and not unsigned:
+        raise ConfigurationError(
+            f"{variable} is not set: give it the secrets whsec_... with which requests are signed, with commas between "
+            "them. Or say --unsigned, if something in front of this server authenticates the senders.",
+            code="MR-webhook-secret-invalid",
+        )
+    app = WebhookApp(
+        call.dsn(),
+        secrets,
+        topics=topics,
+        schema=call.schema,
+        max_bytes=max_bytes,
+        unsigned=unsigned,
+        parallel=parallel,
+    )
+    server = _server(app)
+    with _listening(host, port) as listener:
+        log_to_stderr(call.log_format)
+        if call.log_format != "json":
+            at = listener.getsockname()
+            shown = f"[{at[0]}]" if ":" in at[0] else at[0]
+            note(f"Taking webhooks at http://{shown}:{at[1]}/topics/ until SIGTERM or Ctrl-C.")
+        # It comes before uvicorn's own handlers, and after them: uvicorn raises the signal again that has stopped it.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: setattr(server, "should_exit", True))
+        asyncio.run(_run(app, server, listener))
+
+
+async def _run(app: WebhookApp, server: "uvicorn.Server", listener: socket.socket) -> None:
+    async with app:
+        await server.serve([listener])
+
+
+def _server(app: WebhookApp) -> "uvicorn.Server":
+    try:
+        import uvicorn
+    except ModuleNotFoundError:
+        raise ConfigurationError(
+            "`mailroom bridge serve` needs uvicorn. Run: pip install 'pg-mailroom[webhook]'",
+            code="MR-command-unavailable",
+        ) from None
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",  # the sessions are opened around the server, so that an error ends the command as any other
+            ws="none",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_graceful_shutdown=STOP_S,
+        )
+    )
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=MOST_CONNECTIONS
+        )
+    except OSError as error:
+        raise ConfigurationError(
+            f"Nobody can listen at {host}, port {port} ({error.strerror or error}). Give another --port or --host.",
+            code="MR-webhook-address",
+        ) from None

@@ -1,0 +1,404 @@
+"""Through Kafka's protocol: the main ways on librdkafka's mock cluster, what that cannot do on a real one."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+
+from dispatcher.bridges import tending
+from dispatcher.bridges.kafka import source as kafka_source
+from dispatcher.bridges.kafka.options import client_options, hiding
+from mailroom import codec, subscribe
+from mailroom.bridges.bridges import Bridges
+from mailroom.bridges.record import Form
+from mailroom.bridges.settings import InSettings, OnFailure, OutSettings
+from mailroom.bridges.source import BrokerPosition
+from mailroom.errors import ConfigurationError
+from mailroom.links.start import jumping
+from mailroom.sql.runner import run
+from outbox import Outbox, Outgoing
+from tests.bridges.tended import in_state, out_state, tended
+from tests.support.command import error_of, mailroom
+from tests.support.kafka import USER, Kafka
+from tests.support.kafka_mock import MockKafka
+from tests.support.node import SCHEMA, Node
+from tests.support.waiting import eventually_async
+
+pytestmark = pytest.mark.one_version
+
+PRODUCE, END_TXN = 0, 26
+PASSING = (6, 7, 13, -195)  # not the leader, timed out, disconnected, cut off
+KEYS, MESSAGES = 7, 120
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note trouble at once, and try again soon."""
+    for name, seconds in (("PATIENCE_S", 0.05), ("LONGEST_PAUSE_S", 0.1), ("LONGEST_STOP_S", 0.3)):
+        monkeypatch.setattr(tending, name, seconds)
+    monkeypatch.setattr(tending, "LEASE_S", 0.1)
+    monkeypatch.setattr(kafka_source, "LOOK_S", 0.5)
+
+
+def bridged(
+    node: Node, servers: str, topic: str, *, exactly_once: bool = False, on_failure: OnFailure = "stop",
+    encode: str = "json", into: bool = True,
+) -> None:  # fmt: skip
+    """Make a bridge out to the topic, and one that takes in from it, for the inbox "orders" of the same node."""
+    form = Form(topic, encode=encode)  # type: ignore[arg-type]  # the test's own texts
+    out = OutSettings("kafka", servers, form, exactly_once, topic if exactly_once else None, on_failure)
+    with node.connection.transaction():
+        Bridges().out(node.connection, "out", out, topics="order.#", actor="test")
+        if into:
+            Bridges().into(node.connection, "in", InSettings("kafka", servers, (topic,)), actor="test")
+    if into and not node.rows("SELECT FROM mailroom.inbox_registry WHERE name = 'orders'"):
+        node.inbox("orders")
+        with node.connection.transaction():
+            subscribe(node.connection, "orders", "#", origin="in")
+
+
+def send(node: Node, first: int = 0, count: int = MESSAGES) -> None:
+    """Send messages of some keys, numbered, and stamp them for the bridge."""
+    with node.connection.transaction():
+        Outbox().send_many(
+            node.connection, [Outgoing("order.paid", n, key=f"k{n % KEYS}") for n in range(first, first + count)]
+        )
+    node.deliver_all()
+
+
+def numbers(node: Node) -> dict[str, list[object]]:
+    """Return what came in, by key, in order."""
+    found: dict[str, list[object]] = defaultdict(list)
+    for key, value in node.rows("SELECT key, value FROM mailroom.inbox ORDER BY clock"):
+        found[key].append(codec.decode(value))
+    return found
+
+
+def expected(count: int = MESSAGES) -> dict[str, list[object]]:
+    """Return what is to come in."""
+    return {f"k{key}": list(range(key, count, KEYS)) for key in range(KEYS)}
+
+
+def count(node: Node) -> int:
+    """Return how many messages came in."""
+    return int(node.value("SELECT count(*) FROM mailroom.inbox"))
+
+
+def read_log(client: dict[str, object], topic: str) -> list[Message]:
+    """Return what an independent consumer with read_committed finds in the log."""
+    consumer = Consumer(
+        {**client, "group.id": f"test-{uuid4()}", "enable.partition.eof": True, "auto.offset.reset": "earliest"}
+    )
+    try:
+        parts = sorted(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
+        consumer.assign([TopicPartition(topic, part, 0) for part in parts])
+        found, ended = [], 0
+        while ended < len(parts):
+            message = consumer.poll(30)
+            assert message is not None
+            if message.error() is None:
+                found.append(message)
+            else:
+                ended += 1
+        return found
+    finally:
+        consumer.close()
+
+
+def clocks(log: Sequence[Message]) -> list[tuple[int, int]]:
+    """Return the partition and the clock of each record."""
+    found = []
+    for message in log:
+        headers = dict(message.headers() or [])
+        clock = headers["mailroom-clock"]
+        assert isinstance(clock, bytes)
+        found.append((message.partition() or 0, int(clock)))
+    return found
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+async def test_messages_come_through_once_and_in_order_while_the_broker_fails(
+    node: Node, mock_kafka: MockKafka, exactly_once: bool
+) -> None:
+    topic = f"through-{exactly_once}"
+    mock_kafka.create(topic, 3)
+    bridged(node, mock_kafka.bootstrap, topic, exactly_once=exactly_once)
+    mock_kafka.errors(PRODUCE, *PASSING)
+    mock_kafka.errors(END_TXN, *((14, 16) if exactly_once else ()))  # the coordinator loads, or is another one
+    send(node)
+    async with tended(node):
+        await eventually_async(lambda: count(node) == MESSAGES)
+        mock_kafka.errors(PRODUCE, *PASSING)
+        send(node, MESSAGES)
+        await eventually_async(lambda: count(node) == 2 * MESSAGES)
+        await eventually_async(lambda: out_state(node).acked == 2 * MESSAGES)
+    assert numbers(node) == expected(2 * MESSAGES)
+    log = clocks(read_log({"bootstrap.servers": mock_kafka.bootstrap}, topic))
+    assert len({part for part, _ in log}) == 3
+    if exactly_once:
+        assert len(log) == len(set(log)) == 2 * MESSAGES
+
+
+async def test_what_was_published_before_a_crash_comes_in_once(node: Node, mock_kafka: MockKafka) -> None:
+    """The broker has it, and the database does not know: as if the dispatcher had died before it committed that."""
+    mock_kafka.create("crash", 3)
+    log = await crashed(node, {"bootstrap.servers": mock_kafka.bootstrap}, exactly_once=False)
+    assert len(log) == 3 * MESSAGES - 50
+
+
+async def crashed(node: Node, client: dict[str, object], *, exactly_once: bool) -> list[tuple[int, int]]:
+    """Publish to the topic "crash", forget a part of what was acknowledged, and go on; return what is in the log."""
+    bridged(node, str(client["bootstrap.servers"]), "crash", exactly_once=exactly_once, encode="cbor")
+    send(node)
+    node.connection.execute("UPDATE mailroom.link SET keep_s = 3600")
+    async with tended(node):
+        await eventually_async(lambda: out_state(node).acked == MESSAGES)
+    node.connection.execute("UPDATE mailroom.link SET acked = 50")
+    send(node, MESSAGES)
+    async with tended(node):
+        await eventually_async(lambda: count(node) == 2 * MESSAGES)
+        await eventually_async(lambda: out_state(node).acked == 2 * MESSAGES)
+    assert numbers(node) == expected(2 * MESSAGES)
+    log = clocks(read_log(client, "crash"))
+    assert len(set(log)) == 2 * MESSAGES
+    return log
+
+
+async def test_broker_that_is_away_holds_up_nothing_but_its_bridge(node: Node, mock_kafka: MockKafka) -> None:
+    mock_kafka.create("away", 1)
+    bridged(node, mock_kafka.bootstrap, "away")
+    node.inbox("local", "order.paid")
+    async with tended(node):
+        send(node, 0, 7)
+        await eventually_async(lambda: count(node) == 14)
+        mock_kafka.down()
+        try:
+            send(node, 7, 7)
+            assert node.value("SELECT count(*) FROM mailroom.inbox WHERE inbox = 'local'") == 14
+            await eventually_async(lambda: {out_state(node).state, in_state(node).state} == {"unreachable"})
+            assert out_state(node).backlog == 7
+            idle = "state ^@ 'idle in transaction'"
+            assert node.sessions("mailroom", idle) == []
+        finally:
+            mock_kafka.up()
+        await eventually_async(lambda: count(node) == 28)
+        await eventually_async(lambda: {out_state(node).state, in_state(node).state} == {"open"})
+    ordered = node.rows("SELECT value FROM mailroom.inbox WHERE inbox = 'orders' AND key = 'k3' ORDER BY clock")
+    assert [codec.decode(value) for (value,) in ordered] == [3, 10]
+
+
+async def test_record_too_large_for_the_client_is_told_before_it_is_sent(node: Node, mock_kafka: MockKafka) -> None:
+    mock_kafka.create("large", 1)
+    bridged(node, mock_kafka.bootstrap, "large", on_failure="skip")
+    with node.connection.transaction():
+        Outbox().send(node.connection, "order.paid", "x" * 1_100_000, key="k0")
+    send(node, 0, 3)
+    async with tended(node):
+        await eventually_async(lambda: count(node) == 3)
+        await eventually_async(lambda: out_state(node).acked == 4)
+    [(_, stage, reason)] = node.dead()
+    assert stage == "publish"
+    assert "message.max.bytes is 1,000,000. Raise it for this bridge and for its topic." in reason
+
+
+def test_command_tells_in_one_line_what_is_wrong_and_shows_no_secret(node: Node, mock_kafka: MockKafka) -> None:
+    bridged(node, mock_kafka.bootstrap, "any", into=False)
+    assert mailroom("bridge", "test", "out", dsn=node.dsn).output.endswith("is reached.\n")
+    wrong = mailroom("bridge", "test", "out", dsn=node.dsn, MAILROOM_BRIDGE_OUT_SASL_PASWORD="hunter2")
+    assert error_of(wrong) == 'Bridge out: No such configuration property: "sasl.pasword"'
+    ours = mailroom("bridge", "test", "out", dsn=node.dsn, MAILROOM_BRIDGE_OUT_ACKS="1")
+    assert "acks cannot be set, since the guarantees of a bridge rest on it" in error_of(ours)
+    file = mailroom("bridge", "test", "out", dsn=node.dsn, MAILROOM_BRIDGE_OUT_FILE="/nowhere/options")
+    assert "MAILROOM_BRIDGE_OUT_FILE names a file that cannot be read: FileNotFoundError" in error_of(file)
+    with node.connection.transaction(), pytest.raises(ConfigurationError, match="holds no user and no password"):
+        Bridges().out(node.connection, "x", OutSettings("kafka", "me:hunter2@host:9092"), actor="me")
+
+
+def test_command_tells_that_nobody_is_there(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dispatcher.cli.bridge.TEST_S", 1.0)
+    bridged(node, "127.0.0.1:9", "any", into=False)
+    assert "127.0.0.1:9 is not reached: " in error_of(mailroom("bridge", "test", "out", dsn=node.dsn))
+
+
+def test_options_come_from_the_environment_and_what_is_secret_is_never_shown(tmp_path: Path) -> None:
+    from mailroom.bridges.environment import reading_options
+
+    file = tmp_path / "options"
+    file.write_text("# of the cluster\nsasl.username = me\nsasl.password=from=file\n")
+    environment = {
+        "MAILROOM_BRIDGE_EU_FILE": str(file), "MAILROOM_BRIDGE_EU_SASL_PASSWORD": "hunter2",
+        "MAILROOM_BRIDGE_EU_2_SASL_PASSWORD": "other", "MAILROOM_BRIDGE_OTHER_ACKS": "1",
+    }  # fmt: skip
+    found = reading_options("eu", ["eu", "eu-2"], environment)
+    assert found == {"sasl_username": "me", "sasl_password": "hunter2"}
+    options = client_options("eu", found)
+    assert options == {"sasl.username": "me", "sasl.password": "hunter2"}
+    assert hiding(options, "login hunter2 of me") == "login *** of me"
+
+
+# -- On a real one ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow  # the mock cluster does not keep what a transaction commits as an offset
+async def test_what_was_published_exactly_once_before_a_crash_is_not_repeated_in_the_log(
+    node: Node, kafka: Kafka
+) -> None:
+    kafka.create("crash", 3)
+    log = await crashed(node, dict(kafka.client), exactly_once=True)
+    assert len(log) == 2 * MESSAGES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exactly_once", [False, True])
+async def test_what_a_lost_history_has_published_comes_in_once(node: Node, kafka: Kafka, exactly_once: bool) -> None:
+    """The sender is put back to where half of what was published was not delivered yet, and delivers it again."""
+    topic = f"put-back-{exactly_once}"
+    kafka.create(topic, 3)
+    bridged(node, kafka.bootstrap, topic, exactly_once=exactly_once)
+    send(node)
+    async with tended(node):
+        await eventually_async(lambda: count(node) == out_state(node).acked == MESSAGES)
+    half = MESSAGES // 2
+    again = node.rows("SELECT message_id, topic, key, value FROM mailroom.inbox ORDER BY sent_clock OFFSET %s", half)
+    node.connection.execute("UPDATE mailroom.link SET acked = %s", [half])
+    node.connection.execute("DELETE FROM mailroom.transit WHERE seq > %s", [half])
+    with node.connection.transaction():
+        last = node.value("SELECT last_value FROM mailroom.clock")
+        node.connection.execute(
+            "INSERT INTO mailroom.transit (link, seq, sent_clock, stamped_at, message_id, topic, key, value, sent_at) "
+            "SELECT number, %s, 1, now(), gen_random_uuid(), 'x', 'x', '\\x00', now() FROM mailroom.link "
+            "WHERE NOT EXISTS (SELECT FROM mailroom.transit)",
+            [half],
+        )
+        for row in again:
+            node.connection.execute(
+                "INSERT INTO mailroom.outbox (message_id, topic, key, value) VALUES (%s, %s, %s, %s)", row
+            )
+        run(node.connection, jumping(SCHEMA, is_here=True))
+    assert node.value("SELECT last_value FROM mailroom.clock") > last
+    send(node, MESSAGES)
+    async with tended(node):
+        await eventually_async(lambda: count(node) == 2 * MESSAGES)
+        await eventually_async(lambda: out_state(node).backlog == 0)
+    assert numbers(node) == expected(2 * MESSAGES)
+    log = read_log(dict(kafka.client), topic)
+    ids = [dict(message.headers() or [])["ce_id"] for message in log]
+    assert len(ids) == len(set(ids)) == 2 * MESSAGES
+
+
+@pytest.mark.slow
+async def test_another_producer_fences_ours_which_begins_anew_without_repeats(node: Node, kafka: Kafka) -> None:
+    kafka.create("fenced", 3)
+    bridged(node, kafka.bootstrap, "fenced", exactly_once=True)
+    [(node_id, link)] = node.rows("SELECT n.id, l.number FROM mailroom.node AS n, mailroom.link AS l")
+    send(node)
+    async with tended(node):
+        await eventually_async(lambda: count(node) == MESSAGES)
+        rival = Producer({**kafka.client, "transactional.id": f"mailroom.{node_id}.{link}"})
+        rival.init_transactions(30)
+        send(node, MESSAGES)
+        await eventually_async(lambda: count(node) == 2 * MESSAGES)
+        await eventually_async(lambda: out_state(node).acked == 2 * MESSAGES)
+    assert numbers(node) == expected(2 * MESSAGES)
+    log = clocks(read_log(dict(kafka.client), "fenced"))
+    assert len(log) == len(set(log)) == 2 * MESSAGES
+
+
+@pytest.mark.slow
+async def test_mark_that_the_broker_has_forgotten_is_told_and_comes_twice_at_most_from_acked_on(
+    node: Node, kafka: Kafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    kafka.create("forgotten", 1)
+    bridged(node, kafka.bootstrap, "forgotten", exactly_once=True)
+    [(node_id, link)] = node.rows("SELECT n.id, l.number FROM mailroom.node AS n, mailroom.link AS l")
+    send(node)
+    async with tended(node):
+        await eventually_async(lambda: out_state(node).acked == MESSAGES)
+    [done] = kafka.admin.delete_consumer_groups([f"mailroom.{node_id}.{link}"]).values()
+    done.result()
+    send(node, MESSAGES)
+    with caplog.at_level(logging.WARNING, "mailroom.dispatcher"):
+        async with tended(node):
+            await eventually_async(lambda: count(node) == 2 * MESSAGES)
+    assert f"the mark of out is gone at the broker: going on behind row {MESSAGES}" in caplog.text
+    log = clocks(read_log(dict(kafka.client), "forgotten"))
+    assert len(log) == len(set(log)) == 2 * MESSAGES
+
+
+@pytest.mark.slow
+async def test_log_that_was_cut_back_stops_the_bridge_which_says_how_many_are_missing(node: Node, kafka: Kafka) -> None:
+    kafka.create("retention", 1)
+    bridged(node, kafka.bootstrap, "retention")
+    send(node, 0, 10)
+    async with tended(node):
+        await eventually_async(lambda: count(node) == 10)
+    with node.connection.transaction():
+        Bridges().out(
+            node.connection, "out", OutSettings("kafka", kafka.bootstrap, Form("retention")), topics="order.#",
+            actor="test",
+        )  # fmt: skip
+    producer = Producer(dict(kafka.client))
+    for n in range(20):
+        producer.produce("retention", str(n).encode(), b"x")
+    producer.flush(30)
+    [gone] = kafka.admin.delete_records([TopicPartition("retention", 0, 25)]).values()
+    gone.result()
+    async with tended(node) as lane:
+        await eventually_async(lambda: in_state(node).state == "stopped")
+        why = in_state(node).why or ""
+        assert "partition 0 of retention: records 10 to 24 (15) are deleted there." in why
+        assert "mailroom bridge resume in --at retention/0=25" in why
+        with node.connection.transaction():
+            Bridges().resume(node.connection, "in", at=BrokerPosition("retention", 0, 25), actor="me")
+        await lane.follow_until(lambda: count(node) == 15)
+
+
+@pytest.mark.slow
+async def test_unknown_topic_and_a_limit_of_the_topic_are_told_and_nothing_is_lost(node: Node, kafka: Kafka) -> None:
+    bridged(node, kafka.bootstrap, "later", into=False)
+    send(node, 0, 3)
+    async with tended(node):
+        await eventually_async(lambda: out_state(node).state == "stopped")
+        assert "topic later cannot be published to" in (out_state(node).why or "")
+        kafka.create("later", 1, max_message_bytes=20_000)
+        await eventually_async(lambda: out_state(node).acked == 3)
+    bridged(node, kafka.bootstrap, "later", on_failure="skip", into=False)
+    with node.connection.transaction():
+        Outbox().send(node.connection, "order.paid", "x" * 50_000, key="k0")
+    send(node, 3, 200)  # together larger than the limit, too
+    async with tended(node):
+        await eventually_async(lambda: out_state(node).acked == 204)
+    [(_, stage, reason)] = node.dead()
+    assert stage == "publish"
+    assert "the broker refuses it: " in reason
+    log = clocks(read_log(dict(kafka.client), "later"))
+    assert len(set(log)) == 203
+
+
+@pytest.mark.slow
+async def test_wrong_password_stops_the_bridge_and_is_shown_nowhere(
+    node: Node, kafka_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Kafka(kafka_home / "login", password="right") as broker:
+        broker.create("login", 1)
+        for option, value in broker.client.items():
+            if option != "bootstrap.servers":
+                monkeypatch.setenv(f"MAILROOM_BRIDGE_OUT_{option.upper().replace('.', '_')}", str(value))
+        monkeypatch.setenv("MAILROOM_BRIDGE_OUT_SASL_PASSWORD", "hunter2")
+        bridged(node, broker.bootstrap, "login", into=False)
+        send(node, 0, 3)
+        async with tended(node):
+            await eventually_async(lambda: out_state(node).state == "stopped")
+            assert "the broker refuses this client: " in (out_state(node).why or "")
+            result = await asyncio.to_thread(mailroom, "bridge", "test", "out", dsn=node.dsn)
+            assert "the broker refuses this client" in error_of(result)
+            told = caplog.text + result.output + str(out_state(node))
+            assert "hunter2" not in told
+            assert USER  # the login's name is no secret
+            monkeypatch.setenv("MAILROOM_BRIDGE_OUT_SASL_PASSWORD", "right")
+            await eventually_async(lambda: out_state(node).acked == 3)

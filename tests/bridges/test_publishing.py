@@ -1,0 +1,290 @@
+"""Publishing: in order, acknowledged when the broker has it, and nothing is passed over in silence."""
+
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from dispatcher.bridges import tending
+from mailroom.bridges.bridges import Bridges
+from mailroom.bridges.record import Record
+from mailroom.dead_letter import DeadLetters
+from mailroom.errors import ConfigurationError, UnknownBridge
+from mailroom.links.links import Links
+from mailroom.links.start import jumping
+from mailroom.sql.runner import run
+from mailroom.testing import publish
+from outbox import Outbox
+from tests.bridges.tended import bridge_out, out_state, tended
+from tests.support.node import SCHEMA, Node
+from tests.support.waiting import eventually_async
+
+pytestmark = pytest.mark.one_version
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note trouble at once, and try again soon."""
+    for name, seconds in (("PATIENCE_S", 0.05), ("LONGEST_PAUSE_S", 0.1), ("LONGEST_STOP_S", 3_600.0)):
+        monkeypatch.setattr(tending, name, seconds)
+    monkeypatch.setattr(tending, "LEASE_S", 0.1)
+
+
+def acked(node: Node) -> int:
+    """Return up to which row the broker has everything."""
+    return int(node.value("SELECT acked FROM mailroom.link"))
+
+
+async def rest(node: Node, rows: int) -> None:
+    """Wait until so many rows are acknowledged."""
+    await eventually_async(lambda: acked(node) == rows)
+
+
+async def test_what_is_stamped_is_published_in_order_and_acknowledged(node: Node) -> None:
+    log = bridge_out(node, topics=("order.#",))
+    ids = [node.send("order.paid", {"n": n}, key="k") for n in range(5)]
+    node.send("stock", key="k")
+    node.deliver_all()
+    async with tended(node):
+        await rest(node, 5)
+        ids += [node.send("order.sent", key="k")]
+        node.deliver_all()  # it rings
+        await rest(node, 6)
+    assert log.ids() == ids
+    assert [record.clock for record in log.records] == sorted(record.clock for record in log.records)
+    state = out_state(node)
+    assert (state.state, state.backlog, state.acked, state.why) == ("open", 0, 6, None)
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+async def test_what_a_crash_leaves_unacknowledged_is_published_again_unless_the_broker_has_a_mark(
+    node: Node, exactly_once: bool
+) -> None:
+    log = bridge_out(node, exactly_once=exactly_once)
+    ids = [node.send("orders", key="k") for _ in range(3)]
+    node.deliver_all()
+    log.held = True
+    async with tended(node):
+        await eventually_async(lambda: len(log.records) == 3)
+        assert acked(node) == 0
+    log.held = False
+    ids += [node.send("orders", key="k")]
+    node.deliver_all()
+    async with tended(node):
+        await rest(node, 4)
+    assert log.ids() == (ids if exactly_once else [*ids[:3], *ids])
+
+
+async def test_bridge_stops_at_what_the_broker_refuses_and_goes_on_once_somebody_has_acted(node: Node) -> None:
+    log = bridge_out(node)
+    ids = [node.send("orders", {"n": n}, key="k") for n in range(4)]
+    node.deliver_all()
+    log.refuse = lambda record: "too large." if record.id == ids[2] else None
+    async with tended(node) as lane:
+        await eventually_async(lambda: out_state(node).state == "stopped")
+        state = out_state(node)
+        assert state.why is not None
+        assert "row 3 cannot be published: too large." in state.why
+        assert "--on-failure skip" in state.why
+        assert (state.acked, state.backlog) == (2, 2)
+        assert node.dead() == []
+        log.refuse = lambda record: None
+        log.records.clear()
+        with node.connection.transaction():
+            assert Bridges().resume(node.connection, "out", actor="me", why="the limit is raised")
+        await lane.follow()
+        await rest(node, 4)
+        await eventually_async(lambda: out_state(node).state == "open")
+        with node.connection.transaction():
+            assert not Bridges().resume(node.connection, "out", actor="me")
+    assert log.ids() == ids[2:]
+
+
+async def test_bridge_that_skips_keeps_the_message_and_the_order_of_the_rest(node: Node) -> None:
+    log = bridge_out(node, on_failure="skip")
+    ids = [node.send("orders", {"n": n}, key="k") for n in range(40)]
+    node.deliver_all()
+    refused = {ids[0], ids[17], ids[18], ids[39]}
+    log.refuse = lambda record: "policy." if record.id in refused else None
+    async with tended(node):
+        await rest(node, 40)
+        seen = list(dict.fromkeys(log.ids()))  # at least once: what came before a refused one may come twice
+        assert seen == [id for id in ids if id not in refused]
+        dead = node.rows("SELECT message_id, stage, bridge, reason FROM mailroom.dead_letter ORDER BY id")
+        assert [(id, stage, bridge) for id, stage, bridge, _ in dead] == [
+            (id, "publish", "out") for id in ids if id in refused
+        ]
+        assert "policy. [MR-bridge-record-refused]" in dead[0][3]
+        log.refuse = lambda record: None
+        log.records.clear()
+        with node.connection.transaction():
+            assert DeadLetters().requeue(node.connection, None, stage="publish", actor="me") == 4
+        await rest(node, 44)
+    assert log.ids() == [id for id in ids if id in refused]
+    clocks = node.rows("SELECT seq, sent_clock FROM mailroom.transit ORDER BY seq")
+    assert [clock for _, clock in clocks] == sorted(clock for _, clock in clocks)
+
+
+async def test_message_without_a_record_holds_up_or_is_skipped_but_never_lost(node: Node) -> None:
+    log = bridge_out(node)
+    first = node.send("orders", key="k")
+    twice = node.send("orders", {b"a": 1, "YQ==": 2}, key="k")  # both keys are the same text in JSON
+    last = node.send("orders", key="k")
+    node.deliver_all()
+    async with tended(node) as lane:
+        await eventually_async(lambda: out_state(node).state == "stopped")
+        assert acked(node) == 1
+        bridge_out(node, on_failure="skip")
+        await lane.follow_until(lambda: acked(node) == 3)
+    assert log.ids() == [first, last]
+    assert node.value("SELECT message_id FROM mailroom.dead_letter WHERE stage = 'publish'") == twice
+
+
+async def test_broker_away_is_told_and_everything_is_published_when_it_is_back(node: Node) -> None:
+    log = bridge_out(node)
+    log.away = "nobody listens there"
+    node.send("orders", key="k")
+    node.deliver_all()
+    async with tended(node):
+        await eventually_async(lambda: out_state(node).state == "unreachable")
+        state = out_state(node)
+        assert (state.why, state.backlog) == ("nobody listens there", 1)
+        assert state.since is not None
+        idle = "state ^@ 'idle in transaction'"
+        assert node.sessions("mailroom bridges", idle) + node.sessions("mailroom links", idle) == []
+        log.away = None
+        await rest(node, 1)
+        await eventually_async(lambda: out_state(node).state == "open")
+    assert out_state(node).since is None
+    assert len(log.records) == 1
+
+
+async def test_slow_broker_is_told_while_it_is_waited_for(node: Node) -> None:
+    log = bridge_out(node)
+    log.held = True
+    node.send("orders", key="k")
+    node.deliver_all()
+    async with tended(node):
+        await eventually_async(lambda: out_state(node).state == "unreachable")
+        assert out_state(node).why == "the broker has not answered"
+        log.held = False
+        await eventually_async(lambda: out_state(node).state == "open")
+    assert len(log.records) == 1
+
+
+async def test_expired_message_is_not_published_any_more(node: Node) -> None:
+    log = bridge_out(node)
+    node.send("orders", key="k", expires_at=datetime.now(UTC) + timedelta(hours=1))
+    kept = node.send("orders", key="k")
+    node.deliver_all()
+    node.connection.execute("UPDATE mailroom.transit SET expires_at = now() WHERE expires_at IS NOT NULL")
+    async with tended(node):
+        await rest(node, 2)
+    assert log.ids() == [kept]
+
+
+async def test_dispatcher_that_was_overtaken_acknowledges_nothing(node: Node) -> None:
+    log = bridge_out(node)
+    log.held = True
+    node.send("orders", key="k")
+    node.deliver_all()
+    async with tended(node):
+        await eventually_async(lambda: len(log.records) == 1)
+        node.connection.execute("UPDATE mailroom.link SET run = gen_random_uuid()")  # another one has the link
+        opened = log.opened
+        log.held = False
+        await eventually_async(lambda: log.opened > opened)
+        await rest(node, 1)  # it took the link back, and has published it again
+    assert len(log.records) == 2
+
+
+async def test_bridge_that_is_cut_ends_and_another_can_be_made(node: Node) -> None:
+    log = bridge_out(node)
+    log.away = "gone"
+    node.send("orders", key="k")
+    node.deliver_all()
+    async with tended(node) as lane:
+        with node.connection.transaction():
+            assert Bridges().cut(node.connection, "out", actor="me", dry_run=True) == 1
+            assert Bridges().cut(node.connection, "out", actor="me") == 1
+        assert out_state(node).state == "cut"
+        await lane.follow()
+        node.send("orders", key="k")
+        node.deliver_all()
+        assert node.value("SELECT count(*) FROM mailroom.transit") == 1
+        with node.connection.transaction():
+            assert Bridges().remove(node.connection, "out", actor="me") == 1
+        log.away = None
+        assert bridge_out(node) is log
+        id = node.send("orders", key="k")
+        node.deliver_all()
+        await lane.follow_until(lambda: acked(node) == 1)
+    assert log.ids() == [id]
+    actions = [action for (action,) in node.rows("SELECT action FROM mailroom.audit ORDER BY id")]
+    assert actions == ["bridge out", "link cut", "link remove", "bridge out"]
+
+
+def test_names_are_not_shared_with_nodes_and_the_mark_stays_where_it_is(node: Node) -> None:
+    bridge_out(node)
+    links, bridges = Links(), Bridges()
+    with node.connection.transaction():
+        with pytest.raises(ConfigurationError, match="needs another name"):
+            links.allow(node.connection, "out", actor="me")
+        links.allow(node.connection, "lyon", actor="me")
+    with pytest.raises(ConfigurationError, match="needs another name"):
+        bridge_out(node, name="lyon")
+    with pytest.raises(ConfigurationError, match="cannot be changed"):
+        bridge_out(node, exactly_once=True)
+    with node.connection.transaction():
+        assert [each.name for each in links.status(node.connection).readers] == ["lyon"]
+        assert [each.name for each in bridges.status(node.connection).out] == ["out"]
+        with pytest.raises(UnknownBridge):
+            bridges.cut(node.connection, "lyon", actor="me")
+    assert node.value("SELECT reader_id IS NOT NULL FROM mailroom.link WHERE name = 'out'")
+
+
+def test_testing_publish_gives_records_without_a_broker(node: Node) -> None:
+    bridge_out(node, topics=("order.#",))
+    with psycopg.connect(node.dsn) as conn:
+        id = Outbox().send(conn, "order.paid", {"order": 42}, key="order-42")
+        Outbox().send(conn, "stock", {"tea": 1})
+        [record] = publish(conn, "out")
+        assert isinstance(record, Record)
+        assert (record.topic, record.key, record.value, record.id) == ("log", b"order-42", b'{"order":42}', id)
+        assert publish(conn, "out") == []
+        conn.rollback()
+    assert node.value("SELECT count(*) FROM mailroom.transit") == 0
+
+
+async def test_what_a_lost_history_has_published_is_not_published_again(node: Node) -> None:
+    """The node is put back to where one of three messages was delivered; the others are stamped anew."""
+    log = bridge_out(node)
+    ids = [node.send("orders", {"n": n}, key="k") for n in range(3)]
+    backup = node.rows("SELECT message_id, topic, key, value FROM mailroom.outbox ORDER BY position")
+    node.deliver_all()
+    async with tended(node):
+        await rest(node, 3)
+    lost = node.send("orders", {"n": 3}, key="k")  # sent after the backup: nobody sends it again
+    node.deliver_all()
+    async with tended(node):
+        await rest(node, 4)
+    node.connection.execute("DELETE FROM mailroom.transit WHERE seq > 1")
+    node.connection.execute("UPDATE mailroom.link SET acked = 1")
+    for id, topic, key, value in backup[1:]:
+        node.connection.execute(
+            "INSERT INTO mailroom.outbox (message_id, topic, key, value) VALUES (%s, %s, %s, %s)",
+            [id, topic, key, value],
+        )
+    with node.connection.transaction():
+        run(node.connection, jumping(SCHEMA, is_here=True))
+    new = node.send("orders", {"n": 4}, key="k")
+    node.deliver_all()
+    async with tended(node):
+        await rest(node, 4)
+    assert log.ids() == [*ids, lost, new]
+    assert node.value("SELECT count(*) FROM mailroom.bridge_known") == 3
+    assert node.value("SELECT matched = (SELECT life FROM mailroom.node) FROM mailroom.link")
+    before = log.opened
+    async with tended(node):
+        await eventually_async(lambda: log.opened > before)
+    assert log.ids() == [*ids, lost, new]
