@@ -198,8 +198,9 @@ class TakingIn(Tending):
         columns: dict[str, list[object]] = {name: [] for name in COLUMNS}
         for seq, (row, at) in enumerate(zip(rows, times, strict=True), self._position.seq + 1):
             of_the_wire = {
-                "seq": seq, "sent_clock": row.clock or seq, "stamped_at": at or now, "value_json": None, "after_clock": None,
-                "headers": None if row.headers is None else as_json(row.headers), "sent_at": row.sent_at or now,
+                "seq": seq, "sent_clock": row.clock or seq, "stamped_at": at or now, "value_json": None,
+                "after_clock": None, "headers": None if row.headers is None else as_json(row.headers),
+                "sent_at": row.sent_at or now,
             }  # fmt: skip
             for name, values in columns.items():
                 values.append(of_the_wire[name] if name in of_the_wire else getattr(row, name))

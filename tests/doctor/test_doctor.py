@@ -162,9 +162,9 @@ BROKEN = [
         "M043", "prefix tenant-7: all failed; 3 tries", "DELETE FROM mailroom.breaker",
     ),
     (
-        "WITH l AS (INSERT INTO mailroom.link (name) VALUES ('to-kafka') RETURNING number) "
+        ("WITH l AS (INSERT INTO mailroom.link (name) VALUES ('to-kafka') RETURNING number) "
         "INSERT INTO mailroom.bridge_out (link, settings, state, why, since) "
-        f"SELECT number, '{{}}', 'stopped', 'row 7 is too large', {OLD} FROM l",
+        f"SELECT number, '{{}}', 'stopped', 'row 7 is too large', {OLD} FROM l"),
         "M044", "bridge to-kafka: for 01:00:0", "DELETE FROM mailroom.bridge_out",
     ),
 ]  # fmt: skip

@@ -204,8 +204,8 @@ def test_bridge_lags_by_what_its_broker_has_not_acknowledged(node: Node) -> None
     )
     node.connection.execute(
         "INSERT INTO mailroom.transit (link, seq, sent_clock, stamped_at, message_id, topic, key, kind, message_type, "
-        "sent_at) SELECT number, n, n, now() - (500 - n * 100) * interval '1 s', gen_random_uuid(), 't', 'k', 'M', 'U', "
-        "now() FROM mailroom.link, generate_series(1, 3) AS n WHERE name <> 'idle'"
+        "sent_at) SELECT number, n, n, now() - (500 - n * 100) * interval '1 s', gen_random_uuid(), 't', 'k', 'M', "
+        "'U', now() FROM mailroom.link, generate_series(1, 3) AS n WHERE name <> 'idle'"
     )
     lags = {name: round(s, -2) for name, s in by_label(sample(node, 0)[leader.BRIDGE_LAG]).items()}
     assert lags == {"idle": 0, "late": 300}
