@@ -134,7 +134,7 @@ class TakingIn(Tending):
             reasons = [each.reason for each in fates if each.message is not None]
             taking = Taking([each.sender for each in rows], reasons, moving)
             try:
-                taken = await self._receive(rows, taking)
+                taken = await self._receive(rows, [records[nth].at for nth in ends], taking)
             except LinkStopped as stopped:
                 if stopped.code != "MR-link-clock-too-high":
                     raise
@@ -147,10 +147,10 @@ class TakingIn(Tending):
         self._marks |= _marks(fates[:done])
         return done
 
-    async def _receive(self, rows: Sequence[Incoming], taking: Taking) -> int:
+    async def _receive(self, rows: Sequence[Incoming], times: Sequence[datetime | None], taking: Taking) -> int:
         """Receive some of the messages in a transaction; return how many."""
         began = time.monotonic()
-        batch = self._batch(rows)
+        batch = self._batch(rows, times)
         reception = await self._receiving.receive(self.row.origin, batch, self._position, taking)
         if reception.position is None:
             raise Overtaken(f"what was read is not received ({reception.outcome})")
@@ -193,13 +193,14 @@ class TakingIn(Tending):
             raise Undecodable(f"The record at {at} of {self._place} is refused: {why}.")
         return incoming(record, self.row.settings.intake, self._place)
 
-    def _batch(self, rows: Sequence[Incoming]) -> FetchedBatch:
+    def _batch(self, rows: Sequence[Incoming], times: Sequence[datetime | None]) -> FetchedBatch:
         now = datetime.now(UTC)
         columns: dict[str, list[object]] = {name: [] for name in COLUMNS}
-        for seq, row in enumerate(rows, self._position.seq + 1):
+        for seq, (row, at) in enumerate(zip(rows, times, strict=True), self._position.seq + 1):
             of_the_wire = {
-                "seq": seq, "sent_clock": row.clock or seq, "stamped_at": now, "value_json": None, "after_clock": None,
-                "headers": None if row.headers is None else as_json(row.headers), "sent_at": row.sent_at or now,
+                "seq": seq, "sent_clock": row.clock or seq, "stamped_at": at or now, "value_json": None,
+                "after_clock": None, "headers": None if row.headers is None else as_json(row.headers),
+                "sent_at": row.sent_at or now,
             }  # fmt: skip
             for name, values in columns.items():
                 values.append(of_the_wire[name] if name in of_the_wire else getattr(row, name))

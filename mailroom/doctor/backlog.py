@@ -1,4 +1,4 @@
-"""What waits for an operator: parked keys, dead letters, open breakers, and days of the archive that nobody makes."""
+"""What waits for an operator: parked keys, dead letters, open breakers, stopped links, days that nobody makes."""
 
 from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.sql.operation import Sql
@@ -53,9 +53,26 @@ ORDER BY r.name
     columns=FOUND,
 )
 
+# Both are tried again by themselves too; what stopped them, somebody has to mend.
+STOPPED = Sql(
+    """
+SELECT s.command, pg_catalog.format('%%s %%s: for %%s, %%s', s.what, s.name,
+       date_trunc('second'::text, clock_timestamp() - s.since), s.why)
+FROM (SELECT CASE WHEN b.origin IS NULL THEN 'link' ELSE 'bridge' END AS command,
+             CASE WHEN b.origin IS NULL THEN 'source' ELSE 'bridge' END AS what, o.name, o.since, o.why
+      FROM {schema}.origin AS o LEFT JOIN {schema}.bridge_in AS b ON b.origin = o.number WHERE o.state = 'stopped'
+      UNION ALL
+      SELECT 'bridge', 'bridge', l.name, b.since, b.why
+      FROM {schema}.bridge_out AS b JOIN {schema}.link AS l ON l.number = b.link WHERE b.state = 'stopped') AS s
+ORDER BY s.command, s.since
+""",
+    columns=FOUND,
+)
+
 CHECKS = (
     DoctorCheck("M040", asking(PARKED), "mailroom parked list {first} --schema {schema}", of_tables=True),
     DoctorCheck("M041", asking(DEAD), "mailroom dead-letter list --schema {schema}", of_tables=True),
     DoctorCheck("M042", asking(DAYS), "mailroom dispatcher run --schema {schema}", of_tables=True),
     DoctorCheck("M043", asking(OPEN), "mailroom inbox resume {first} --schema {schema}", of_tables=True),
+    DoctorCheck("M044", asking(STOPPED), "mailroom {first} status --schema {schema}", of_tables=True),
 )

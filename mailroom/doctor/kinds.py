@@ -251,4 +251,11 @@ KINDS = {
         "one message from time to time, until one is handled.",
         "Look at what the handler calls. Once that is well, the command has workers go on at once.",
     ),
+    "M044": Kind(
+        "a link or a bridge has stopped",
+        "Nothing comes from another node or a broker, or nothing is published there, before somebody acts. What is "
+        "meant for it waits in the database.",
+        "The evidence says why, and what to do. It is tried again by itself; `resume` of the same command does so at "
+        "once.",
+    ),
 }

@@ -9,11 +9,14 @@ WITH waiting (role, since) AS (
     SELECT 'dispatcher', least((SELECT o.sent_at FROM {schema}.outbox AS o ORDER BY o.position LIMIT 1),
                                (SELECT min(s.deliver_at) FROM {schema}.scheduled AS s))
     UNION ALL SELECT 'executor', (SELECT o.sent_at FROM {schema}.outbox_executable AS o ORDER BY o.position LIMIT 1)
-    UNION ALL SELECT 'links', (SELECT min(r.created_at) FROM {schema}.origin AS r WHERE r.state = 'open')),
+    UNION ALL SELECT 'links', least(
+        (SELECT min(r.created_at) FROM {schema}.origin AS r WHERE r.state = 'open'),
+        (SELECT min(k.created_at) FROM {schema}.link AS k JOIN {schema}.bridge_out AS b ON b.link = k.number
+         WHERE k.state = 'open'))),
 led AS (
     SELECT w.role, w.since, l.until, l.state, l.host, l.pid, l.backend_pid
     FROM waiting AS w LEFT JOIN {schema}.lease AS l ON l.role = w.role)"""
-WHAT = """CASE l.role WHEN 'links' THEN 'another node is to be read'
+WHAT = """CASE l.role WHEN 'links' THEN 'another node or a broker is to be served'
             ELSE pg_catalog.format('something waits for the %%s', l.role) END
        || pg_catalog.format(' since %%s', date_trunc('second'::text, clock_timestamp() - l.since))"""
 NOBODY = Sql(

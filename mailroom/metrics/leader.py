@@ -67,6 +67,13 @@ LINK_LAG = Family(
     "they came. A node that is excluded by hand is left out.",
     ("origin",),
 )
+BRIDGE_LAG = Family(
+    "bridge_lag_seconds",
+    "gauge",
+    "How long a bridge out of this node waits for its broker: since the oldest message that it has not acknowledged "
+    "was stamped. One that is cut is left out.",
+    ("bridge",),
+)
 PERIODIC_LATE = Family(
     "periodic_late_seconds",
     "gauge",
@@ -153,6 +160,16 @@ WHERE o.state <> 'excluded'
     columns=("text", "float8"),
     recent_s=RECENT_S,
 )
+BRIDGES = Sql(
+    """
+SELECT l.name, coalesce(greatest(extract(
+           epoch FROM coalesce(%(now)s::timestamptz, clock_timestamp()) - t.stamped_at)::float8, 0::float8), 0::float8)
+FROM {schema}.bridge_out AS b JOIN {schema}.link AS l ON l.number = b.link LEFT JOIN LATERAL (
+    SELECT stamped_at FROM {schema}.transit WHERE link = l.number AND seq > l.acked ORDER BY seq LIMIT 1) AS t ON true
+WHERE l.state = 'open'
+""",
+    columns=("text", "float8"),
+)
 PERIODIC = Sql(
     """
 SELECT name, greatest(
@@ -234,6 +251,7 @@ def sampling(
         for inbox, delivered_s in (yield OLDEST.at(each=each, schema=schema)(now=now)):
             oldest[inbox] = max(oldest[inbox], delivered_s)
     links = yield LINKS.at(schema=schema)(now=now)
+    bridges = yield BRIDGES.at(schema=schema)(now=now)
     periodic = yield PERIODIC.at(schema=schema)(now=now)
     yield from added.counting()
     return {
@@ -244,6 +262,7 @@ def sampling(
         INBOX_OLDEST: [((name,), seconds) for name, seconds in oldest.items()],
         INBOX_KEYS: list(keys.items()),
         LINK_LAG: [((name,), lag_s) for name, lag_s in links],
+        BRIDGE_LAG: [((name,), lag_s) for name, lag_s in bridges],
         PERIODIC_LATE: [((name,), late_s) for name, late_s in periodic],
         DEAD_LETTERS_ADDED: [((stage,), number) for stage, number in added.counts.items()],
     }

@@ -112,7 +112,7 @@ BROKEN = [
     ("SELECT", "M021", "clock 4611686018427387905", "SELECT"),  # by the same clock
     (
         f"INSERT INTO mailroom.origin (name, created_at) VALUES ('north', {OLD})",
-        "M022", "another node is to be read since 01:00:0", "DELETE FROM mailroom.origin",
+        "M022", "another node or a broker is to be served since 01:00:0", "DELETE FROM mailroom.origin",
     ),
     (
         f"INSERT INTO mailroom.outbox_executable (operation, key, sent_at) VALUES ('delete', 'k', {OLD})",
@@ -160,6 +160,12 @@ BROKEN = [
         ("INSERT INTO mailroom.breaker (inbox, prefix, separator, opened_at, opened_why, try_at, tries) "
         f"VALUES ('shipping', 'tenant-7', '/', {OLD}, 'all failed', now(), 3)"),
         "M043", "prefix tenant-7: all failed; 3 tries", "DELETE FROM mailroom.breaker",
+    ),
+    (
+        ("WITH l AS (INSERT INTO mailroom.link (name) VALUES ('to-kafka') RETURNING number) "
+        "INSERT INTO mailroom.bridge_out (link, settings, state, why, since) "
+        f"SELECT number, '{{}}', 'stopped', 'row 7 is too large', {OLD} FROM l"),
+        "M044", "bridge to-kafka: for 01:00:0", "DELETE FROM mailroom.bridge_out",
     ),
 ]  # fmt: skip
 

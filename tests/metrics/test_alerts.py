@@ -26,7 +26,17 @@ DASHBOARD = DIRECTORY / "mailroom-dashboard.json"
 OF_PROMETHEUS = {"instance", "job"}
 ALERTS = (
     *("NoLeader", "DispatcherLag", "ExecutorLag", "ConsumerLag", "NoConsumer", "Stalled", "ParkedKeys", "DeadLetters"),
-    *("OldSnapshot", "DeadRows", "NotifyQueue", "LinkLag", "ClockMargin", "PeriodicLate", "SampleOld", "ErrorBudget"),
+    *(
+        "OldSnapshot",
+        "DeadRows",
+        "NotifyQueue",
+        "LinkLag",
+        "BridgeLag",
+        "ClockMargin",
+        "PeriodicLate",
+        "SampleOld",
+        "ErrorBudget",
+    ),
 )
 
 SELECTOR = re.compile(rf"\b{PREFIX}(?P<name>\w+)(?:{{(?P<matchers>[^}}]*)}})?")

@@ -194,6 +194,23 @@ def test_lag_of_a_link_is_the_longest_time_that_is_known(node: Node) -> None:
     assert lags == dict.fromkeys(("fine", "late", "was_late", "stopped"), 2000)
 
 
+def test_bridge_lags_by_what_its_broker_has_not_acknowledged(node: Node) -> None:
+    node.connection.execute(
+        "INSERT INTO mailroom.link (name, acked, state) VALUES "
+        "('idle', 0, 'open'), ('late', 1, 'open'), ('gone', 0, 'cut'), ('reader', 0, 'open')"
+    )
+    node.connection.execute(
+        "INSERT INTO mailroom.bridge_out SELECT number, '{}' FROM mailroom.link WHERE name <> 'reader'"
+    )
+    node.connection.execute(
+        "INSERT INTO mailroom.transit (link, seq, sent_clock, stamped_at, message_id, topic, key, kind, message_type, "
+        "sent_at) SELECT number, n, n, now() - (500 - n * 100) * interval '1 s', gen_random_uuid(), 't', 'k', 'M', "
+        "'U', now() FROM mailroom.link, generate_series(1, 3) AS n WHERE name <> 'idle'"
+    )
+    lags = {name: round(s, -2) for name, s in by_label(sample(node, 0)[leader.BRIDGE_LAG]).items()}
+    assert lags == {"idle": 0, "late": 300}
+
+
 def test_dead_letters_are_counted_once_in_whatever_order_they_commit(node: Node, connect: Connect) -> None:
     added = Added(SCHEMA)
 

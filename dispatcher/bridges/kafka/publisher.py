@@ -172,8 +172,8 @@ class KafkaPublisher(KafkaClient):
                 error = message.error()
                 if error is None:
                     headers = dict(cast("list[tuple[str, bytes]]", message.headers() or []))
-                    clock = int(headers.get("mailroom-clock", b"0"))
-                    if clock > after and mine.items() <= headers.items():
+                    # Only what this bridge has written: others may write anything there.
+                    if mine.items() <= headers.items() and (clock := int(headers["mailroom-clock"])) > after:
                         published.append((clock, id_of(headers)))
                 elif error.code() == KafkaError._PARTITION_EOF:
                     left -= 1

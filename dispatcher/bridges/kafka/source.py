@@ -187,7 +187,7 @@ def _assigned(position: BrokerPosition) -> TopicPartition:
 
 def _arrived(message: Message) -> Arrived:
     kind, at_ms = message.timestamp()
-    at = None if kind == TIMESTAMP_NOT_AVAILABLE else datetime.fromtimestamp(at_ms / 1000, UTC)
+    at = None if kind == TIMESTAMP_NOT_AVAILABLE else _moment(at_ms)
     headers = cast("list[tuple[str, bytes | str | None]]", message.headers() or [])
     epoch = message.leader_epoch()
     return Arrived(
@@ -195,6 +195,14 @@ def _arrived(message: Message) -> Arrived:
         _bytes(message.value()), [(name, _bytes(value)) for name, value in headers], at,
         None if epoch is None or epoch < 0 else epoch,
     )  # fmt: skip
+
+
+def _moment(at_ms: int) -> datetime | None:
+    """Return a time that whoever wrote the record has given: any number."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _bytes(text: bytes | str | None) -> bytes | None:

@@ -1,0 +1,113 @@
+"""`mailroom bridge`: what an operator does with bridges, and what it prints."""
+
+import json
+
+import pytest
+
+from mailroom import subscribe
+from mailroom.bridges.settings import InSettings, OutSettings
+from mailroom.errors import ConfigurationError
+from tests.support.command import done, error_of, json_of, mailroom
+from tests.support.node import Node
+
+pytestmark = pytest.mark.one_version
+
+
+def test_bridge_out_is_made_shown_changed_cut_and_removed(node: Node) -> None:
+    out = ("bridge", "out", "orders", "--kafka", "localhost:9092", "--topic", "shop.orders")
+    made = done(*out, "--subscribe", "order.#", "--max-rows", "1000", dsn=node.dsn)
+    assert "The bridge orders publishes to kafka at localhost:9092." in made
+    assert "MAILROOM_BRIDGE_ORDERS_..." in made
+    node.send("order.paid", {"n": 1}, key="k")
+    node.send("stock", {"n": 2})
+    node.deliver_all()
+    status = done("bridge", "status", dsn=node.dsn)
+    assert "kafka localhost:9092" in status
+    assert "This node takes in from no broker" in status
+    [state] = json_of("bridge", "status", dsn=node.dsn)["out"]
+    assert (state["backlog"], state["topics"], state["max_rows"], state["keep_s"]) == (1, ["order.#"], 1000, 0)
+    shown = done("bridge", "show", "orders", dsn=node.dsn)
+    assert "shop.orders" in shown
+    assert '"n"' not in shown
+    whole = done("bridge", "show", "orders", "--values", dsn=node.dsn)
+    assert '{"n":1}' in whole
+    assert "ce_type" in whole
+    [record] = json_of("bridge", "show", "orders", "--values", dsn=node.dsn)
+    assert (record["key"], record["headers"]["ce_type"]) == ("k", "order.paid")
+    changed = done(*out, "--encode", "cbor", dsn=node.dsn)
+    assert "is changed" in changed
+    assert json_of("bridge", "status", dsn=node.dsn)["out"][0]["topics"] == ["order.#"]
+    assert "Nothing was wrong" in done("bridge", "resume", "orders", dsn=node.dsn)
+    assert "would be cut; 1 message" in done("bridge", "cut", "orders", "--dry-run", dsn=node.dsn)
+    assert json_of("bridge", "cut", "orders", dsn=node.dsn)["given_up"] == 1
+    assert json.loads(done("bridge", "status", "--json", dsn=node.dsn, exit_code=1))["out"][0]["state"] == "cut"
+    done("bridge", "remove", "orders", "--why", "moved", dsn=node.dsn)
+    assert "There is no bridge orders" in error_of(mailroom("bridge", "show", "orders", dsn=node.dsn))
+    assert json_of("bridge", "status", dsn=node.dsn) == {"into": [], "out": []}
+
+
+def test_stopped_bridge_says_why_and_exits_with_1(node: Node) -> None:
+    done("bridge", "out", "orders", "--kafka", "localhost:9092", "--topic", "t", "--exactly-once", dsn=node.dsn)
+    node.connection.execute("UPDATE mailroom.bridge_out SET state = 'stopped', why = 'too large.', since = now()")
+    status = done("bridge", "status", dsn=node.dsn, exit_code=1)
+    assert "exactly once" in status
+    assert ": too large." in status
+    assert "is tried again" in done("bridge", "resume", "orders", dsn=node.dsn)
+    done("bridge", "status", dsn=node.dsn)
+
+
+def test_bridge_in_is_made_shown_and_told_where_to_go_on(node: Node) -> None:
+    made = done(
+        "bridge", "in", "stock", "--kafka", "k1:9092,k2:9092", "--from", "a, b", "--key", "path:id", dsn=node.dsn
+    )
+    assert "mailroom inbox subscribe INBOX TOPIC --origin stock" in made
+    node.inbox("reorder")
+    with node.connection.transaction():
+        subscribe(node.connection, "reorder", "b", origin="stock")
+    node.connection.execute(
+        "INSERT INTO mailroom.bridge_position (origin, topic, part, next) "
+        "SELECT number, 'b', 3, 17 FROM mailroom.origin"
+    )
+    [state] = json_of("bridge", "status", dsn=node.dsn)["into"]
+    assert (state["settings"]["topics"], state["topics"], state["state"]) == (["a", "b"], ["b"], "open")
+    assert "b/3=17" in done("bridge", "status", dsn=node.dsn)
+    done("bridge", "resume", "stock", "--at", "b/3=99", dsn=node.dsn)
+    assert "b/3=99" in done("bridge", "status", dsn=node.dsn)
+    assert "is no place" in mailroom("bridge", "resume", "stock", "--at", "b3", dsn=node.dsn).output
+    done("bridge", "remove", "stock", dsn=node.dsn)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("out", "x"), "Name one broker"),
+        (("out", "x", "--kafka", "h:1", "--broker", "m:C", "a"), "Name one broker"),
+        (("out", "x", "--kafka", "u:p@h:1"), "holds no user and no password"),
+        (("out", "x", "--kafka", "h:1", "--topic", "{key}"), "no other braces"),
+        (("out", "x", "--kafka", "h:1", "--exactly-once"), "--mark-topic"),
+        (("out", "x", "--broker", "kafkaesque", "a"), "is no broker"),
+        (("in", "x", "--kafka", "h:1", "--from", " , "), "Name the topics"),
+        (("in", "x", "--kafka", "h:1", "--from", "t", "--key", "value"), "give record, header:NAME"),
+        (("cut", "nobody"), "no bridge nobody"),
+        (("test", "nobody"), "no bridge nobody"),
+    ],
+)
+def test_wrong_words_are_told_in_one_line(node: Node, arguments: tuple[str, ...], told: str) -> None:
+    assert told in error_of(mailroom("bridge", *arguments, dsn=node.dsn))
+
+
+def test_own_broker_that_cannot_be_imported_is_told(node: Node) -> None:
+    done("bridge", "out", "own", "--broker", "nowhere.to.be:Found", "somewhere", dsn=node.dsn)
+    assert "cannot be imported (ModuleNotFoundError" in error_of(mailroom("bridge", "test", "own", dsn=node.dsn))
+
+
+def test_settings_are_kept_as_they_were() -> None:
+    out = OutSettings("kafka", "h:1", exactly_once=True, mark_topic="t", on_failure="skip")
+    assert OutSettings.of(out.text()) == out
+    into = InSettings("kafka", "h:1", ("a", "b"), start="latest", on_failure="stop")
+    assert InSettings.of(into.text()) == into
+    for wrong in ({"on_failure": "x"}, {"address": ""}, {"address": "a b"}):
+        with pytest.raises(ConfigurationError):
+            OutSettings(**{"broker": "kafka", "address": "h:1"} | wrong)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ConfigurationError):
+        InSettings("kafka", "h:1", ("a",), start="x")  # type: ignore[arg-type]  # wrong on purpose
