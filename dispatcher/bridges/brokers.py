@@ -11,8 +11,8 @@ from mailroom.bridges.publisher import OutBridge, Publisher
 from mailroom.bridges.source import InBridge, RecordSource
 from mailroom.errors import ConfigurationError
 
-PUBLISHERS = {"kafka": "dispatcher.bridges.kafka.publisher:KafkaPublisher"}
-SOURCES = {"kafka": "dispatcher.bridges.kafka.source:KafkaSource"}
+PUBLISHERS = {"kafka": "dispatcher.bridges.kafka:KafkaPublisher"}
+SOURCES = {"kafka": "dispatcher.bridges.kafka:KafkaSource"}
 
 
 def publisher_of(row: OutRow, names: Collection[str]) -> Callable[[], Publisher]:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from mailroom.bridges.settings import InSettings
 from mailroom.bridges.source import BrokerPosition
-from mailroom.errors import ConfigurationError, MailroomError, UnknownBridge
+from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.links.sources import REMOVE
 from mailroom.links.start import noting_place
 from mailroom.names import node_name
@@ -106,14 +106,6 @@ def reading_ins(schema: str, name: str | None = None) -> Operation[list[InRow]]:
         InRow(origin, name, InSettings.of(settings), *others)
         for origin, name, settings, *others in (yield INS.at(schema=schema)(name=name))
     ]
-
-
-def finding_in(schema: str, name: str) -> Operation[InRow]:
-    """Return the bridge into this node of that name. Raises `UnknownBridge`."""
-    rows = yield from reading_ins(schema, node_name(name))
-    if not rows:
-        raise UnknownBridge(f"There is no bridge {name} into this node. See: mailroom bridge status")
-    return rows[0]
 
 
 # -- Where it is ------------------------------------------------------------------------------------------------------
