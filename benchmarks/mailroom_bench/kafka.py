@@ -46,7 +46,7 @@ def _mock(to: "Connection[str, str]") -> None:
     client = Producer({"test.mock.num.brokers": 1, "log_level": 0})
     [broker] = client.list_topics(timeout=WITHIN_S).brokers.values()
     to.send(f"{broker.host}:{broker.port}")
-    PROCESSES.Event().wait()  # until it is ended
+    to.poll(None)  # until it is ended
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Literal, TypeAlias, TypeVar, get_args
 from uuid import UUID, uuid5
 
@@ -228,8 +229,13 @@ def _letters(text: str) -> tuple[str, str, str]:
     return text[0], text[1], text[2:]
 
 
+@lru_cache(maxsize=256)  # a few nodes write many records
+def _node_id(text: str) -> UUID:
+    return UUID(text)
+
+
 def _sender(named: Mapping[str, bytes | None]) -> tuple[UUID, int, int] | tuple[None, None, None]:
-    sender = _matched(named, "mailroom-origin", UUID_TEXT, UUID)
+    sender = _matched(named, "mailroom-origin", UUID_TEXT, _node_id)
     link, clock = (_matched(named, name, COUNT, int) for name in ("mailroom-link", "mailroom-clock"))
     if sender is None and link is None and clock is None:
         return None, None, None
