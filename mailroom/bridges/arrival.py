@@ -175,14 +175,19 @@ def _incoming(record: Arrived, how: Intake, place: str) -> Incoming:
 def _text(named: Mapping[str, bytes | None], name: str) -> str | None:
     """Return the text of a header, None if there is none."""
     raw = named.get(name)
-    return None if raw is None else _utf8(raw, f"header {name}")
-
-
-def _utf8(raw: bytes, what: str) -> str:
+    if raw is None:
+        return None
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise _Unfit(f"the {what} is not UTF-8") from None
+        raise _Unfit(f"the header {name} is not UTF-8") from None
+
+
+def _value_text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise _Unfit("the value is not UTF-8") from None
 
 
 def _matched(named: Mapping[str, bytes | None], name: str, form: re.Pattern[str], make: Callable[[str], T]) -> T | None:
@@ -368,8 +373,8 @@ def _guessed(raw: bytes) -> object:
 
 
 _READERS: Mapping[str, Callable[[bytes], object]] = {
-    "json": lambda raw: of_json(_utf8(raw, "value")),
-    "text": lambda raw: _utf8(raw, "value"),
+    "json": lambda raw: of_json(_value_text(raw)),
+    "text": _value_text,
     "bytes": lambda raw: raw,
 }
 
@@ -383,9 +388,10 @@ def _headers(named: Mapping[str, bytes | None], *, is_ours: bool) -> dict[str, s
         headers[found] = text
     if not is_ours and "traceparent" not in headers and "ce_traceparent" in headers:
         headers["traceparent"] = headers["ce_traceparent"]  # a CloudEvent's trace goes on in ours
+    if not headers:
+        return None
     try:
-        if as_json(checked(headers)) is None:
-            return None
+        as_json(checked(headers))
     except InvalidMessage as error:
         if error.code == "MR-headers-too-large":
             raise _Unfit(f"its headers have more than {MAX_HEADERS_BYTES:,} bytes as JSON") from None

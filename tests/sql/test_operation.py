@@ -24,7 +24,7 @@ def test_part_without_a_place_is_refused() -> None:
 def test_array_of_bytes_is_what_the_server_gets(node: Node, items: list[bytes]) -> None:
     def asking() -> Operation[tuple[object, ...]]:
         both = "SELECT %(items)s::bytea[], cardinality(%(items)s::bytea[])"
-        [row] = yield Sql(both, columns=("bytea[]", "integer")).at()(items=bytea_array(items))
-        return row
+        [(found, count)] = yield Sql(both, columns=("bytea[]", "integer")).at()(items=bytea_array(items))
+        return found, count
 
     assert run(node.connection, asking()) == (items, len(items))
