@@ -1,6 +1,7 @@
 """Names, keys and texts: the one place for every alphabet and limit. The tables' own rules repeat them."""
 
 import re
+from collections.abc import Sequence
 from typing import TypeAlias
 from uuid import UUID
 
@@ -22,6 +23,7 @@ TOPIC = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,199}\Z")
 PATTERN = re.compile(r"(?:(?:[A-Za-z][\w-]*|\*)(?:\.(?:[\w-]*|\*))*|(?:[A-Za-z][\w.-]*\.)?#)\Z", re.ASCII)
 
 NODE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}\Z")
+ONE, MANY = "*", "#"  # words of a pattern: one word, and any number of them or none
 OWN, ALL = "", "*"  # origins of a subscription that are no node's name: this node, and this node and all that it reads
 
 
@@ -81,6 +83,17 @@ def topic_name(topic: str) -> str:
             code="MR-invalid-topic",
         )
     return str.__str__(topic)
+
+
+def fits(pattern: Sequence[str], topic: Sequence[str]) -> bool:
+    """Return whether a valid pattern fits a topic, each given as its words."""
+    if pattern[-1] == MANY:
+        pattern = pattern[:-1]
+        if len(topic) < len(pattern):
+            return False
+    elif len(topic) != len(pattern):
+        return False
+    return all(wanted in (ONE, word) for wanted, word in zip(pattern, topic, strict=False))
 
 
 def topic_pattern(pattern: str) -> str:

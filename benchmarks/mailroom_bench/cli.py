@@ -15,6 +15,7 @@ from mailroom.errors import ConfigurationError
 from mailroom.session import settings
 
 from . import (
+    bridges,
     bulk,
     cost,
     dead_source,
@@ -64,6 +65,7 @@ MODULES = (
     links,
     links_rate,
     links_latency,
+    bridges,
     ring,
     dead_source,
     take_over,

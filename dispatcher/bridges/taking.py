@@ -24,7 +24,7 @@ from mailroom.bridges.source import BrokerPosition, PartsChanged, PositionGone, 
 from mailroom.links.handshake.target import failing, opening, stopping
 from mailroom.links.handshake.wire import COLUMNS
 from mailroom.message.headers import as_json
-from mailroom.sql.operation import Operation
+from mailroom.sql.operation import Operation, bytea_array
 
 log = logging.getLogger("mailroom.dispatcher")
 
@@ -204,7 +204,7 @@ class TakingIn(Tending):
             }  # fmt: skip
             for name, values in columns.items():
                 values.append(of_the_wire[name] if name in of_the_wire else getattr(row, name))
-        return FetchedBatch(len(rows), dict(columns))
+        return FetchedBatch(len(rows), {**columns, "value": bytea_array([row.value for row in rows])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,10 @@
 """`mailroom inbox` and `mailroom worker`."""
 
-import importlib
 import json
 import os
 import shlex
 import sys
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -23,6 +20,7 @@ from mailroom.cli.failures import drop_output
 from mailroom.cli.group import Group
 from mailroom.cli.logs import log_to_stderr
 from mailroom.cli.messages import print_messages
+from mailroom.cli.modules import imported
 from mailroom.cli.output import document, duration, note, progress_bar, say, table, working
 from mailroom.cli.parameters import INBOX, KEY, LIMIT, ORIGIN, PATTERN, seconds, seconds_above_0
 from mailroom.cli.serving import metrics_option, serving, statistics_option
@@ -30,7 +28,6 @@ from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.links.links import Links
 from mailroom.message.message import Message
 from mailroom.names import ALL, OWN
-from mailroom.packages import NAMES, warn_of_hidden
 from mailroom.registry.archive_days import MOST_DAYS
 from mailroom.registry.drop import drop_inbox
 from mailroom.registry.inboxes import create_inbox
@@ -743,15 +740,7 @@ def _loaded(target: str) -> Worker | AsyncWorker:
     module_name, colon, path = target.partition(":")
     if not (colon and module_name and path):
         raise click.UsageError(f"{target!r} is not MODULE:WORKER, such as shipping:worker.")
-    if (package := module_name.partition(".")[0]) in NAMES:
-        raise ConfigurationError(
-            f"{package} is a package of Mailroom's own: rename the module of your worker.", code="MR-worker-not-found"
-        )
-    # As `python -m` does, so that a service can be run from its own directory.
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    warn_of_hidden()
-    found = _imported(module_name)
+    found: object = imported(module_name)
     for name in path.split("."):
         if not hasattr(found, name):
             raise ConfigurationError(
@@ -766,22 +755,3 @@ def _loaded(target: str) -> Worker | AsyncWorker:
             code="MR-not-a-worker",
         )
     return found
-
-
-def _imported(name: str) -> object:
-    try:
-        return importlib.import_module(name)
-    except MailroomError:
-        raise
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            raise ConfigurationError(
-                f"There is no module {error.name!r}: run this in the directory that holds it, or install it.",
-                code="MR-worker-not-found",
-            ) from None
-        # The author needs the place of the error; a full traceback would be mostly our own frames.
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        raise MailroomError(
-            f"{name} cannot be imported: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})",
-            code="MR-worker-import-failed",
-        ) from error

@@ -20,6 +20,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Literal, TypeAlias, TypeVar, get_args
 from uuid import UUID, uuid5
 
@@ -174,14 +175,19 @@ def _incoming(record: Arrived, how: Intake, place: str) -> Incoming:
 def _text(named: Mapping[str, bytes | None], name: str) -> str | None:
     """Return the text of a header, None if there is none."""
     raw = named.get(name)
-    return None if raw is None else _utf8(raw, f"header {name}")
-
-
-def _utf8(raw: bytes, what: str) -> str:
+    if raw is None:
+        return None
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise _Unfit(f"the {what} is not UTF-8") from None
+        raise _Unfit(f"the header {name} is not UTF-8") from None
+
+
+def _value_text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise _Unfit("the value is not UTF-8") from None
 
 
 def _matched(named: Mapping[str, bytes | None], name: str, form: re.Pattern[str], make: Callable[[str], T]) -> T | None:
@@ -228,8 +234,13 @@ def _letters(text: str) -> tuple[str, str, str]:
     return text[0], text[1], text[2:]
 
 
+@lru_cache(maxsize=256)  # a few nodes write many records
+def _node_id(text: str) -> UUID:
+    return UUID(text)
+
+
 def _sender(named: Mapping[str, bytes | None]) -> tuple[UUID, int, int] | tuple[None, None, None]:
-    sender = _matched(named, "mailroom-origin", UUID_TEXT, UUID)
+    sender = _matched(named, "mailroom-origin", UUID_TEXT, _node_id)
     link, clock = (_matched(named, name, COUNT, int) for name in ("mailroom-link", "mailroom-clock"))
     if sender is None and link is None and clock is None:
         return None, None, None
@@ -362,8 +373,8 @@ def _guessed(raw: bytes) -> object:
 
 
 _READERS: Mapping[str, Callable[[bytes], object]] = {
-    "json": lambda raw: of_json(_utf8(raw, "value")),
-    "text": lambda raw: _utf8(raw, "value"),
+    "json": lambda raw: of_json(_value_text(raw)),
+    "text": _value_text,
     "bytes": lambda raw: raw,
 }
 
@@ -377,9 +388,10 @@ def _headers(named: Mapping[str, bytes | None], *, is_ours: bool) -> dict[str, s
         headers[found] = text
     if not is_ours and "traceparent" not in headers and "ce_traceparent" in headers:
         headers["traceparent"] = headers["ce_traceparent"]  # a CloudEvent's trace goes on in ours
+    if not headers:
+        return None
     try:
-        if as_json(checked(headers)) is None:
-            return None
+        as_json(checked(headers))
     except InvalidMessage as error:
         if error.code == "MR-headers-too-large":
             raise _Unfit(f"its headers have more than {MAX_HEADERS_BYTES:,} bytes as JSON") from None

@@ -39,7 +39,7 @@ def as_json(value: object) -> str:
 def of_json(text: str) -> object:
     """Return the value of JSON. Raises `NotJson`, or `DecodeError` for JSON that no value of ours can hold."""
     try:
-        return json.loads(text, parse_float=_fraction, parse_int=_whole, parse_constant=_no_constant)
+        return _DECODER.decode(text)
     except RecursionError:
         raise DecodeError("it is nested too deep") from None
     except json.JSONDecodeError as error:
@@ -100,3 +100,7 @@ def _decimal(text: str) -> Decimal:
 
 def _no_constant(_: str) -> NoReturn:
     raise NotJson("it holds NaN or Infinity, which JSON does not have")
+
+
+# Made once: `loads` would make one for each value.
+_DECODER = json.JSONDecoder(parse_float=_fraction, parse_int=_whole, parse_constant=_no_constant)

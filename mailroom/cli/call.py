@@ -39,6 +39,12 @@ class Call:
         """Whether the call itself says which database, rather than leaving it to the environment."""
         return self.embedded or self.given_dsn is not None
 
+    @property
+    def has_database(self) -> bool:
+        """Whether the call or its environment says which database."""
+        variables = (settings.DSN_VARIABLE, *settings.LIBPQ_VARIABLES)
+        return self.names_database or any(os.environ.get(variable) for variable in variables)
+
     def dsn(self, *, embedded_by_default: bool = False) -> str:
         """Return the connection string; raises `ConfigurationError` if nothing names a database.
 
@@ -51,7 +57,7 @@ class Call:
             )
         self._context = click.get_current_context(silent=True)
         if self._dsn is None:
-            embedded = self.embedded or (embedded_by_default and not self._is_named())
+            embedded = self.embedded or (embedded_by_default and not self.has_database)
             self._dsn = self._started() if embedded else settings.dsn(self.given_dsn)
         return self._dsn
 
@@ -85,10 +91,6 @@ class Call:
         with settings.connect(self.dsn(), role, session, autocommit=autocommit) as connection:
             node.check(connection, schema=self.schema)
             yield connection
-
-    def _is_named(self) -> bool:
-        variables = (settings.DSN_VARIABLE, *settings.LIBPQ_VARIABLES)
-        return self.given_dsn is not None or any(os.environ.get(variable) for variable in variables)
 
     def _started(self) -> str:
         return click.get_current_context().find_root().with_resource(embedded_server()).dsn()

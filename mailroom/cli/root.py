@@ -22,6 +22,7 @@ EXTRAS = {"bench": "bench"}
 # The first sentences of our commands' own texts, so that listing them imports none of them: that took a second.
 ABOUT = {
     "archive": "Find what was reaped from an inbox that keeps it, and replay it.",
+    "asyncapi": "Print an AsyncAPI 3.0 document of typed topics and of this node's bridges, as JSON.",
     "bench": "Measure Mailroom on this machine and compare it with the limits of the machine.",
     "bridge": "Publish messages to another broker, such as Kafka, and take in messages from one.",
     "completion": "Print a script that lets a shell complete commands and options.",

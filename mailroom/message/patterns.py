@@ -5,10 +5,9 @@ from typing import Any, Generic, TypeVar
 
 from mailroom.errors import ConfigurationError
 from mailroom.message.topic import Topic, pattern_text
+from mailroom.names import MANY, ONE, fits
 
 T = TypeVar("T")
-
-ONE, MANY = "*", "#"
 
 
 class Patterns(Generic[T]):
@@ -37,7 +36,7 @@ class Patterns(Generic[T]):
         if (exact := self._exact.get(topic)) is not None or not self._patterns:
             return exact
         words = topic.split(".")
-        return next((item for pattern, item in self._patterns.items() if _fits(pattern, words)), None)
+        return next((item for pattern, item in self._patterns.items() if fits(pattern, words)), None)
 
     def __iter__(self) -> Iterator[str]:
         yield from self._exact
@@ -46,13 +45,3 @@ class Patterns(Generic[T]):
 
 def _rank(words: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(1 if word == ONE else 2 if word == MANY else 0 for word in words)
-
-
-def _fits(pattern: tuple[str, ...], words: list[str]) -> bool:
-    if pattern[-1] == MANY:
-        pattern = pattern[:-1]
-        if len(words) < len(pattern):
-            return False
-    elif len(words) != len(pattern):
-        return False
-    return all(wanted in (ONE, word) for wanted, word in zip(pattern, words, strict=False))

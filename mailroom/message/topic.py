@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import GenericAlias, UnionType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from mailroom.errors import ConfigurationError, DecodeError
 from mailroom.message.message import Message, holding, plain
 from mailroom.message.periodic import Missed, PeriodicMessage
+from mailroom.message.typed.converter import Schema
 from mailroom.message.typed.values import PLAIN, Values, values_of
 from mailroom.names import Key, shown, topic_name, topic_pattern
 from mailroom.numbers import whole
@@ -187,6 +189,14 @@ class Topic(Generic[T, A]):
         return version
 
 
+def topic_schema(topic: "Topic[Any, Any]", prefix: str) -> Schema:
+    """Return the JSON schema of a topic's values in JSON, and those that it refers to as `prefix` and their names.
+
+    Empty, which any value fits, if nothing is known of what the topic's `write` returns.
+    """
+    return topic._values.schema(prefix)
+
+
 def topic_headers(topic: "Topic[Any, Any]", given: Mapping[str, str] | None) -> Mapping[str, str] | None:
     """Return the headers of a message of this topic that is given these: with its version, if that is above 1."""
     if given is None:
@@ -219,7 +229,9 @@ def _values(value_type: Any, read: Callable[[Any], T] | None, write: Callable[[T
     if read is not None and write is not None:
         return Values(_reading(read), write)
     by_type = values_of(value_type, "give read= and write=")
-    return Values(by_type.read if read is None else _reading(read), write or by_type.write)
+    if write is not None:
+        return Values(by_type.read, write)  # what it writes is not known
+    return replace(by_type, read=by_type.read if read is None else _reading(read))
 
 
 def _reading(read: Callable[[Any], T]) -> Callable[[Any], T]:

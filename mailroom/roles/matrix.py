@@ -355,7 +355,7 @@ AUDITOR = (
     on("inbox_{inbox}", "SELECT (key, clock)", why="what parked keys hold; the rest is read through `inbox`"),
     on("parked", select([*DELIVERY, *TELLING])),
     on("reaped", select([*DELIVERY, *TELLING, "reaped_at", "drop_on"])),
-    on("dead_letter", select(["inbox", "clock", "reason", "attempts", "origin", "sent_clock", *TELLING])),
+    on("dead_letter", select(["inbox", "clock", "reason", "attempts", "origin", "sent_clock", "bridge", *TELLING])),
     on("transit", select(["sent_clock", "stamped_at", *TELLING])),
     on("link_allowed", "SELECT"),
     on("key_state", "SELECT", why="with the last error of a key"),

@@ -188,11 +188,12 @@ def _assigned(position: BrokerPosition) -> TopicPartition:
 def _arrived(message: Message) -> Arrived:
     kind, at_ms = message.timestamp()
     at = None if kind == TIMESTAMP_NOT_AVAILABLE else _moment(at_ms)
-    headers = cast("list[tuple[str, bytes | str | None]]", message.headers() or [])
+    given = cast("list[tuple[str, bytes | str | None]]", message.headers() or [])
+    headers = [(name, value if type(value) is bytes else _bytes(value)) for name, value in given]
     epoch = message.leader_epoch()
     return Arrived(
         str(message.topic()), int(message.partition() or 0), int(message.offset() or 0), _bytes(message.key()),
-        _bytes(message.value()), [(name, _bytes(value)) for name, value in headers], at,
+        _bytes(message.value()), headers, at,
         None if epoch is None or epoch < 0 else epoch,
     )  # fmt: skip
 

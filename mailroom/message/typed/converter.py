@@ -3,13 +3,17 @@
 from collections.abc import Iterable
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
 from msgspec import to_builtins
 
 # What the codec sends as it is. Of anything else msgspec makes JSON's texts; it reads those of these types, too.
 NATIVE = (bytes, bytearray, datetime, date, Decimal, UUID)
+
+
+# A JSON schema, and the schemas that it refers to by their names.
+Schema: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
 
 
 class Converter(Protocol):
@@ -25,6 +29,10 @@ class Converter(Protocol):
 
     def fault(self, error: Exception) -> str:
         """Say of an exception of `read` where in the value the fault is, without content."""
+        ...
+
+    def schema(self, prefix: str) -> Schema:
+        """Return the JSON schema of the values in JSON; references are `prefix` and a name. Empty if it has none."""
         ...
 
 

@@ -1,15 +1,17 @@
 """What holds a pydantic model, by pydantic. Imported only for a type that does."""
 
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
 from msgspec import to_builtins
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
-from pydantic_core import to_jsonable_python
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema, to_jsonable_python
 
 from mailroom.errors import EncodeError
-from mailroom.message.typed.converter import NATIVE, lists_and_text_keys, path, type_name
+from mailroom.message.typed.converter import NATIVE, Schema, lists_and_text_keys, path, type_name
 
 
 class Models:
@@ -34,12 +36,33 @@ class Models:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         return f"{path(first['loc'], self._names)} {'is missing' if first['type'] == 'missing' else 'does not fit'}"
 
+    def schema(self, prefix: str) -> Schema:
+        """See `Converter.schema`."""
+        try:
+            schema = self._adapter.json_schema(ref_template=f"{prefix}{{model}}", schema_generator=_AsSent)
+        except PydanticInvalidForJsonSchema:
+            return {}, {}
+        return schema, schema.pop("$defs", {})
+
     @cached_property
     def _names(self) -> frozenset[str]:
         try:
             return frozenset(_properties(self._adapter.json_schema()))
         except PydanticInvalidForJsonSchema:  # pydantic cannot tell, so none is shown
             return frozenset()
+
+
+class _AsSent(GenerateJsonSchema):
+    """Decimals and bytes as Mailroom's JSON has them, and not as pydantic's would."""
+
+    def decimal_schema(self, schema: core_schema.DecimalSchema) -> dict[str, Any]:
+        return {"type": "number"}
+
+    def bytes_schema(self, schema: core_schema.BytesSchema) -> dict[str, Any]:
+        return {"type": "string", "contentEncoding": "base64"}
+
+    def encode_default(self, dft: Any) -> Any:
+        return float(dft) if isinstance(dft, Decimal) else super().encode_default(dft)
 
 
 def _properties(schema: Any) -> set[str]:

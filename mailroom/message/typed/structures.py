@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Any, get_origin
 
-from msgspec import ValidationError, convert, inspect, to_builtins
+from msgspec import ValidationError, convert, inspect, json, to_builtins
 
 from mailroom import codec
-from mailroom.message.typed.converter import NATIVE, lists_and_text_keys, path, type_name
+from mailroom.message.typed.converter import NATIVE, Schema, lists_and_text_keys, path, type_name
 
 REFUSED = (inspect.CustomType, inspect.ExtType, inspect.RawType, inspect.MemoryViewType)
 TUPLES = (inspect.TupleType, inspect.VarTupleType, inspect.NamedTupleType)
@@ -83,6 +83,14 @@ class Structures:
         if missing and missing["name"] in self._names:
             return f"{path([*steps, missing['name']], self._names)} is missing"
         return f"{'a key of ' if at and at['key'] else ''}{path(steps, self._names)} does not fit"
+
+    def schema(self, prefix: str) -> Schema:
+        """See `Converter.schema`."""
+        try:
+            (schema,), parts = json.schema_components([self._type], ref_template=f"{prefix}{{name}}")
+        except TypeError:  # JSON has no such type, as msgspec sees it
+            return {}, {}
+        return schema, parts
 
 
 def _step(found: re.Match[str]) -> str | int:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, get_args
 from msgspec import inspect
 
 from mailroom.errors import ConfigurationError, DecodeError, EncodeError
-from mailroom.message.typed.converter import Converter, type_name
+from mailroom.message.typed.converter import Converter, Schema, type_name
 from mailroom.message.typed.structures import Structures, class_of, parts_of
 
 T = TypeVar("T")
@@ -25,10 +25,12 @@ class Values(Generic[T]):
     """The values of one type. `read` makes one of a plain value, `write` a plain value of one.
 
     Those of `values_of` raise `DecodeError` and `EncodeError`, which name the field at fault and show no content.
+    `schema` is that of `Converter`.
     """
 
     read: Callable[[Any], T]
     write: Callable[[T], object]
+    schema: Callable[[str], Schema] = lambda _prefix: ({}, {})
 
 
 PLAIN: Values[Any] = Values(lambda plain: plain, lambda value: value)
@@ -76,7 +78,7 @@ def values_of(value_type: Any, instead: str) -> Values[Any]:
             ) from None
         return plain
 
-    return Values(read, write)
+    return Values(read, write, converter.schema)
 
 
 def _converter(value_type: Any) -> Converter:
