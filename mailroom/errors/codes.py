@@ -253,8 +253,6 @@ CODES: Mapping[str, str] = {
     "MR-webhook-too-large": "The body of the request is larger than is allowed.",
     "MR-webhook-topic-not-allowed": "The topic is not one of those that may be sent to by webhooks.",
     "MR-webhook-unavailable": "The database cannot take the message of a webhook at the moment.",
-    "MR-worker-import-failed": "The module of the worker raised an error when it was imported.",
-    "MR-worker-not-found": "There is no module or no object of that name for `mailroom worker run`.",
     "MR-worker-not-found": "A module has no object of that name for `mailroom worker run`.",
     "MR-writes-apart": "A handler writes with Django's ORM on another connection than that of its message.",
     "MR-wrong-isolation": "The transaction's isolation level hides what others have committed since it began.",
