@@ -20,7 +20,8 @@ CREATE TABLE bridge_known (  -- Messages that a bridge has published in a histor
 
 CREATE TABLE bridge_in (  -- Origins of which a broker is the source.
     origin   bigint PRIMARY KEY,  -- The number of the origin.
-    settings jsonb  NOT NULL      -- Which broker, and how records become messages.
+    settings jsonb  NOT NULL,     -- Which broker, and how records become messages.
+    moves    bigint NOT NULL DEFAULT 0  -- How often somebody has set its position by hand: who reads begins anew.
 );
 
 CREATE TABLE bridge_position (  -- Up to where the log of a broker was taken in: a row per partition of a topic.

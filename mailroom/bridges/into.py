@@ -20,6 +20,8 @@ TAKEN = Sql(
     """
 SELECT b.settings::text FROM {schema}.origin AS o LEFT JOIN {schema}.bridge_in AS b ON b.origin = o.number
 WHERE o.name = %(name)s::text
+UNION ALL SELECT NULL FROM {schema}.link AS l JOIN {schema}.bridge_out AS b ON b.link = l.number
+WHERE l.name = %(name)s::text
 """,
     columns=("text",),
 )
@@ -59,7 +61,8 @@ def bridging_in(schema: str, name: str, settings: InSettings, *, actor: str, why
         [(kept,)] = rows
         if kept is None:
             raise ConfigurationError(
-                f"This node reads the node {name}, so a bridge needs another name.", code="MR-bridge-name-taken"
+                f"This node reads the node {name}, or has a bridge of this name: this one needs another name.",
+                code="MR-bridge-name-taken",
             )
         if InSettings.of(kept).broker != settings.broker:
             raise ConfigurationError(
@@ -80,23 +83,27 @@ def bridging_in(schema: str, name: str, settings: InSettings, *, actor: str, why
 
 @dataclass(frozen=True, slots=True)
 class InRow:
-    """A bridge into this node, as its dispatcher reads it. If `is_well`, no trouble is recorded."""
+    """A bridge into this node, as its dispatcher reads it. If `is_well`, no trouble is recorded.
+
+    `moves` counts how often somebody has set its position.
+    """
 
     origin: int
     name: str
     settings: InSettings
     node_id: UUID
     is_well: bool
+    moves: int
 
 
 INS = Sql(
     """
-SELECT o.number, o.name, b.settings::text, n.id, o.why IS NULL
+SELECT o.number, o.name, b.settings::text, n.id, o.why IS NULL, b.moves
 FROM {schema}.bridge_in AS b JOIN {schema}.origin AS o ON o.number = b.origin CROSS JOIN {schema}.node AS n
 WHERE (o.state <> 'excluded' OR %(name)s::text IS NOT NULL) AND (%(name)s::text IS NULL OR o.name = %(name)s::text)
 ORDER BY o.number
 """,
-    columns=("bigint", "text", "text", "uuid", "boolean"),
+    columns=("bigint", "text", "text", "uuid", "boolean", "bigint"),
 )
 
 
@@ -215,8 +222,10 @@ def moving_position(
 
 SET = Sql(
     """
-UPDATE {schema}.bridge_position SET next = %(next)s::bigint, leader_epoch = NULL
-WHERE origin = %(origin)s::bigint AND topic = %(topic)s::text AND part = %(part)s::bigint RETURNING true
+WITH moved AS (
+    UPDATE {schema}.bridge_position SET next = %(next)s::bigint, leader_epoch = NULL
+    WHERE origin = %(origin)s::bigint AND topic = %(topic)s::text AND part = %(part)s::bigint RETURNING origin)
+UPDATE {schema}.bridge_in AS b SET moves = moves + 1 FROM moved AS m WHERE b.origin = m.origin RETURNING true
 """,
     columns=("boolean",),
 )

@@ -23,6 +23,8 @@ TAKEN = Sql(
     """
 SELECT b.settings::text
 FROM {schema}.link AS l LEFT JOIN {schema}.bridge_out AS b ON b.link = l.number WHERE l.name = %(name)s::text
+UNION ALL SELECT NULL FROM {schema}.origin AS o JOIN {schema}.bridge_in AS b ON b.origin = o.number
+WHERE o.name = %(name)s::text
 """,
     columns=("text",),
 )
@@ -81,7 +83,8 @@ def bridging_out(
 def _check_change(name: str, kept: str | None, settings: OutSettings) -> None:
     if kept is None:
         raise ConfigurationError(
-            f"The node {name} reads this one, so a bridge needs another name.", code="MR-bridge-name-taken"
+            f"The node {name} reads this one, or a bridge of this name is there: this one needs another name.",
+            code="MR-bridge-name-taken",
         )
     was = OutSettings.of(kept)
     if (was.broker, was.exactly_once, was.mark_topic) != (settings.broker, settings.exactly_once, settings.mark_topic):

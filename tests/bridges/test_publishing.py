@@ -15,7 +15,7 @@ from mailroom.links.start import jumping
 from mailroom.sql.runner import run
 from mailroom.testing import publish
 from outbox import Outbox
-from tests.bridges.tended import bridge_out, out_state, tended
+from tests.bridges.tended import bridge_in, bridge_out, out_state, tended
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
 
@@ -231,8 +231,10 @@ def test_names_are_not_shared_with_nodes_and_the_mark_stays_where_it_is(node: No
         with pytest.raises(ConfigurationError, match="needs another name"):
             links.allow(node.connection, "out", actor="me")
         links.allow(node.connection, "lyon", actor="me")
-    with pytest.raises(ConfigurationError, match="needs another name"):
-        bridge_out(node, name="lyon")
+    bridge_in(node)
+    for name in ("lyon", "in"):
+        with pytest.raises(ConfigurationError, match="needs another name"):
+            bridge_out(node, name=name)
     with pytest.raises(ConfigurationError, match="cannot be changed"):
         bridge_out(node, exactly_once=True)
     with node.connection.transaction():

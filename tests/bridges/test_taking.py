@@ -177,7 +177,12 @@ async def test_records_that_the_broker_lost_stop_the_bridge_until_somebody_says_
                 Bridges().resume(node.connection, "in", at=BrokerPosition("log", 7, 3), actor="me")
             assert Bridges().resume(node.connection, "in", at=BrokerPosition("log", 0, 3), actor="me")
         await lane.follow_until(lambda: taken(node) == [3, 4])
-    assert node.value("SELECT reason FROM mailroom.audit ORDER BY id DESC LIMIT 1") == "at log/0=3"
+        await eventually_async(lambda: in_state(node).state == "open")
+        with node.connection.transaction():  # also back, while nothing comes
+            assert not Bridges().resume(node.connection, "in", at=BrokerPosition("log", 0, 4), actor="me")
+        await lane.follow_until(lambda: taken(node) == [3, 4, 4])
+    reasons = [reason for (reason,) in node.rows("SELECT reason FROM mailroom.audit ORDER BY id DESC LIMIT 2")]
+    assert reasons == ["at log/0=4", "at log/0=3"]
 
 
 async def test_what_no_inbox_wants_is_kept_and_goes_to_who_subscribes_later(node: Node) -> None:
@@ -243,8 +248,10 @@ def test_names_are_not_shared_with_nodes_and_nothing_is_left_of_a_bridge(node: N
         with pytest.raises(ConfigurationError, match="nothing is stamped"):
             Bridges().cut(node.connection, "in", actor="me")
         Bridges().remove(node.connection, "in", actor="me")
-    with pytest.raises(ConfigurationError, match="needs another name"):
-        bridge_in(node, name="paris")
+    bridge_out(node)
+    for name in ("paris", "out"):
+        with pytest.raises(ConfigurationError, match="needs another name"):
+            bridge_in(node, name=name)
     for table in ("bridge_in", "bridge_position", "bridge_mark"):
         assert node.rows(f"SELECT FROM mailroom.{table}") == []
 

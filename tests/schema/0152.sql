@@ -1200,7 +1200,8 @@ COMMENT ON COLUMN mailroom.breaker.trying IS 'The key that was given last to be 
 
 CREATE TABLE mailroom.bridge_in (
     origin bigint NOT NULL,
-    settings jsonb NOT NULL
+    settings jsonb NOT NULL,
+    moves bigint DEFAULT 0 NOT NULL
 );
 
 COMMENT ON TABLE mailroom.bridge_in IS 'Origins of which a broker is the source.';
@@ -1208,6 +1209,8 @@ COMMENT ON TABLE mailroom.bridge_in IS 'Origins of which a broker is the source.
 COMMENT ON COLUMN mailroom.bridge_in.origin IS 'The number of the origin.';
 
 COMMENT ON COLUMN mailroom.bridge_in.settings IS 'Which broker, and how records become messages.';
+
+COMMENT ON COLUMN mailroom.bridge_in.moves IS 'How often somebody has set its position by hand: who reads begins anew.';
 
 CREATE TABLE mailroom.bridge_known (
     link bigint NOT NULL,

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, Fenced, Rec
 log = logging.getLogger("mailroom.kafka")
 
 T = TypeVar("T")
+
+COUNTERS = re.compile(r" \(after \d+ms in state \w+(?:, \d+ identical error\(s\) suppressed)?\)")
 
 STEP_S = 2.0  # how long one call of the client may block; between two it is seen whether it is closed
 POLL_S = 0.1
@@ -132,4 +135,5 @@ class KafkaClient:
         return BrokerTrouble(text)
 
     def _text(self, error: KafkaError) -> str:
-        return hiding(self._options, f"{error.str()} ({error.name()})")
+        # Without what differs each time: trouble that goes on is told once.
+        return hiding(self._options, f"{COUNTERS.sub('', error.str())} ({error.name()})")

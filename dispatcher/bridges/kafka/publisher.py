@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from dispatcher.bridges.kafka.client import FENCED, OF_THE_RECORD, POLL_S, REFUSED, STEP_S, KafkaClient, log
 from dispatcher.bridges.kafka.options import hiding
-from mailroom.bridges.publisher import BrokerTrouble, OutBridge, RecordRefused
+from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, OutBridge, RecordRefused
 from mailroom.bridges.record import Record, id_of
 from mailroom.errors import ConfigurationError
 
@@ -75,6 +75,7 @@ class KafkaPublisher(KafkaClient):
         self._again(lambda: self._going().list_topics(timeout=STEP_S))
         if not self._exactly_once:
             return 0
+        self._find_mark_topic()
         self._again(lambda: self._going().init_transactions(STEP_S))
         self._mark = max(self._mark, self._read_mark())
         return self._mark
@@ -115,6 +116,12 @@ class KafkaPublisher(KafkaClient):
         if found.error is not None:
             raise self._meaning(found.error)
         return max(0, found.offset)
+
+    def _find_mark_topic(self) -> None:
+        try:
+            self._find(self._bridge.settings.mark_topic or "")
+        except RecordRefused as refused:
+            raise BrokerRefused(f"the mark has no place: {refused}", code="MR-bridge-broker-refused") from None
 
     def _consumer(self) -> Consumer:
         if self._group is None:
