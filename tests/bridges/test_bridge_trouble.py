@@ -1,5 +1,7 @@
 """What is recorded of a bridge that stands still, and that it is mended."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from dispatcher.bridges.lane import BridgesBeside
@@ -7,6 +9,7 @@ from dispatcher.bridges.publishing import Publishing
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.out import finding_out, noting_trouble
 from mailroom.bridges.publisher import OutBridge
+from mailroom.bridges.record import Record
 from mailroom.bridges.settings import OutSettings
 from mailroom.sql.runner import run
 from tests.bridges.tended import receiving, tended
@@ -23,10 +26,16 @@ class Quiet:
     trouble: str | None = None
 
     def __init__(self, bridge: OutBridge) -> None:
-        pass
+        self.bridge = bridge
 
     async def open(self) -> int:
         return 0
+
+    async def publish(self, records: Sequence[Record]) -> None:
+        raise AssertionError
+
+    async def keep(self) -> None:
+        raise AssertionError
 
     async def close(self) -> None:
         pass
@@ -59,7 +68,8 @@ async def test_database_that_takes_no_session_is_told_in_a_line(node: Node, capl
     row = run(node.connection, finding_out(SCHEMA, "own"))
     elsewhere = f"postgresql://127.0.0.1:{free_port()}/none"
     async with receiving(node) as receives:
-        publishing = Publishing(row, lambda: Quiet(None), elsewhere, SCHEMA, receives, 60.0)  # type: ignore[arg-type]
+        bridge = OutBridge(row.name, row.link, row.node_id, row.node, row.settings)
+        publishing = Publishing(row, lambda: Quiet(bridge), elsewhere, SCHEMA, receives, 60.0)
         async with tended(publishing):
             await eventually_async(lambda: caplog.records)
     [told] = [each for each in caplog.records if "is not published" in each.message]

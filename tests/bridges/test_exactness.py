@@ -6,7 +6,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 import pytest
@@ -64,8 +64,8 @@ def ids_in(kafka: MockKafka, topic: str, number: int) -> list[int]:
     found: list[int] = []
     while len(found) < number:
         [read] = consumer.consume(1, WITHIN_S)
-        [text] = [value for name, value in read.headers() or [] if name == "ce_id"]
-        found.append(UUID(bytes(text).decode()).int)  # type: ignore[arg-type]  # ours are bytes
+        headers = dict(cast("list[tuple[str, bytes]]", read.headers()))
+        found.append(UUID(headers["ce_id"].decode()).int)
     consumer.close()
     return found
 
@@ -149,15 +149,16 @@ class Broker:
 
     trouble: str | None = None
 
-    def __init__(self, node: Node, *, takes: bool = True) -> None:
+    def __init__(self, node: Node, *, takes: bool = True, mark: int = 0) -> None:
         self.given: list[UUID] = []
         self.durable: list[bool] = []  # whether all that was written before was on disk then
         self.written = "0/0"  # up to where that is
         self._node = node
         self._takes = takes
+        self._mark = mark
 
     async def open(self) -> int:
-        return 0
+        return self._mark
 
     async def publish(self, records: Sequence[Record]) -> None:
         self.given += [record.id for record in records]
@@ -203,6 +204,16 @@ async def test_rows_are_acknowledged_once_the_broker_has_them_and_not_before(nod
         async with tended(Publishing(out, lambda: broker, node.dsn, SCHEMA, receives, POLL_S)):
             await eventually_async(lambda: node.value(acked) == 1)
     assert broker.given == [message_id]
+
+
+async def test_what_the_broker_has_by_its_mark_is_not_published_again(node: Node, out: OutRow) -> None:
+    """A daemon died between the broker's commit and `acked`."""
+    ids = [put(node, out, seq) for seq in (1, 2, 3)]
+    broker = Broker(node, mark=2)
+    acked = "SELECT acked FROM mailroom.link"
+    async with receiving(node) as receives, tended(Publishing(out, lambda: broker, node.dsn, SCHEMA, receives, POLL_S)):
+        await eventually_async(lambda: node.value(acked) == 3)
+    assert broker.given == ids[2:]
 
 
 async def test_rows_are_durable_before_they_are_published(node: Node, out: OutRow) -> None:

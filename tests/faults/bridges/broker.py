@@ -1,17 +1,20 @@
 """The Kafka between the nodes, the network before it, and an independent reader of its log."""
 
 import threading
+import time
 from collections import Counter
 from pathlib import Path
+from typing import cast
 from uuid import UUID
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from tests.faults.bridges.checks import PARTITIONS, Place
 from tests.faults.network import Network
 from tests.support.kafka import Kafka
 
 READ_WITHIN_S = 60.0
+GATHER_S = 0.1
 FENCE_WITHIN_S = 15.0
 CLIENT = {"reconnect.backoff.max.ms": 300, "log_level": 0}
 
@@ -94,17 +97,17 @@ class Auditor:
         try:
             consumer.assign([TopicPartition(*place, offset) for place, offset in self._next.items()])
             left = set(self.places)
+            deadline = time.monotonic() + READ_WITHIN_S
             while left:
-                messages = consumer.consume(1_000, READ_WITHIN_S)
-                if not messages:
+                if time.monotonic() > deadline:
                     raise TimeoutError(f"the log's ends were not reached: {left}")
-                for message in messages:
-                    place = (str(message.topic()), int(message.partition() or 0))
-                    if message.error() is None:
-                        ids = [value for name, value in message.headers() or [] if name == "ce_id"]
-                        self.places[place][int(message.offset() or 0)] = UUID(bytes(ids[0]).decode())
-                    elif message.error().code() == KafkaError._PARTITION_EOF:
-                        self._next[place] = int(message.offset() or 0)
+                # It waits for as many as it is asked for.
+                for message in consumer.consume(1_000, GATHER_S):
+                    place, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
+                    if (error := message.error()) is None:
+                        self.places[place][offset] = _id(message)
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        self._next[place] = offset
                         left.discard(place)
         finally:
             consumer.close()
@@ -120,3 +123,8 @@ class Auditor:
             found[place[0]].update(id for offset, id in ids.items() if offset >= self._counted[place])
             self._counted[place] = max(ids, default=-1) + 1
         return found
+
+
+def _id(message: Message) -> UUID:
+    headers = cast("list[tuple[str, bytes]]", message.headers())
+    return UUID(dict(headers)["ce_id"].decode())

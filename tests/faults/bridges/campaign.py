@@ -125,7 +125,13 @@ class Bridged:
     def _strike(self, name: str, work: Callable[[], None], end: float) -> None:
         dice = random.Random(f"{self._dice.random()} {name}")
         while time.monotonic() < end and not self._errors and not self._signals.over.is_set():
+            began = time.monotonic()
+            b4 = dict(self._tally.kinds)  # DEBUG
             work()
+            if (took := time.monotonic() - began) > 6:
+                click.echo(
+                    f"{name} took {took:.0f} s, {[k for k, v in self._tally.kinds.items() if b4.get(k, 0) != v]} {self._tally.missed}"
+                )  # DEBUG
             time.sleep(dice.uniform(0, PAUSE_S[name]))
 
     def _put_back(self, seconds: float) -> None:
@@ -165,18 +171,6 @@ class Bridged:
             if self._errors or time.monotonic() > deadline:
                 return ["stuck:", self._out.situation(), self._into.situation(), f"log: {self._auditor.ends()}"]
             time.sleep(0.25)
-            if deadline - time.monotonic() < within_s - 15:
-                click.echo(
-                    "\n".join(
-                        [
-                            str(self._auditor.ends()),
-                            str(self._auditor._next),
-                            self._out.situation(),
-                            self._into.situation(),
-                        ]
-                    )
-                )
-                within_s = 1000  # DEBUG
         return []
 
     def _is_at_rest(self) -> bool:

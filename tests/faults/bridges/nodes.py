@@ -1,6 +1,7 @@
 """The two nodes: what publishes to Kafka, and what takes in from there."""
 
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from uuid import UUID
@@ -100,13 +101,13 @@ class OutNode(_Node):
 
     def copy(self, into: Path) -> None:
         """Copy the server's files, as a cold backup does; it is down and up again."""
-        self.host.stop(2)
+        self.host.stop(signal.SIGINT)
         subprocess.run(["cp", "-a", str(self.host.directory / "data"), str(into)], check=True)
         self.host.start()
 
     def put_back(self, copy: Path, shown: int) -> None:
         """Put the server back to a copy of its files, and let its clock go beyond what others have seen of it."""
-        self.host.stop(2)
+        self.host.stop(signal.SIGINT)
         shutil.rmtree(self.host.directory / "data")
         subprocess.run(["cp", "-a", str(copy), str(self.host.directory / "data")], check=True)
         self.host.start()

@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from uuid import UUID
 
 from confluent_kafka import KafkaException
@@ -26,17 +26,18 @@ CALL_WAYS = ("killed before it", "killed behind it", "paused", OWN_SERVER, OTHER
 # Between the broker's acknowledgement and `acked`, between Kafka's commit and ours, and between a reception and the
 # next read.
 CENTRAL = (
-    "dispatcher.links.at_source.acknowledge.ACKNOWLEDGE", "dispatcher.links.at_source.fetch.FETCH_DECODED",
+    "dispatcher.links.at_source.acknowledge.ACKNOWLEDGE", "dispatcher.links.at_source.fetch.FETCH",
     "dispatcher.delivery.deliver.DELIVER_FULL", "dispatcher.links.receive.RECEIVE", "mailroom.bridges.out.FLUSH",
     "mailroom.bridges.out.TAKE", "mailroom.bridges.into.MOVE", "mailroom.bridges.into.NOTE",
     "mailroom.bridges.into.POSITIONS", "mailroom.bridges.into.MARKS", "kafka init_transactions", "kafka poll",
     "kafka send_offsets_to_transaction", "kafka commit_transaction", "kafka consume",
 )  # fmt: skip
+AIMED = 0.7  # of what is struck at a statement
 DOWN_S = (0.0, 2.0)
 AWAY_S = (0.3, 4.0)
 STOPPED_WITHIN_S = 15.0
 NOTICED_WITHIN_S = 90.0
-WRITTEN_WITHIN_S = 10.0
+WRITTEN_WITHIN_S = 20.0
 MISSING = re.compile(r"\(([\d,]+)\) are deleted there")
 
 
@@ -55,6 +56,10 @@ class NodeStriker(Striker):
         """Make one fault, drawn from the seed."""
         with self.turn:
             super().strike()
+
+    def _choice(self, passing: Sequence[str]) -> str:
+        central = [name for name in passing if name in CENTRAL]
+        return self._dice.choice(central) if central and self._dice.random() < AIMED else super()._choice(passing)
 
     def _way(self, name: str) -> str:
         return self._dice.choice(CALL_WAYS if name.startswith("kafka ") else list(self.ways))
@@ -88,14 +93,14 @@ class BrokerStriker:
         self._tally = tally
         self._dice = random.Random(f"{seed} broker")
         self._kinds: dict[Callable[[], None], int] = {
-            self._kill: 4,
-            self._stop: 1,
-            self._pause: 5,
-            self._cut: 8,
-            self._black_hole: 4,
-            self._fence: 8,
-            self._forget_readers: 2,
-            self._truncate: 2,
+            self._kill: 8,
+            self._stop: 2,
+            self._pause: 10,
+            self._cut: 16,
+            self._black_hole: 8,
+            self._fence: 16,
+            self._forget_readers: 4,
+            self._truncate: 3,
         }
 
     def strike(self) -> None:
