@@ -81,7 +81,7 @@ def format_storage(settings: Path) -> None:
     """Make the folders that a server with this file of settings begins with; fail if it would refuse the file."""
     cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     done = subprocess.run(
-        java_command("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)),
+        java_command("kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(settings)),
         capture_output=True,
         text=True,
         timeout=WITHIN_S,
