@@ -125,13 +125,7 @@ class Bridged:
     def _strike(self, name: str, work: Callable[[], None], end: float) -> None:
         dice = random.Random(f"{self._dice.random()} {name}")
         while time.monotonic() < end and not self._errors and not self._signals.over.is_set():
-            began = time.monotonic()
-            b4 = dict(self._tally.kinds)  # DEBUG
             work()
-            if (took := time.monotonic() - began) > 6:
-                click.echo(
-                    f"{name} took {took:.0f} s, {[k for k, v in self._tally.kinds.items() if b4.get(k, 0) != v]} {self._tally.missed}"
-                )  # DEBUG
             time.sleep(dice.uniform(0, PAUSE_S[name]))
 
     def _put_back(self, seconds: float) -> None:

@@ -100,7 +100,7 @@ class BrokerStriker:
             self._black_hole: 8,
             self._fence: 16,
             self._forget_readers: 4,
-            self._truncate: 3,
+            self._truncate: 6,
         }
 
     def strike(self) -> None:

@@ -79,7 +79,7 @@ class Tally:
 
     def struck(self, name: str, way: str, *, again: bool = False) -> None:
         """Count a fault at a statement."""
-        what = name if name in COMMANDS else "statement"
+        what = name if name in COMMANDS else "call of Kafka's client" if name.startswith("kafka ") else "statement"
         self.did(f"{'as it recovers, ' * again}{what} {way}")
         with self._lock:
             self.points[name, way] += 1
