@@ -161,7 +161,8 @@ class Kafka(Broker):
         from confluent_kafka.admin import AdminClient
 
         if self._admin is None:
-            self._admin = AdminClient({**self.client, "log_level": 0})
+            # By itself it waits for up to ten seconds before it connects again.
+            self._admin = AdminClient({**self.client, "log_level": 0, "reconnect.backoff.max.ms": 300})
         return self._admin
 
     def _launch(self) -> ServerProcess:

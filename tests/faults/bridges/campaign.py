@@ -142,7 +142,7 @@ class Bridged:
             for sender in self._senders:
                 turns.enter_context(sender.turn)
             before = self._out.sent_ids()
-            self._out.put_back(self._copy, self._into.shown() + 1)
+            self._out.put_back(self._copy)
             self._undone |= before - self._out.sent_ids()
         self._tally.did("node put back in time")
         self._signals.rests.clear()

@@ -31,7 +31,6 @@ POSITIONS = """
 SELECT p.topic, p.part, p.next FROM mailroom.bridge_position AS p
 """
 DEAD = "SELECT stage, reason, count(*) FROM mailroom.dead_letter GROUP BY 1, 2"
-MARKED = "SELECT coalesce(max(clock), 0) FROM mailroom.bridge_mark"
 
 
 def into(topic: str) -> str:
@@ -101,16 +100,18 @@ class OutNode(_Node):
 
     def copy(self, into: Path) -> None:
         """Copy the server's files, as a cold backup does; it is down and up again."""
+        shutil.rmtree(into, ignore_errors=True)
         self.host.stop(signal.SIGINT)
         subprocess.run(["cp", "-a", str(self.host.directory / "data"), str(into)], check=True)
-        self.host.start()
+        self.bring_back()
 
-    def put_back(self, copy: Path, shown: int) -> None:
+    def put_back(self, copy: Path) -> None:
         """Put the server back to a copy of its files, and let its clock go beyond what others have seen of it."""
+        shown = self.clock() + 1  # an operator finds it in the newest records at the broker
         self.host.stop(signal.SIGINT)
         shutil.rmtree(self.host.directory / "data")
         subprocess.run(["cp", "-a", str(copy), str(self.host.directory / "data")], check=True)
-        self.host.start()
+        self.bring_back()
         with self.host.session() as session, session.transaction():
             advance_clock(session, shown, actor="campaign")
 
@@ -149,12 +150,6 @@ class InNode(_Node):
         with self.host.session() as session:
             rows = session.execute(POSITIONS).fetchall()
         return {(topic, part): at for topic, part, at in rows}
-
-    def shown(self) -> int:
-        """Return the largest clock of the other node that was taken in."""
-        with self.host.session() as session:
-            [(clock,)] = session.execute(MARKED).fetchall()
-        return int(clock)
 
     def why_stopped(self, topic: str) -> str:
         """Return why a bridge is stopped, empty if it is not."""

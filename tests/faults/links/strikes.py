@@ -297,7 +297,7 @@ def down(node: StruckNode, tally: Tally) -> Iterator[Host]:
     with node.server:
         yield node.host
         known = node.known_elsewhere()
-        node.host.start()
+        node.bring_back()
         tally.violations += node.forgotten(*known)
 
 

@@ -67,6 +67,12 @@ class StruckNode:
             session.execute(LEDGERS)
             [(self.id,)] = session.execute("SELECT id FROM mailroom.node").fetchall()
 
+    def bring_back(self) -> None:
+        """Start the server again."""
+        self.host.start()
+        for network in self.networks:
+            network.lead_to(urlsplit(self.host.dsn).port or 5432)
+
     def dsn(self, nth: int) -> str:
         """Return the way that daemons number `nth` take to it."""
         return self.networks[nth].dsn(self.host.dsn)
