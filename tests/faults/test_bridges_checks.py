@@ -8,8 +8,8 @@ import pytest
 
 from dispatcher import daemon
 from tests.faults.bridges.checks import EXACTLY, LEAST, Checker
-from tests.faults.bridges.strikes import CENTRAL
-from tests.faults.failpoints import names_of_statements
+from tests.faults.bridges.strikes import CENTRAL, WORST
+from tests.faults.failpoints import COMMANDS, names_of_statements
 from tests.faults.links.checks import Handled, Sent
 from tests.faults.role_bridged import CALLS
 
@@ -92,4 +92,5 @@ def test_message_that_is_not_in_the_log_is_noticed() -> None:
 def test_places_that_are_struck_are_there() -> None:
     assert daemon  # it has loaded all modules
     calls = {f"kafka {call}" for _, calls in CALLS.values() for call in calls}
-    assert set(CENTRAL) <= {*names_of_statements().values(), *calls}
+    worst = {name for points in WORST.values() for name, _ in points} - set(COMMANDS)
+    assert {*CENTRAL, *worst} <= {*names_of_statements().values(), *calls}

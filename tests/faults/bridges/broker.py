@@ -62,14 +62,19 @@ class CampaignBroker:
 
     def delete_group(self, group: str) -> bool:
         """Delete a group with its offsets, as their expiry does; return whether it was there."""
-        [deleted] = self.kafka.admin.delete_consumer_groups([group], request_timeout=FENCE_WITHIN_S).values()
-        try:
-            deleted.result()
-        except KafkaException as error:
-            if error.args[0].code() in (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.NON_EMPTY_GROUP):
-                return False
-            raise
-        return True
+        deadline = time.monotonic() + READ_WITHIN_S
+        while True:
+            [deleted] = self.kafka.admin.delete_consumer_groups([group], request_timeout=FENCE_WITHIN_S).values()
+            try:
+                deleted.result()
+            except KafkaException as error:
+                if error.args[0].code() in (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.NON_EMPTY_GROUP):
+                    return False
+                # Without an answer it may be done at any time: not before it has one is there anything to rely on.
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                return True
 
     def truncate(self, place: Place, offset: int) -> None:
         """Delete what a partition has before an offset, as its retention does."""

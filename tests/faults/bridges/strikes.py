@@ -32,6 +32,23 @@ CENTRAL = (
     "mailroom.bridges.into.POSITIONS", "mailroom.bridges.into.MARKS", "kafka init_transactions", "kafka poll",
     "kafka send_offsets_to_transaction", "kafka commit_transaction", "kafka consume",
 )  # fmt: skip
+# The worst moments of each node. A paused daemon goes on once another one has worked, so it has been overtaken.
+ACKNOWLEDGE, FLUSH = "dispatcher.links.at_source.acknowledge.ACKNOWLEDGE", "mailroom.bridges.out.FLUSH"
+MOVE, COMMITTING = "mailroom.bridges.into.MOVE", "kafka commit_transaction"
+WORST = {
+    "out": (
+        (ACKNOWLEDGE, "killed before it"), (ACKNOWLEDGE, "paused"), (ACKNOWLEDGE, OWN_SERVER),
+        (COMMITTING, "killed behind it"), (COMMITTING, "paused"), (COMMITTING, BROKER), (COMMITTING, OWN_SERVER),
+        ("kafka send_offsets_to_transaction", "killed behind it"), ("kafka poll", "killed before it"),
+        ("kafka poll", "paused"), (FLUSH, "paused"), (FLUSH, OWN_SERVER),
+    ),
+    "into": (
+        (MOVE, "killed behind it"), (MOVE, "paused"), (MOVE, OWN_SERVER), ("COMMIT", "killed behind it"),
+        ("COMMIT", "sent and its answer lost"), ("kafka consume", "paused"), ("kafka consume", "killed behind it"),
+        ("kafka consume", BROKER),
+    ),
+}  # fmt: skip
+WORST_WEIGHT = 80
 AIMED = 0.7  # of what is struck at a statement
 DOWN_S = (0.0, 2.0)
 AWAY_S = (0.3, 4.0)
@@ -46,16 +63,23 @@ class NodeStriker(Striker):
 
     central = CENTRAL
     ways = WAYS | {BROKER: ("after", "stop")}
+    passed_within_s = 3.0
 
     def __init__(self, node: StruckNode, broker: CampaignBroker, tally: Tally, seed: int) -> None:
         super().__init__(node, tally, seed)
         self.turn = threading.Lock()  # held while it strikes
         self._broker = broker
+        self._kinds[self._at_worst] = WORST_WEIGHT
 
     def strike(self) -> None:
         """Make one fault, drawn from the seed."""
         with self.turn:
             super().strike()
+
+    def _at_worst(self) -> None:
+        leader = self._node.leaders().get("links")
+        if leader is not None:
+            self._strike_at(leader, *self._dice.choice(WORST[self._node.name]))
 
     def _choice(self, passing: Sequence[str]) -> str:
         central = [name for name in passing if name in CENTRAL]

@@ -95,6 +95,7 @@ class Striker:
 
     central: Sequence[str] = CENTRAL
     ways: Mapping[str, tuple[str, str]] = WAYS
+    passed_within_s = PASSED_WITHIN_S
 
     def __init__(self, node: StruckNode, tally: Tally, seed: int, aim: Aim | None = None) -> None:
         self._node = node
@@ -162,7 +163,7 @@ class Striker:
 
     def _strike_at(self, daemon: Actor, name: str, way: str) -> None:
         nth = self._dice.randint(1, 4) if name in COMMANDS else 1
-        if daemon.arm(Failpoint(name, *self.ways[way], nth)) and daemon.hit.wait(PASSED_WITHIN_S):
+        if daemon.arm(Failpoint(name, *self.ways[way], nth)) and daemon.hit.wait(self.passed_within_s):
             self._struck(daemon, name, way)
         else:
             self._disarm(daemon, way)
