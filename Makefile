@@ -167,6 +167,10 @@ spark-soak: $(SPARK_STAMP) ## Kill drivers, tasks, executors, sessions and the s
 links-soak: $(STAMP) ## Break two nodes, and then three, that read each other, for SOAK_S=1800
 	$(BIN)/python -m tests.faults.links --seconds $(SOAK_S) $(if $(SEED),--seed $(SEED))
 
+.PHONY: bridges-soak
+bridges-soak: $(STAMP) kafka ## Break two nodes and the Kafka between them for SOAK_S=1800
+	$(BIN)/python -m tests.faults.bridges --seconds $(SOAK_S) $(if $(SEED),--seed $(SEED))
+
 DOCTOR_MINUTES ?= 10
 .PHONY: doctor-soak
 doctor-soak: $(STAMP) pgbouncer promtool ## Break a node in 18 ways: the doctor or an alert names each, and nothing for DOCTOR_MINUTES=10 without

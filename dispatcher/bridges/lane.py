@@ -56,6 +56,8 @@ class BridgesBeside:
                 each.tending.stop()
             elif rows[key].is_well:
                 each.tending.resume()
+            else:
+                each.tending.is_noted()
 
     def _tending(self, row: OutRow | InRow, names: list[str], receiving: Receiving) -> Publishing | TakingIn:
         if isinstance(row, InRow):

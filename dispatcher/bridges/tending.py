@@ -19,12 +19,12 @@ from dispatcher.links.receiver import LinkStopped
 from dispatcher.links.receiving import Receiving
 from mailroom.bridges.into import Overtaken
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, Fenced
-from mailroom.errors import Coded, ConfigurationError, coded
+from mailroom.errors import Coded, ConfigurationError, ConnectionFailed, coded
 from mailroom.links.handshake.hello import LinkTaken
 from mailroom.session import backoff
 from mailroom.session.listener import heard
 from mailroom.sql.operation import Operation
-from mailroom.sql.sqlstate import primary_message
+from mailroom.sql.sqlstate import primary_message, sqlstate
 
 log = logging.getLogger("mailroom.dispatcher")
 
@@ -96,6 +96,10 @@ class Tending(ABC):
             self._noted, self._failures = False, 0
             self._rung.set()
 
+    def is_noted(self) -> None:
+        """Be told that trouble is recorded, maybe by a daemon that no longer leads: the next success mends it."""
+        self._noted = True
+
     async def run(self) -> None:
         """Work until told to stop. Raises only what has lost the session of the lane."""
         while not self._stopping.is_set():
@@ -109,11 +113,11 @@ class Tending(ABC):
                 pause_s = await self._fails("unreachable", str(trouble))
             except (BrokerRefused, BridgeStopped, LinkStopped, ConfigurationError) as error:
                 pause_s = await self._fails(None, coded(str(error), error))
-            except (SourceFailed, psycopg.Error) as failed:
+            except (SourceFailed, ConnectionFailed, psycopg.Error) as failed:
                 if self._receiving.is_lost:
                     raise
                 cause = failed.error if isinstance(failed, SourceFailed) else failed
-                pause_s = await self._fails("failing", f"this node's database: {primary_message(cause)}")
+                pause_s = await self._fails("failing", f"this node's database: {_told(cause)}")
             except Exception as error:
                 if self._receiving.is_lost:
                     raise
@@ -174,3 +178,10 @@ class Tending(ABC):
             if self._receiving.is_lost:
                 raise
             log.warning("bridges: the trouble of %s could not be noted", self._name)
+
+
+def _told(error: Exception) -> str:
+    """Return what the database has said, or how it was lost."""
+    if sqlstate(error):
+        return primary_message(error)
+    return " ".join(str(error).split())[:300] or type(error).__name__

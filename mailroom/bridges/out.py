@@ -224,8 +224,8 @@ FLUSH = Sql(
 def making_published() -> Operation[datetime]:
     """Make durable what was read for publishing, in a transaction that commits before; return the time of the database.
 
-    Deliveries commit asynchronously. A crash would take one back, and it would come again with other clocks: whoever
-    compares clocks would take what was published already for new.
+    A delivery commits synchronously if something leaves by it; whoever requeues a dead letter may not. What a crash
+    took back would come again with other clocks: whoever compares clocks would take it for new.
     """
     yield DURABLE.at()()
     [(now, _)] = yield FLUSH.at()()

@@ -123,6 +123,13 @@ class Failpoints:
             case _:
                 _end_process(armed.action)
 
+    def at_call(self, name: str, when: str) -> None:
+        """Pass a call of another client than the database's; the process is killed or stopped there."""
+        if when == "before":
+            self.passes[name] += 1
+        if (armed := self._struck(name, when)) is not None:
+            _end_process(armed.action)
+
     def suspended(self, coroutine: Any) -> BaseException | None:
         """Pass the awaits at which a task stands; returns what is to be thrown into it."""
         for name in awaits.standing_at(coroutine):

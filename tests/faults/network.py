@@ -57,6 +57,10 @@ class Network:
         login = parts.netloc.rpartition("@")[0]
         return urlunsplit(parts._replace(netloc=f"{login}@127.0.0.1:{self.port}"))
 
+    def lead_to(self, port: int) -> None:
+        """Forward new connections to this port: a server that is started again may have another one."""
+        self._target = (self._target[0], port)
+
     def be(self, trouble: Trouble) -> None:
         """Have this trouble from now on, in the place of any other."""
         self._loop.call_soon_threadsafe(setattr, self, "_trouble", trouble)

@@ -26,6 +26,7 @@ ROLES = {
     "dispatcher": "tests.faults.role_dispatcher",
     "carrier": "tests.faults.role_carrier",
     "linked": "tests.faults.role_linked",
+    "bridged": "tests.faults.role_bridged",
 }
 ENDED_BADLY, ORPHANED = 1, 3
 MOST_FAILURES = 3  # after which the pause grows no more
@@ -58,6 +59,10 @@ class Control:
     def passes(self) -> dict[str, int]:
         """How often each failpoint was passed."""
         return dict(self._failpoints.passes)
+
+    def at_call(self, name: str, when: str) -> None:
+        """Pass a failpoint at a call that is no statement."""
+        self._failpoints.at_call(name, when)
 
     def obey(self) -> None:
         """Follow orders until the campaign is gone."""

@@ -22,6 +22,15 @@ ENDS_NOTHING = Sql("SELECT %(backend_pid)s::bigint = 0 AND %(backend_from)s::tim
 
 def play(task: Task, control: Control) -> None:
     """Deliver and read until told to stop."""
+    shorten_links(task)
+    if task.habits.link_mutant:
+        mutants.apply(task.habits.link_mutant)
+    lanes = [make(task.dsn, poll_interval_s=task.habits.poll_s) for make in (Dispatcher, LinksLane)]
+    asyncio.run(run_until_signalled(lanes))
+
+
+def shorten_links(task: Task) -> None:
+    """Shorten the bounds of both lanes; and let some daemons be powerless."""
     shorten(task.habits)
     for module, name, value in (
         (lane, "RENEW_S", task.habits.lease_s / 3),
@@ -31,10 +40,6 @@ def play(task: Task, control: Control) -> None:
         setattr(module, name, value)
     if random.Random(task.seed).random() < POWERLESS:
         end_nothing()
-    if task.habits.link_mutant:
-        mutants.apply(task.habits.link_mutant)
-    lanes = [make(task.dsn, poll_interval_s=task.habits.poll_s) for make in (Dispatcher, LinksLane)]
-    asyncio.run(run_until_signalled(lanes))
 
 
 def end_nothing() -> None:

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,7 +81,7 @@ def format_storage(settings: Path) -> None:
     """Make the folders that a server with this file of settings begins with; fail if it would refuse the file."""
     cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     done = subprocess.run(
-        java_command("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)),
+        java_command("kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(settings)),
         capture_output=True,
         text=True,
         timeout=WITHIN_S,
@@ -98,13 +98,16 @@ def properties(settings: Mapping[str, object]) -> str:
 class Kafka(Broker):
     """A server at `bootstrap`, whose topics are kept in `directory`. It makes no topic by itself.
 
-    With a `password` it takes only clients that log in as USER with it, by SASL/PLAIN without TLS.
+    With a `password` it takes only clients that log in as USER with it, by SASL/PLAIN without TLS. `front` makes a
+    proxy before a port and returns that of the proxy: clients that begin at `fronted` take no way but through it.
     """
 
-    def __init__(self, directory: Path, *, password: str | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, password: str | None = None, front: Callable[[int], int] | None = None
+    ) -> None:
         super().__init__(directory)
         self._port, controller_port = free_port(), free_port()
-        self.bootstrap = f"127.0.0.1:{self._port}"
+        self.bootstrap = self.fronted = f"127.0.0.1:{self._port}"
         self._password = password
         self._admin: AdminClient | None = None
         self._settings = directory / "server.properties"
@@ -114,6 +117,12 @@ class Kafka(Broker):
             "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
             "log.dirs": str(directory / "data"),
         }
+        if front is not None:
+            port = free_port()
+            self.fronted = f"127.0.0.1:{front(port)}"
+            settings["listeners"] += f",FRONTED://127.0.0.1:{port}"
+            settings["advertised.listeners"] += f",FRONTED://{self.fronted}"
+            settings["listener.security.protocol.map"] += ",FRONTED:PLAINTEXT"
         if password is not None:
             login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
             settings |= {
@@ -152,7 +161,8 @@ class Kafka(Broker):
         from confluent_kafka.admin import AdminClient
 
         if self._admin is None:
-            self._admin = AdminClient({**self.client, "log_level": 0})
+            # By itself it waits for up to ten seconds before it connects again.
+            self._admin = AdminClient({**self.client, "log_level": 0, "reconnect.backoff.max.ms": 300})
         return self._admin
 
     def _launch(self) -> ServerProcess:

@@ -16,8 +16,9 @@ import psutil
 from tests.faults.actors import Actor
 from tests.faults.links.checks import RING, Checker, Ledger
 from tests.faults.links.load import Signals, load
-from tests.faults.links.node import DAEMONS, LOST, RingNode
+from tests.faults.links.node import RingNode
 from tests.faults.links.strikes import Aim, Striker, Tally
+from tests.faults.links.struck import DAEMONS, LOST, StruckNode
 from tests.faults.nursery import Nursery
 from tests.faults.report import unasked
 from tests.faults.stage import home_of_campaign
@@ -158,10 +159,10 @@ def ring(
     """Make nodes that read each other, with their daemons and under load."""
     endings: Counter[str] = Counter()
     with home_of_campaign() as home, ExitStack() as stack:
-        stack.callback(_keep_logs, home, logs)
+        stack.callback(keep_logs, home, logs)
         nodes = [RingNode(home, name, seed) for name in names]
         for node in nodes:
-            stack.callback(_close, node)
+            stack.callback(close, node)
             node.start()
         for nth, node in enumerate(nodes):
             node.link(nodes[nth - 1], [each for each in nodes if each is not node])
@@ -189,12 +190,12 @@ def _await_links(nodes: Sequence[RingNode]) -> None:
         time.sleep(0.1)
 
 
-def _close(node: RingNode) -> None:
+def close(node: StruckNode) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         node.close()
 
 
-def _keep_logs(home: Path, logs: Path | None) -> None:
+def keep_logs(home: Path, logs: Path | None) -> None:
     if logs is not None:
         logs.mkdir(exist_ok=True)
         for log in home.glob("*.log"):

@@ -63,8 +63,8 @@ class Checker:
             total = [each for each in ledger.handled if each.inbox == TOTAL]
             wanted = {each.id for each in ledgers[source].sent if each.topic == RING}
             ordered = {each.id: own.node for own in ledgers.values() for each in own.sent if each.topic == ORDER}
-            yield from _once(f"{name} from {source}", wanted, plain)
-            yield from _once(f"{name} in order", ordered.keys(), total)
+            yield from once(f"{name} from {source}", wanted, plain)
+            yield from once(f"{name} in order", ordered.keys(), total)
             if any(each.origin != ledgers[source].node for each in plain):
                 yield f"{name}: messages of another origin"
             if any(each.origin != ordered.get(each.id, each.origin) for each in total):
@@ -112,11 +112,14 @@ class Checker:
             self._place[name] = place
 
 
-def _once(where: str, wanted: Collection[UUID], handled: Sequence[Handled]) -> Iterator[str]:
+def once(
+    where: str, wanted: Collection[UUID], handled: Sequence[Handled], gone: Collection[UUID] = ()
+) -> Iterator[str]:
+    """Each message that is wanted is handled once; one of those that are `gone` at most once."""
     times = Counter(each.id for each in handled)
-    if lost := set(wanted) - times.keys():
+    if lost := set(wanted) - times.keys() - set(gone):
         yield f"{where}: {len(lost)} lost, as {min(lost)}"
-    if foreign := times.keys() - set(wanted):
+    if foreign := times.keys() - set(wanted) - set(gone):
         yield f"{where}: {len(foreign)} handled that nobody sent in this round, as {min(foreign)}"
     if twice := [id for id, number in times.items() if number > 1]:
         yield f"{where}: {len(twice)} handled twice, as {min(twice)}"

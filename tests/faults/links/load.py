@@ -11,7 +11,8 @@ import psycopg
 
 from outbox import Outbox, Outgoing
 from tests.faults.links.checks import ORDER, PLAIN, RING, TOTAL
-from tests.faults.links.node import LOST, RingNode
+from tests.faults.links.node import RingNode
+from tests.faults.links.struck import LOST, StruckNode
 
 KEYS = 50
 BATCH = 60  # messages of a transaction, at most
@@ -40,8 +41,8 @@ class Signals:
 class Sender:
     """Sends to one topic from one thread. It alone uses its keys, so their messages have an order."""
 
-    def __init__(self, node: RingNode, name: str, topic: str, signals: Signals, seed: int) -> None:
-        self.node = node
+    def __init__(self, node: StruckNode, name: str, topic: str, signals: Signals, seed: int) -> None:
+        self._node = node
         self.turn = threading.Lock()  # held while something may be sent
         self._name = f"{name}-{node.name}"
         self._topic = topic
@@ -53,7 +54,7 @@ class Sender:
     def run(self) -> None:
         """Work until it is over, over one session after the other."""
         while not self._signals.over.is_set():
-            with contextlib.suppress(*LOST), self.node.host.session(options=ASYNCHRONOUS) as session:
+            with contextlib.suppress(*LOST), self._node.host.session(options=ASYNCHRONOUS) as session:
                 while not self._signals.over.wait(self._pause_s):
                     with self.turn:
                         self._pause_s = self.step(session)
@@ -91,11 +92,11 @@ class Reaper(Sender):
 
     def __init__(self, node: RingNode, inbox: str, signals: Signals, seed: int) -> None:
         super().__init__(node, f"on-{inbox}", TOPICS[inbox], signals, seed)
-        self._inbox = inbox
+        self._inbox, self._inboxes = inbox, node.inboxes
 
     def step(self, session: psycopg.Connection[Any]) -> float:
         with session.transaction(force_rollback=self._dice.random() < ROLLED_BACK):
-            messages = self.node.inboxes[self._inbox].reap_any(session, 50, 4)
+            messages = self._inboxes[self._inbox].reap_any(session, 50, 4)
             if messages:
                 rows = [(self._inbox, m.id, m.origin, m.key, m.clock, m.sent_clock) for m in messages]
                 session.execute(HANDLED, [list(column) for column in zip(*rows, strict=True)])

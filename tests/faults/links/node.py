@@ -1,46 +1,20 @@
-"""A node of the ring: its server, its ledgers, the networks before it and its daemons."""
+"""A node of the ring: what is linked, what waits, and what it has lost."""
 
 import contextlib
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
-from uuid import UUID
-
-import psycopg
-import sqlalchemy
 
 from inbox import Inbox
-from mailroom import create_inbox, schema
+from mailroom import create_inbox
 from mailroom.links import Links
-from mailroom.node import advance_clock, rename_node
+from mailroom.node import advance_clock
 from outbox import Outbox, Outgoing
-from tests.faults.actors import Actor
-from tests.faults.host import Host
 from tests.faults.links.checks import ORDER, PLAIN, RING, TOTAL, Handled, Ledger, Sent
-from tests.faults.network import Network
+from tests.faults.links.struck import LOST, StruckNode
 
-DAEMONS = 2  # per node
-# A crash loses all that nothing has made durable: nobody writes it in the background. What was written is kept by the
-# kernel, since only processes are killed, so fsync would make no difference but in time.
-SETTINGS = {
-    "shared_buffers": "64MB", "fsync": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB",
-}  # fmt: skip
 KEEP_S = 0.0  # what was acknowledged may go at once
 ADVANCE = re.compile(r"mailroom node advance (\d+)$")
-LOST = (psycopg.OperationalError, psycopg.InterfaceError)
-
-# No constraints: a ledger that refused a duplicate would hide it. `turn` rises in the order in which things are
-# handled, along a key and in a total inbox, since each transaction draws it while it has them locked.
-LEDGERS = """
-CREATE SCHEMA ring;
-CREATE SEQUENCE ring.turn;
-CREATE TABLE ring.sent (id uuid NOT NULL, topic text NOT NULL, key text NOT NULL, nth bigint NOT NULL, cause uuid);
-CREATE TABLE ring.handled (
-    inbox text NOT NULL, id uuid NOT NULL, origin uuid NOT NULL, key text NOT NULL, clock bigint NOT NULL,
-    sent_clock bigint NOT NULL, turn bigint NOT NULL DEFAULT nextval('ring.turn'));
-"""
 WAITING = """
 SELECT (SELECT count(*) FROM mailroom.outbox) + (SELECT count(*) FROM mailroom.inbox) + (
     SELECT coalesce(sum((SELECT max(seq) FROM mailroom.transit AS t WHERE t.link = l.number) - acked), 0)
@@ -61,49 +35,26 @@ SELECT incarnation, resumed, (SELECT coalesce(bool_and(matched IS NOT NULL AND c
                               FROM mailroom.link WHERE name !~ '^guest')
 FROM mailroom.node
 """
-LEADING = "SELECT role, pid FROM mailroom.lease WHERE until > clock_timestamp() AND role IN ('dispatcher', 'links')"
 
 
-class RingNode:
-    """One node. `networks[i]` is what lies between its server and all daemons number i."""
+class RingNode(StruckNode):
+    """One node of the ring."""
 
     def __init__(self, home: Path, name: str, seed: int) -> None:
-        self.name = name
-        self.host = Host(home / name, settings=SETTINGS)
-        self.networks: list[Network] = []
-        self.daemons: list[Actor] = []
+        super().__init__(home, name, seed)
         self.inboxes = {name: Inbox(name) for name in (PLAIN, TOTAL)}
         self.others: Sequence[RingNode] = ()
-        self.id = UUID(int=0)
         self.incarnation = 1
         self._heeded: set[tuple[str, str]] = set()  # what readers have said since it was put back
         self._unread = (0, 0)  # clock and ceiling before others could read this node
-        self.server = threading.Lock()  # held by who takes it down, until it is up again
-        self._seed = seed
 
     def start(self) -> None:
         """Start the server and make the node."""
-        self.host.start()
-        engine = sqlalchemy.create_engine(
-            self.host.dsn.replace("postgresql:", "postgresql+psycopg:", 1), poolclass=sqlalchemy.NullPool
-        )
-        with engine.begin() as migrating:
-            schema.migrate(migrating)
-        server = urlsplit(self.host.dsn)
-        for nth in range(DAEMONS):
-            seed = self._seed + nth
-            self.networks.append(Network(server.hostname or "127.0.0.1", server.port or 5432, seed))
-        with self.host.session() as session, session.transaction():
-            rename_node(session, self.name, actor="campaign")
-            session.execute(LEDGERS)
-            [(self.id,)] = session.execute("SELECT id FROM mailroom.node").fetchall()
+        super().start()
+        with self.host.session() as session:
             [self._unread] = session.execute(
                 "SELECT c.last_value, clock_ceiling FROM mailroom.node, mailroom.clock AS c"
             ).fetchall()
-
-    def dsn(self, nth: int) -> str:
-        """Return the way that daemons number `nth` take to it."""
-        return self.networks[nth].dsn(self.host.dsn)
 
     def link(self, source: "RingNode", others: Sequence["RingNode"]) -> None:
         """Let all others read this node, and read them: messages of the ring from `source` only."""
@@ -185,31 +136,11 @@ class RingNode:
         with self.host.session() as session, session.transaction():
             Outbox().send_many(session, [Outgoing(each.topic, 0, key=each.key, id=each.id) for each in sent])
 
-    def close(self) -> None:
-        """End all of it."""
-        for daemon in self.daemons:
-            daemon.end()
-        for network in self.networks:
-            network.close()
-        self.host.close()
-
     def waiting(self) -> tuple[int, int]:
         """Count what is to be handled here or is not acknowledged elsewhere; and return the last turn."""
         with self.host.session() as session:
             [(rows, turn)] = session.execute(WAITING).fetchall()
         return int(rows), int(turn)
-
-    def leaders(self) -> Mapping[str, Actor]:
-        """Return which daemon leads in which role, as far as one does."""
-        with self.host.session() as session:
-            pids = dict(session.execute(LEADING).fetchall())
-        return {role: each for role, pid in pids.items() for each in self.daemons if each.pid == pid}
-
-    def clock(self) -> int:
-        """Return the clock, which each delivery and each reception moves."""
-        with self.host.session() as session:
-            [(clock,)] = session.execute("SELECT last_value FROM mailroom.clock").fetchall()
-        return int(clock)
 
     def known_elsewhere(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
         """Return up to where the other nodes were told that this one has received, and what they have of it.

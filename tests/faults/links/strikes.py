@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -15,7 +15,7 @@ from mailroom.errors import EmbeddedServerError
 from tests.faults.actors import Actor
 from tests.faults.failpoints import COMMANDS, Failpoint
 from tests.faults.host import Host
-from tests.faults.links.node import LOST, RingNode
+from tests.faults.links.struck import LOST, StruckNode
 from tests.faults.network import QUIET, Trouble
 
 OWN_SERVER, OTHER_SERVER = "its own server killed behind it", "another server killed behind it"
@@ -79,7 +79,7 @@ class Tally:
 
     def struck(self, name: str, way: str, *, again: bool = False) -> None:
         """Count a fault at a statement."""
-        what = name if name in COMMANDS else "statement"
+        what = name if name in COMMANDS else "call of Kafka's client" if name.startswith("kafka ") else "statement"
         self.did(f"{'as it recovers, ' * again}{what} {way}")
         with self._lock:
             self.points[name, way] += 1
@@ -93,7 +93,11 @@ class Tally:
 class Striker:
     """Strikes one node, one fault after the other; those of other nodes strike at the same time."""
 
-    def __init__(self, node: RingNode, tally: Tally, seed: int, aim: Aim | None = None) -> None:
+    central: Sequence[str] = CENTRAL
+    ways: Mapping[str, tuple[str, str]] = WAYS
+    passed_within_s = PASSED_WITHIN_S
+
+    def __init__(self, node: StruckNode, tally: Tally, seed: int, aim: Aim | None = None) -> None:
         self._node = node
         self._aim = aim
         self._tally = tally
@@ -145,17 +149,21 @@ class Striker:
     def _at_statement(self) -> None:
         daemon = self._leader()
         passing = self._passing(daemon)
-        self._strike_at(daemon, self._choice(passing), self._dice.choice(list(WAYS)))
+        name = self._choice(passing)
+        self._strike_at(daemon, name, self._way(name))
+
+    def _way(self, name: str) -> str:
+        return self._dice.choice(list(WAYS))
 
     def _choice(self, passing: Sequence[str]) -> str:
         if not passing or self._dice.random() < COMMIT_SHARE:
             return "COMMIT"
-        central = [name for name in passing if name in CENTRAL]
+        central = [name for name in passing if name in self.central]
         return self._dice.choice(central if central and self._dice.random() < CENTRAL_SHARE else passing)
 
     def _strike_at(self, daemon: Actor, name: str, way: str) -> None:
         nth = self._dice.randint(1, 4) if name in COMMANDS else 1
-        if daemon.arm(Failpoint(name, *WAYS[way], nth)) and daemon.hit.wait(PASSED_WITHIN_S):
+        if daemon.arm(Failpoint(name, *self.ways[way], nth)) and daemon.hit.wait(self.passed_within_s):
             self._struck(daemon, name, way)
         else:
             self._disarm(daemon, way)
@@ -163,7 +171,7 @@ class Striker:
 
     def _disarm(self, daemon: Actor, way: str) -> None:
         daemon.arm(None)
-        if WAYS[way][1] == "stop":
+        if self.ways[way][1] == "stop":
             daemon.signal(signal.SIGCONT)  # it may just have been struck
 
     def _struck(self, daemon: Actor, name: str, way: str, *, again: bool = False) -> None:
@@ -171,11 +179,11 @@ class Striker:
             try:
                 time.sleep(self._dice.uniform(0, LINGERS_S))
                 victim = self._node if way == OWN_SERVER else self._dice.choice(self._node.others)
-                with _down(victim, self._tally) as host:
+                with down(victim, self._tally) as host:
                     host.kill()
             finally:
                 daemon.signal(signal.SIGCONT)
-        elif WAYS[way][1] == "stop" and self._other_works(daemon):
+        elif self.ways[way][1] == "stop" and self._other_works(daemon):
             way = f"{way}, and the other daemon worked"
         self._tally.struck(name, way, again=again)
 
@@ -183,8 +191,9 @@ class Striker:
         """Kill both daemons, or the server, and strike who recovers from that at one of its first statements."""
         if not self._known:
             return
-        name, way = self._dice.choice(sorted(self._known)), self._dice.choice(list(WAYS))
-        failpoint = Failpoint(name, *WAYS[way], self._dice.randint(1, 2))
+        name = self._dice.choice(sorted(self._known))
+        way = self._way(name)
+        failpoint = Failpoint(name, *self.ways[way], self._dice.randint(1, 2))
         if self._dice.random() < SERVER_SHARE:
             self._crash()
             for daemon in self._node.daemons:
@@ -256,19 +265,19 @@ class Striker:
     # -- The server ----------------------------------------------------------------------------------------------------
 
     def _crash(self) -> None:
-        with _down(self._node, self._tally) as host:
+        with down(self._node, self._tally) as host:
             host.kill()
         self._tally.did("server killed")
 
     def _stop(self) -> None:
         mode, kind = self._dice.choice(((signal.SIGINT, "fast"), (signal.SIGQUIT, "immediate")))
-        with _down(self._node, self._tally) as host:
+        with down(self._node, self._tally) as host:
             host.stop(mode)
         self._tally.did(f"server stopped, {kind}")
 
     def _crash_in_recovery(self) -> None:
         """Kill the server, and again while it recovers: it counts if the server says so."""
-        with _down(self._node, self._tally) as host:
+        with down(self._node, self._tally) as host:
             host.kill()
             self._tally.did("server killed")
             starting = threading.Thread(target=_tried, args=(host.start,))
@@ -284,12 +293,12 @@ class Striker:
 
 
 @contextlib.contextmanager
-def _down(node: RingNode, tally: Tally) -> Iterator[Host]:
+def down(node: StruckNode, tally: Tally) -> Iterator[Host]:
     """Let the server be taken down in this block, and bring it back. Nobody may rely on what it has forgotten."""
     with node.server:
         yield node.host
         known = node.known_elsewhere()
-        node.host.start()
+        node.bring_back()
         tally.violations += node.forgotten(*known)
 
 

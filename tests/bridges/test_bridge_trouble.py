@@ -1,0 +1,77 @@
+"""What is recorded of a bridge that stands still, and that it is mended."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from dispatcher.bridges.lane import BridgesBeside
+from dispatcher.bridges.publishing import Publishing
+from mailroom.bridges.bridges import Bridges
+from mailroom.bridges.out import finding_out, noting_trouble
+from mailroom.bridges.publisher import OutBridge
+from mailroom.bridges.record import Record
+from mailroom.bridges.settings import OutSettings
+from mailroom.sql.runner import run
+from tests.bridges.tasks import receiving, tended
+from tests.support.node import SCHEMA, Node
+from tests.support.port import free_port
+from tests.support.waiting import eventually_async
+
+pytestmark = pytest.mark.one_version
+
+
+class Quiet:
+    """A publisher to which nothing is given."""
+
+    trouble: str | None = None
+
+    def __init__(self, bridge: OutBridge) -> None:
+        self.bridge = bridge
+
+    async def open(self) -> int:
+        return 0
+
+    async def publish(self, records: Sequence[Record]) -> None:
+        raise AssertionError
+
+    async def keep(self) -> None:
+        raise AssertionError
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def bridge(node: Node) -> None:
+    settings = OutSettings(f"{__name__}:{Quiet.__name__}", "nowhere")
+    with node.connection.transaction():
+        Bridges().out(node.connection, "own", settings, actor="tests")
+
+
+async def test_trouble_that_a_daemon_notes_which_no_longer_leads_is_mended(node: Node) -> None:
+    """A daemon that was paused while it waited for the broker notes that once it goes on."""
+    async with receiving(node) as receives:
+        beside = BridgesBeside(node.dsn, SCHEMA, poll_interval_s=0.05, on_received=lambda _: None)
+        try:
+            await beside.follow(receives)
+            await eventually_async(lambda: node.rows("SELECT FROM mailroom.link WHERE run IS NOT NULL"))
+            for _ in range(2):  # also when it was mended before
+                with node.connection.transaction():
+                    run(node.connection, noting_trouble(SCHEMA, 1, "unreachable", "of the past", 3.0))
+                await beside.follow(receives)
+                await eventually_async(lambda: node.rows("SELECT why FROM mailroom.bridge_out") == [(None,)])
+        finally:
+            await beside.end()
+
+
+async def test_database_that_takes_no_session_is_told_in_a_line(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    row = run(node.connection, finding_out(SCHEMA, "own"))
+    elsewhere = f"postgresql://127.0.0.1:{free_port()}/none"
+    async with receiving(node) as receives:
+        bridge = OutBridge(row.name, row.link, row.node_id, row.node, row.settings)
+        publishing = Publishing(row, lambda: Quiet(bridge), elsewhere, SCHEMA, receives, 60.0)
+        async with tended(publishing):
+            await eventually_async(lambda: caplog.records)
+    [told] = [each for each in caplog.records if "is not published" in each.message]
+    assert "this node's database: Cannot connect" in told.message
+    assert not told.exc_info

@@ -1,0 +1,314 @@
+"""Nothing is lost, repeated or reordered on the way through a broker: what that rests on, rule by rule.
+
+`make bridges-soak` breaks all of it at once, between two nodes with a real Kafka.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from dispatcher.bridges.kafka import KafkaPublisher, KafkaSource
+from dispatcher.bridges.kafka.source import own_group
+from dispatcher.bridges.publishing import Publishing
+from dispatcher.bridges.taking import TakingIn
+from mailroom.bridges.arrival import Arrived
+from mailroom.bridges.bridges import Bridges
+from mailroom.bridges.into import InRow, finding_in, resuming_in
+from mailroom.bridges.out import OutRow, finding_out
+from mailroom.bridges.publisher import BrokerTrouble, OutBridge
+from mailroom.bridges.record import Form, Record, Sender, record_of
+from mailroom.bridges.settings import InSettings, OutSettings
+from mailroom.bridges.source import BrokerPosition, InBridge
+from mailroom.sql.runner import run
+from tests.bridges.messages import message
+from tests.bridges.tasks import receiving, tended
+from tests.support.kafka_mock import MockKafka
+from tests.support.node import SCHEMA, Node
+from tests.support.waiting import WITHIN_S, eventually_async
+
+pytestmark = pytest.mark.one_version
+
+PRODUCE, REQUEST_TIMED_OUT = 0, 7
+NODE_ID = UUID(int=7)
+SENDER = Sender(NODE_ID, "paris", 1)
+TOPIC = "order.paid"
+POLL_S = 60.0  # nothing here waits for it
+NEXT = "SELECT next FROM mailroom.bridge_position"
+OPTIONS = {"retry_backoff_ms": "50", "retry_backoff_max_ms": "50"}
+
+
+def records(*clocks: int, topic: str) -> list[Record]:
+    return [
+        record_of(message(seq=clock, sent_clock=clock, message_id=UUID(int=clock)), Form(topic), SENDER)
+        for clock in clocks
+    ]
+
+
+# -- Kafka ------------------------------------------------------------------------------------------------------------
+
+
+def publisher(kafka: MockKafka, topic: str, *, exactly_once: bool = False) -> KafkaPublisher:
+    settings = OutSettings("kafka", kafka.bootstrap, Form(topic), exactly_once, topic if exactly_once else None)
+    return KafkaPublisher(OutBridge(topic, 1, NODE_ID, "paris", settings, OPTIONS))
+
+
+def ids_in(kafka: MockKafka, topic: str, number: int) -> list[int]:
+    """Return the ids of the first records of a topic with one partition."""
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "test", "log_level": 0})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found: list[int] = []
+    while len(found) < number:
+        [read] = consumer.consume(1, WITHIN_S)
+        headers = dict(cast("list[tuple[str, bytes]]", read.headers()))
+        found.append(UUID(headers["ce_id"].decode()).int)
+    consumer.close()
+    return found
+
+
+async def test_records_are_not_given_up_while_the_broker_does_not_take_them(mock_kafka: MockKafka) -> None:
+    """Whoever gave up the first ones would leave a gap, and then overtake within a key."""
+    mock_kafka.create("kept", 1)
+    publishing = publisher(mock_kafka, "kept")
+    try:
+        await publishing.open()
+        await publishing.publish(records(1, topic="kept"))
+        mock_kafka.errors(PRODUCE, *[REQUEST_TIMED_OUT] * 20)
+        await publishing.publish(records(2, 3, 4, topic="kept"))
+    finally:
+        await publishing.close()
+    assert ids_in(mock_kafka, "kept", 4) == [1, 2, 3, 4]
+
+
+class Keeping(Producer):
+    """Does at the end of a transaction what a broker does with its offsets, and the mock cluster does not."""
+
+    def __init__(self, options: dict[str, Any], **others: Any) -> None:
+        super().__init__(options, **others)
+        self._options = {name: options[name] for name in ("bootstrap.servers", "log_level")}
+        self._group = options["transactional.id"]
+        self._offsets: list[TopicPartition] = []
+
+    def send_offsets_to_transaction(self, positions: list[TopicPartition], *others: Any) -> None:
+        super().send_offsets_to_transaction(positions, *others)
+        self._offsets += positions
+
+    def commit_transaction(self, *timeout: float) -> None:
+        super().commit_transaction(*timeout)
+        if self._offsets:
+            group = Consumer(self._options | {"group.id": self._group})
+            group.commit(offsets=self._offsets, asynchronous=False)
+            group.close()
+
+
+async def test_mark_is_where_the_last_transaction_ended(mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dispatcher.bridges.kafka.publisher.Producer", Keeping)
+    mock_kafka.create("marked", 1)
+    first, second = (publisher(mock_kafka, "marked", exactly_once=True) for _ in range(2))
+    try:
+        assert await first.open() == 0
+        await first.publish(records(3, 5, topic="marked"))
+        await first.publish(records(8, topic="marked"))
+        assert await second.open() == 8
+    finally:
+        await first.close()
+        await second.close()
+
+
+async def test_source_reads_from_where_it_is_told_and_not_from_where_kafka_would(mock_kafka: MockKafka) -> None:
+    mock_kafka.create("told", 1)
+    producer = Producer({"bootstrap.servers": mock_kafka.bootstrap, "log_level": 0})
+    for nth in range(6):
+        producer.produce("told", str(nth).encode())
+    producer.flush(WITHIN_S)
+    bridge = InBridge("told", 1, NODE_ID, InSettings("kafka", mock_kafka.bootstrap, ("told",)), OPTIONS)
+    others = Consumer({"bootstrap.servers": mock_kafka.bootstrap, "group.id": own_group(bridge), "log_level": 0})
+    others.commit(offsets=[TopicPartition("told", 0, 4)], asynchronous=False)
+    others.close()
+    source = KafkaSource(bridge)
+    try:
+        await source.open()
+        assert await source.begin([BrokerPosition("told", 0, 2)]) == []
+        found: list[int] = []
+        while len(found) < 4:
+            found += [each.offset for each in await source.read(1)]
+        assert found == [2, 3, 4, 5]
+    finally:
+        await source.close()
+
+
+# -- Publishing ------------------------------------------------------------------------------------------------------
+
+
+class Broker:
+    """A publisher that notes what it is given, and takes it once it may."""
+
+    trouble: str | None = None
+
+    def __init__(self, node: Node, *, takes: bool = True, mark: int = 0) -> None:
+        self.given: list[UUID] = []
+        self.durable: list[bool] = []  # whether all that was written before was on disk then
+        self.written = "0/0"  # up to where that is
+        self._node = node
+        self._takes = takes
+        self._mark = mark
+
+    async def open(self) -> int:
+        return self._mark
+
+    async def published(self, after: int, since: datetime) -> list[tuple[int, UUID]]:
+        raise AssertionError
+
+    async def publish(self, records: Sequence[Record]) -> None:
+        self.given += [record.id for record in records]
+        self.durable.append(self._node.value("SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn", self.written))
+        if not self._takes:
+            raise BrokerTrouble("not now")
+
+    async def keep(self) -> None:
+        raise AssertionError
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def out(node: Node) -> OutRow:
+    with node.connection.transaction():
+        Bridges().out(node.connection, "kafka", OutSettings("kafka", "localhost:9092"), topics=[TOPIC], actor="tests")
+    return run(node.connection, finding_out(SCHEMA, "kafka"))
+
+
+def put(node: Node, out: OutRow, seq: int) -> UUID:
+    """Put a message into transit, as a delivery does whose commit nothing has made durable."""
+    message_id = uuid4()
+    node.connection.execute(
+        "INSERT INTO mailroom.transit (link, seq, sent_clock, stamped_at, message_id, topic, key, kind, message_type, "
+        "value, sent_at) VALUES (%s, %s, %s, now(), %s, %s, 'k', 'M', 'U', '\\xf6', now())",
+        [out.link, seq, seq, message_id, TOPIC],
+    )
+    return message_id
+
+
+async def test_rows_are_acknowledged_once_the_broker_has_them_and_not_before(node: Node, out: OutRow) -> None:
+    message_id = put(node, out, 1)
+    acked = "SELECT acked FROM mailroom.link"
+    broker = Broker(node, takes=False)
+    async with receiving(node) as receives:
+        async with tended(Publishing(out, lambda: broker, node.dsn, SCHEMA, receives, POLL_S)):
+            await eventually_async(lambda: len(broker.durable) == 2)  # once more, since it had failed
+            assert node.value(acked) == 0
+        assert broker.given == [message_id] * 2
+        broker = Broker(node)
+        async with tended(Publishing(out, lambda: broker, node.dsn, SCHEMA, receives, POLL_S)):
+            await eventually_async(lambda: node.value(acked) == 1)
+    assert broker.given == [message_id]
+
+
+async def test_what_the_broker_has_by_its_mark_is_not_published_again(node: Node, out: OutRow) -> None:
+    """A daemon died between the broker's commit and `acked`."""
+    ids = [put(node, out, seq) for seq in (1, 2, 3)]
+    broker = Broker(node, mark=2)
+    acked = "SELECT acked FROM mailroom.link"
+    async with receiving(node) as receives, tended(Publishing(out, lambda: broker, node.dsn, SCHEMA, receives, POLL_S)):
+        await eventually_async(lambda: node.value(acked) == 3)
+    assert broker.given == ids[2:]
+
+
+async def test_rows_are_durable_before_they_are_published(node: Node, out: OutRow) -> None:
+    node.connection.execute("SET synchronous_commit = off")
+    broker = Broker(node)
+    async with receiving(node) as receives:
+        for seq in range(1, 7):  # several, since PostgreSQL itself makes all durable five times a second
+            put(node, out, seq)
+            broker.written = node.value("SELECT pg_current_wal_insert_lsn()::text")
+            async with tended(Publishing(out, lambda: broker, node.dsn, SCHEMA, receives, POLL_S)):
+                await eventually_async(lambda: len(broker.given) == seq)  # noqa: B023 - awaited at once
+    assert all(broker.durable)
+
+
+# -- Taking in -------------------------------------------------------------------------------------------------------
+
+
+class Log:
+    """A source with one partition. `at_read` is called before its records are given out."""
+
+    trouble: str | None = None
+
+    def __init__(self, arrived: Sequence[Arrived]) -> None:
+        self.begun: list[int] = []
+        self.read_by = asyncio.Event()
+        self.may_give = asyncio.Event()
+        self._arrived = arrived
+        self._next = 0
+
+    async def open(self) -> str:
+        return "cluster"
+
+    async def begin(self, known: Sequence[BrokerPosition]) -> Sequence[BrokerPosition]:
+        if not known:
+            return [BrokerPosition("log", 0, 0)]
+        self._next = known[0].next
+        self.begun.append(self._next)
+        return []
+
+    async def read(self, wait_s: float) -> Sequence[Arrived]:
+        found, self._next = self._arrived[self._next :], len(self._arrived)
+        self.read_by.set()
+        if found:
+            await self.may_give.wait()
+        else:
+            await asyncio.sleep(0.01)
+        return found
+
+    async def taken(self, positions: Sequence[BrokerPosition]) -> None:
+        pass
+
+    async def close(self) -> None:
+        self.may_give.set()
+
+
+def lying(given: Sequence[Record]) -> list[Arrived]:
+    at = datetime(2026, 11, 1, tzinfo=UTC)
+    return [Arrived("log", 0, offset, each.key, each.value, each.headers, at) for offset, each in enumerate(given)]
+
+
+@pytest.fixture
+def into(node: Node) -> InRow:
+    with node.connection.transaction():
+        Bridges().into(node.connection, "kafka", InSettings("kafka", "localhost:9092", ("log",)), actor="tests")
+    node.inbox("billing", TOPIC, origin="kafka")
+    node.allow_clocks()
+    return run(node.connection, finding_in(SCHEMA, "kafka"))
+
+
+async def test_who_reads_from_another_place_than_the_database_says_takes_nothing_in(
+    node: Node, into: InRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.bridges.tending.LEASE_S", 0.05)  # how long it waits then
+    log = Log(lying(records(*range(1, 7), topic=TOPIC)))
+    async with receiving(node) as receives, tended(TakingIn(into, lambda: log, SCHEMA, receives, lambda _: None)):
+        await log.read_by.wait()  # and what was read is not received yet
+        with node.connection.transaction():
+            run(node.connection, resuming_in(SCHEMA, into, BrokerPosition("log", 0, 4), actor="tests", why=None))
+        log.may_give.set()
+        await eventually_async(lambda: node.rows(NEXT) == [(6,)])
+    assert log.begun == [0, 4]
+    assert [id.int for (id,) in node.delivered("message_id")] == [5, 6]
+
+
+async def taken_in(node: Node, into: InRow, log: Log, end: int) -> None:
+    log.may_give.set()
+    async with receiving(node) as receives, tended(TakingIn(into, lambda: log, SCHEMA, receives, lambda _: None)):
+        await eventually_async(lambda: node.rows(NEXT) == [(end,)])
+
+
+async def test_what_a_bridge_repeats_is_taken_in_once_also_by_the_next_daemon(node: Node, into: InRow) -> None:
+    given = lying(records(1, 2, 3, 2, 3, 4, topic=TOPIC))
+    for end in (4, 6):
+        await taken_in(node, into, Log(given[:end]), end)
+    assert [id.int for (id,) in node.delivered("message_id")] == [1, 2, 3, 4]

@@ -1,0 +1,238 @@
+"""Rounds of faults on two nodes and the Kafka between them, each followed by a rest at which everything has to hold."""
+
+import contextlib
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import click
+
+from tests.faults.actors import Actor
+from tests.faults.bridges.broker import Auditor, CampaignBroker
+from tests.faults.bridges.checks import PARTITIONS, Checker
+from tests.faults.bridges.load import load
+from tests.faults.bridges.nodes import InNode, OutNode, into
+from tests.faults.bridges.strikes import BrokerStriker, NodeStriker
+from tests.faults.links.campaign import close, keep_logs
+from tests.faults.links.load import Signals
+from tests.faults.links.strikes import Tally
+from tests.faults.links.struck import DAEMONS, LOST
+from tests.faults.nursery import Nursery
+from tests.faults.report import unasked
+from tests.faults.stage import home_of_campaign
+from tests.faults.task import USUAL, Task
+
+WAITING = 8_000  # rows not published or not handled, at which writers rest
+ROUND_S = 60.0
+FLOWS_WITHIN_S = 60.0
+SETTLED_WITHIN_S = 180.0
+PAUSE_S = {"out": 0.4, "into": 0.4, "broker": 3.0}  # between two faults, at most
+OPTIONS = {"RECONNECT_BACKOFF_MAX_MS": "500"}
+
+
+class Bridged:
+    """The nodes, the broker, their load, and what is done to them."""
+
+    def __init__(
+        self, home: Path, out: OutNode, reader: InNode, broker: CampaignBroker, tally: Tally, endings: Counter[str],
+        seed: int, *, puts_back: bool,
+    ) -> None:  # fmt: skip
+        self.sent = 0
+        self.handled = 0
+        self.truncated = 0
+        self.settled_s = 0.0  # how long the last round took to come to an end
+        self.checker = Checker()
+        self._copy = home / "copy"
+        self._out = out
+        self._into = reader
+        self._broker = broker
+        self._tally = tally
+        self._endings = endings
+        self._puts_back = puts_back
+        self._dice = random.Random(seed)
+        self._signals = Signals()
+        self._senders = load(out, reader, self._signals, seed)
+        self._auditor = Auditor(broker)
+        self._strikers = {
+            "out": NodeStriker(out, broker, tally, seed),
+            "into": NodeStriker(reader, broker, tally, seed),
+        }
+        self._at_broker = BrokerStriker(broker, self._auditor, out, reader, self._strikers["into"], tally, seed)
+        self._undone: set[UUID] = set()
+        self._errors: list[BaseException] = []
+
+    @contextlib.contextmanager
+    def under_load(self) -> Iterator[None]:
+        """Have the load work in this block."""
+        works = [sender.run for sender in self._senders]
+        threads = [threading.Thread(target=self._guarded, args=(work,)) for work in (*works, self._watch)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._signals.over.set()
+            for thread in threads:
+                thread.join()
+
+    def round(self, seconds: float, settled_within_s: float) -> list[str]:
+        """Strike for so long, let everything come to an end, and return what is violated."""
+        self._at_broker.truncated.clear()
+        self._undone.clear()
+        self._signals.rests.clear()
+        end = time.monotonic() + seconds
+        works: dict[str, Callable[[], None]] = {name: each.strike for name, each in self._strikers.items()}
+        works["broker"] = self._at_broker.strike
+        threads = [threading.Thread(target=self._guarded, args=(self._strike, *each, end)) for each in works.items()]
+        if self._puts_back:
+            threads.append(threading.Thread(target=self._guarded, args=(self._put_back, seconds)))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        began = time.monotonic()
+        stuck = self._settle(settled_within_s)
+        self.settled_s = time.monotonic() - began
+        if self._errors:
+            raise self._errors[0]
+        if seen := [*self._tally.violations, *map(str, unasked(self._endings)), *stuck]:
+            return seen
+        sent, handled, log = self._out.take_sent(), self._into.take_handled(), self._auditor.take()
+        truncated = self._at_broker.truncated
+        self.sent += len(sent)
+        self.handled += len(handled)
+        self.truncated += len(truncated)
+        found = self.checker.check(sent, handled, log, truncated, self._undone)
+        found += [*self._out.dead(), *self._into.dead()]
+        if not found:
+            self._at_broker.forget_mark()
+            for daemon in self._out.daemons:
+                daemon.restart()
+        return found
+
+    def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except BaseException as error:
+            self._errors.append(error)
+
+    def _strike(self, name: str, work: Callable[[], None], end: float) -> None:
+        dice = random.Random(f"{self._dice.random()} {name}")
+        while time.monotonic() < end and not self._errors and not self._signals.over.is_set():
+            work()
+            time.sleep(dice.uniform(0, PAUSE_S[name]))
+
+    def _put_back(self, seconds: float) -> None:
+        """Copy the server's files of the node that publishes, and put it back to them later in the round.
+
+        What it had sent since is undone, whether or not it was published.
+        """
+        time.sleep(seconds / 4)
+        with self._strikers["out"].turn, self._out.server:
+            self._out.copy(self._copy)
+        time.sleep(seconds / 4)
+        self._signals.rests.set()
+        with self._strikers["out"].turn, self._out.server, ExitStack() as turns:
+            for sender in self._senders:
+                turns.enter_context(sender.turn)
+            before = self._out.sent_ids()
+            self._out.put_back(self._copy)
+            self._undone |= before - self._out.sent_ids()
+        self._tally.did("node put back in time")
+        self._signals.rests.clear()
+
+    def _watch(self) -> None:
+        """Let writers rest while more waits than is good."""
+        while not self._signals.over.wait(0.5):
+            with contextlib.suppress(*LOST):
+                crowded = self._out.waiting() + self._into.waiting() > WAITING
+                (self._signals.crowded.set if crowded else self._signals.crowded.clear)()
+
+    def _settle(self, within_s: float) -> list[str]:
+        """Wait until all is published, taken in and handled; return what is known if that does not happen."""
+        self._signals.rests.set()
+        for sender in self._senders:
+            with sender.turn:  # nothing is being sent by who has not seen it
+                pass
+        deadline = time.monotonic() + within_s
+        while not self._is_at_rest():
+            if self._errors or time.monotonic() > deadline:
+                return ["stuck:", self._out.situation(), self._into.situation(), f"log: {self._auditor.ends()}"]
+            time.sleep(0.25)
+        return []
+
+    def _is_at_rest(self) -> bool:
+        if self._out.waiting():
+            return False
+        self._auditor.read()
+        ends, positions = self._auditor.ends(), self._into.positions()
+        return all(positions.get(place, 0) >= end for place, end in ends.items()) and not self._into.waiting()
+
+
+@contextlib.contextmanager
+def bridged(tally: Tally, seed: int, logs: Path | None = None, *, puts_back: bool = False) -> Iterator[Bridged]:
+    """Make two nodes and a Kafka between them, with their daemons and under load."""
+    endings: Counter[str] = Counter()
+    with home_of_campaign() as home, ExitStack() as stack:
+        stack.callback(keep_logs, home, logs)
+        broker = CampaignBroker(home, seed)
+        stack.callback(broker.close)
+        broker.start()
+        out, reader = OutNode(home, "out", seed), InNode(home, "into", seed)
+        out.others, reader.others = [reader], [out]
+        for node in (out, reader):
+            stack.callback(close, node)
+            node.start()
+            node.bridge(broker.kafka.fronted)
+        names = [*PARTITIONS, *map(into, PARTITIONS)]
+        options = {
+            f"MAILROOM_BRIDGE_{name.upper().replace('-', '_')}_{option}": value
+            for name in names
+            for option, value in OPTIONS.items()
+        }
+        for nth in range(DAEMONS):
+            nursery = Nursery(home, options)
+            stack.callback(nursery.close)
+            for node in (out, reader):
+                task = Task(
+                    "bridged", f"{node.name}-{nth}", node.dsn(nth), node.host.dsn, str(home), seed, "", False, 0.0,
+                    USUAL,
+                )  # fmt: skip
+                node.daemons.append(Actor(task, nursery, endings))
+        _await_positions(reader)
+        made = Bridged(home, out, reader, broker, tally, endings, seed, puts_back=puts_back)
+        with made.under_load():
+            yield made
+
+
+def _await_positions(reader: InNode) -> None:
+    """Wait until it knows where it begins: what comes before that is not taken in."""
+    deadline = time.monotonic() + FLOWS_WITHIN_S
+    while len(reader.positions()) < sum(PARTITIONS.values()):
+        if time.monotonic() > deadline:
+            raise click.ClickException(f"not bridged:\n{reader.situation()}")
+        time.sleep(0.1)
+
+
+def play(
+    seconds: float, seed: int, tally: Tally, logs: Path | None = None, round_s: float = ROUND_S, *,
+    puts_back: bool = False,
+) -> tuple[int, list[str]]:  # fmt: skip
+    """Run a campaign until the time is over or something is violated; return the number of messages, and what is."""
+    with bridged(tally, seed, logs, puts_back=puts_back) as made:
+        end = time.monotonic() + seconds
+        found: list[str] = []
+        while not found and (left := end - time.monotonic()) > 1:
+            found = made.round(min(round_s, left), SETTLED_WITHIN_S)
+            click.echo(
+                f"{made.sent:,} messages, {made.handled:,} handled, {made.truncated:,} truncated, "
+                f"{made.checker.repeats:,} repeats at least once, {sum(tally.kinds.values()):,} faults, "
+                f"at rest after {made.settled_s:.0f} s, {len(found)} violations"
+            )
+        return made.sent, found

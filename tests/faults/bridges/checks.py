@@ -1,0 +1,75 @@
+"""What must hold of the ledgers and of the log at the broker after each round. Nothing here reads either."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TypeAlias
+from uuid import UUID
+
+from tests.faults.links.checks import Handled, Sent, once
+
+LEAST, EXACTLY = "least", "exactly"  # topics, here and at the broker, and inboxes
+PARTITIONS = {LEAST: 6, EXACTLY: 3}
+
+Place: TypeAlias = tuple[str, int]  # a topic at the broker and a partition of it
+
+
+class Checker:
+    """Checks round after round."""
+
+    def __init__(self) -> None:
+        self.repeats = 0  # in the log of what is published at least once, so far
+        self._logged: dict[str, set[UUID]] = {topic: set() for topic in PARTITIONS}
+        self._nth: dict[tuple[str, str], int] = {}  # of the last message of an inbox and a key
+        self._clock: dict[tuple[str, str], int] = {}  # and its sent_clock
+
+    def check(
+        self,
+        sent: Sequence[Sent],
+        handled: Sequence[Handled],
+        log: Mapping[str, Counter[UUID]],
+        truncated: Collection[UUID] = (),
+        undone: Collection[UUID] = (),
+    ) -> list[str]:
+        """Return what this round violates.
+
+        `log` says how often each message is in a topic at the broker, those of this round. What is `truncated` was
+        deleted there before it was taken in, and what is `undone` had been sent by a node that was put back since.
+        """
+        return list(self._violations(sent, handled, log, truncated, undone))
+
+    def _violations(
+        self,
+        sent: Sequence[Sent],
+        handled: Sequence[Handled],
+        log: Mapping[str, Counter[UUID]],
+        truncated: Collection[UUID],
+        undone: Collection[UUID],
+    ) -> Iterator[str]:
+        for topic in PARTITIONS:
+            wanted = {each.id for each in sent if each.topic == topic}
+            came = [each for each in handled if each.inbox == topic]
+            yield from once(topic, wanted, came, {*truncated, *undone})
+            if unpublished := wanted - log[topic].keys():
+                yield f"{topic}: {len(unpublished)} are not in the log, as {min(unpublished)}"
+            # A daemon that goes on late may repeat there what an earlier round has sent.
+            if foreign := log[topic].keys() - wanted - set(undone) - self._logged[topic]:
+                yield f"{topic}: {len(foreign)} in the log that nobody sent in this round, as {min(foreign)}"
+        self.repeats += sum(log[LEAST].values()) - len(log[LEAST].keys() - self._logged[LEAST])
+        if twice := [id for id, times in log[EXACTLY].items() if times > 1 or id in self._logged[EXACTLY]]:
+            yield f"{EXACTLY}: {len(twice)} in the log more than once, as {min(twice)}"
+        for topic, ids in log.items():
+            self._logged[topic] |= ids.keys()
+        yield from self._keys(handled, {each.id: each.nth for each in sent})
+
+    def _keys(self, handled: Sequence[Handled], nth: Mapping[UUID, int]) -> Iterator[str]:
+        """Along each key, what was sent is handled in its order."""
+        for each in handled:
+            place = (each.inbox, each.key)
+            if each.id not in nth:  # undone: where it stands is not known any more
+                continue
+            if nth[each.id] <= self._nth.get(place, 0):
+                yield f"inversion in key {each.key} of {each.inbox}, at {each}"
+            if each.sent_clock <= self._clock.get(place, 0):
+                yield f"key {each.key} of {each.inbox} against the clock of its node, at {each}"
+            self._nth[place] = max(nth[each.id], self._nth.get(place, 0))
+            self._clock[place] = max(each.sent_clock, self._clock.get(place, 0))

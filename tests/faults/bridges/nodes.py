@@ -1,0 +1,179 @@
+"""The two nodes: what publishes to Kafka, and what takes in from there."""
+
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from uuid import UUID
+
+from inbox import Inbox
+from mailroom import create_inbox
+from mailroom.bridges.bridges import Bridges
+from mailroom.bridges.record import Form
+from mailroom.bridges.settings import InSettings, OutSettings
+from mailroom.bridges.source import BrokerPosition
+from mailroom.node import advance_clock
+from tests.faults.bridges.checks import EXACTLY, PARTITIONS, Place
+from tests.faults.links.checks import Handled, Sent
+from tests.faults.links.struck import StruckNode
+
+# Where something may still be published, or stands still.
+UNPUBLISHED = """
+SELECT (SELECT count(*) FROM mailroom.outbox) + (
+    SELECT coalesce(sum(greatest((SELECT max(seq) FROM mailroom.transit AS t WHERE t.link = l.number) - acked, 0)), 0)
+    FROM mailroom.link AS l) + (SELECT count(*) FROM mailroom.bridge_out WHERE why IS NOT NULL)
+"""
+UNHANDLED = """
+SELECT (SELECT count(*) FROM mailroom.inbox) + (SELECT count(*) FROM mailroom.outbox)
+     + (SELECT count(*) FROM mailroom.origin WHERE why IS NOT NULL)
+"""
+POSITIONS = """
+SELECT p.topic, p.part, p.next FROM mailroom.bridge_position AS p
+"""
+DEAD = "SELECT stage, reason, count(*) FROM mailroom.dead_letter GROUP BY 1, 2"
+
+
+def into(topic: str) -> str:
+    """Return the name of the bridge that takes a topic in."""
+    return f"from-{topic}"
+
+
+class _Node(StruckNode):
+    situations: dict[str, str]
+
+    def dead(self) -> list[str]:
+        """Return what stands in the node's tables though no fault explains it."""
+        with self.host.session() as session:
+            dead = session.execute(DEAD).fetchall()
+        return [f"{self.name}: dead letters: {dead[:5]}"] if dead else []
+
+    def situation(self) -> str:
+        """Return what there is to know about a node that waits."""
+        with self.host.session() as session:
+            rows = {name: session.execute(query.encode()).fetchall() for name, query in self.situations.items()}
+        return "\n  ".join([f"{self.name}:", *(f"{name}: {found}" for name, found in rows.items())])
+
+
+class OutNode(_Node):
+    """The node that publishes."""
+
+    situations = {  # noqa: RUF012 - nobody changes it
+        "outbox": "SELECT count(*) FROM mailroom.outbox",
+        "links": "SELECT name, state, acked, run, (SELECT (max(seq), max(sent_clock)) FROM mailroom.transit "
+        "WHERE link = l.number) FROM mailroom.link AS l",
+        "bridges": "SELECT link, state, trouble, why, since FROM mailroom.bridge_out",
+        "leases": "SELECT role, pid, state, until > clock_timestamp() FROM mailroom.lease",
+    }
+
+    def bridge(self, address: str) -> None:
+        """Publish each topic to the one of its name at Kafka."""
+        with self.host.session() as session, session.transaction():
+            for topic in PARTITIONS:
+                exactly = topic == EXACTLY
+                settings = OutSettings(
+                    "kafka", address, Form("{topic}", encode="cbor"), exactly, topic if exactly else None
+                )
+                Bridges().out(session, topic, settings, topics=[topic], actor="campaign")
+
+    def waiting(self) -> int:
+        """Count what is not published."""
+        with self.host.session() as session:
+            [(rows,)] = session.execute(UNPUBLISHED).fetchall()
+        return int(rows)
+
+    def own_id(self, topic: str) -> str:
+        """Return the transactional id of a bridge, which is the name of its group, too."""
+        with self.host.session() as session:
+            [(link,)] = session.execute("SELECT number FROM mailroom.link WHERE name = %s", [topic]).fetchall()
+        return f"mailroom.{self.id}.{link}"
+
+    def take_sent(self) -> list[Sent]:
+        """Return what was sent since the last time, and forget it."""
+        with self.host.session() as session, session.transaction():
+            rows = session.execute("DELETE FROM ring.sent RETURNING topic, id, key, nth, cause").fetchall()
+        return [Sent(id, topic, key, nth, cause) for topic, id, key, nth, cause in rows]
+
+    def sent_ids(self) -> set[UUID]:
+        """Return the ids of what was sent since it was taken last."""
+        with self.host.session() as session:
+            return {id for (id,) in session.execute("SELECT id FROM ring.sent").fetchall()}
+
+    def copy(self, into: Path) -> None:
+        """Copy the server's files, as a cold backup does; it is down and up again."""
+        shutil.rmtree(into, ignore_errors=True)
+        self.host.stop(signal.SIGINT)
+        subprocess.run(["cp", "-a", str(self.host.directory / "data"), str(into)], check=True)
+        self.bring_back()
+
+    def put_back(self, copy: Path) -> None:
+        """Put the server back to a copy of its files, and let its clock go beyond what others have seen of it."""
+        shown = self.clock() + 1  # an operator finds it in the newest records at the broker
+        self.host.stop(signal.SIGINT)
+        shutil.rmtree(self.host.directory / "data")
+        subprocess.run(["cp", "-a", str(copy), str(self.host.directory / "data")], check=True)
+        self.bring_back()
+        with self.host.session() as session, session.transaction():
+            advance_clock(session, shown, actor="campaign")
+
+
+class InNode(_Node):
+    """The node that takes in."""
+
+    situations = {  # noqa: RUF012 - nobody changes it
+        "waiting": "SELECT inbox, count(*), min(sent_clock) FROM mailroom.inbox GROUP BY inbox",
+        "outbox": "SELECT count(*) FROM mailroom.outbox",
+        "origins": "SELECT name, state, trouble, why, since FROM mailroom.origin",
+        "positions": "SELECT * FROM mailroom.bridge_position ORDER BY 1, 2, 3",
+        "marks": "SELECT * FROM mailroom.bridge_mark ORDER BY 1, 2, 3",
+        "leases": "SELECT role, pid, state, until > clock_timestamp() FROM mailroom.lease",
+    }
+
+    def __init__(self, home: Path, name: str, seed: int) -> None:
+        super().__init__(home, name, seed)
+        self.inboxes = {topic: Inbox(topic) for topic in PARTITIONS}
+
+    def bridge(self, address: str) -> None:
+        """Take in each topic, into an inbox of its name."""
+        with self.host.session() as session, session.transaction():
+            for topic in PARTITIONS:
+                Bridges().into(session, into(topic), InSettings("kafka", address, (topic,)), actor="campaign")
+                create_inbox(session, topic, [topic], origin=into(topic))
+
+    def waiting(self) -> int:
+        """Count what is to be handled, and bridges that stand still."""
+        with self.host.session() as session:
+            [(rows,)] = session.execute(UNHANDLED).fetchall()
+        return int(rows)
+
+    def positions(self) -> dict[Place, int]:
+        """Return where it goes on in each partition."""
+        with self.host.session() as session:
+            rows = session.execute(POSITIONS).fetchall()
+        return {(topic, part): at for topic, part, at in rows}
+
+    def why_stopped(self, topic: str) -> str:
+        """Return why a bridge is stopped, empty if it is not."""
+        with self.host.session() as session:
+            [(state, why)] = session.execute(
+                "SELECT state, why FROM mailroom.origin WHERE name = %s", [into(topic)]
+            ).fetchall()
+        return str(why) if state == "stopped" else ""
+
+    def go_on(self, place: Place, offset: int) -> int:
+        """Resume a bridge at an offset; return where it was."""
+        topic, part = place
+        with self.host.session() as session, session.transaction():
+            [(was,)] = session.execute(
+                "SELECT next FROM mailroom.bridge_position WHERE topic = %s AND part = %s FOR UPDATE", [topic, part]
+            ).fetchall()
+            Bridges().resume(session, into(topic), actor="campaign", at=BrokerPosition(topic, part, offset))
+        return int(was)
+
+    def take_handled(self) -> list[Handled]:
+        """Return what was handled since the last time, in that order, and forget it."""
+        with self.host.session() as session, session.transaction():
+            rows = session.execute(
+                "WITH gone AS (DELETE FROM ring.handled RETURNING *) "
+                "SELECT inbox, id, origin, key, clock, sent_clock FROM gone ORDER BY turn"
+            ).fetchall()
+        return [Handled(*row) for row in rows]

@@ -1,0 +1,48 @@
+"""A daemon of a bridged node: all lanes as the product runs them, whose calls of Kafka's client are failpoints too."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from dispatcher.bridges import publishing, tending
+from dispatcher.bridges.kafka import publisher, source
+from dispatcher.daemon import all_lanes, run_until_signalled
+from tests.faults.role import Control
+from tests.faults.role_linked import shorten_links
+from tests.faults.task import Task
+
+ROWS = 300  # so that there are many batches
+# By name: in which module the client is made, and by which class.
+CALLS = {
+    "Producer": (publisher, ("init_transactions", "poll", "send_offsets_to_transaction", "commit_transaction")),
+    "Consumer": (source, ("consume", "commit")),
+}
+
+
+def play(task: Task, control: Control) -> None:
+    """Deliver, publish and take in until told to stop."""
+    shorten_links(task)
+    for module, name, value in (
+        (publishing, "ROWS", ROWS),
+        (source, "ROWS", ROWS),
+        (tending, "LEASE_S", task.habits.lease_s),
+    ):
+        setattr(module, name, value)
+    for name, (module, calls) in CALLS.items():
+        setattr(module, name, _passing(getattr(module, name), calls, control))
+    asyncio.run(run_until_signalled(all_lanes(task.dsn, poll_interval_s=task.habits.poll_s)))
+
+
+def _passing(client: type, calls: tuple[str, ...], control: Control) -> type:
+    """Return the client with failpoints before and behind these calls."""
+    return type(client.__name__, (client,), {call: _wrapped(getattr(client, call), call, control) for call in calls})
+
+
+def _wrapped(method: Callable[..., Any], call: str, control: Control) -> Callable[..., Any]:
+    def passed(*arguments: Any, **options: Any) -> Any:
+        control.at_call(f"kafka {call}", "before")
+        result = method(*arguments, **options)
+        control.at_call(f"kafka {call}", "after")
+        return result
+
+    return passed

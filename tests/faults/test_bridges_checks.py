@@ -1,0 +1,96 @@
+"""The checker of the campaign of bridges notices each kind of corrupted ledger and log; and its places are there."""
+
+from collections import Counter
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from dispatcher import daemon
+from tests.faults.bridges.checks import EXACTLY, LEAST, Checker
+from tests.faults.bridges.strikes import CENTRAL, WORST
+from tests.faults.failpoints import COMMANDS, names_of_statements
+from tests.faults.links.checks import Handled, Sent
+from tests.faults.role_bridged import CALLS
+
+pytestmark = pytest.mark.one_version
+
+HERE = UUID(int=1)
+IDS = {topic: [UUID(int=100 * number + nth) for nth in range(3)] for number, topic in enumerate((LEAST, EXACTLY), 1)}
+
+
+class Round:
+    """Three messages of a key in each topic."""
+
+    def __init__(self) -> None:
+        self.sent = [Sent(id, topic, "k", nth) for topic, ids in IDS.items() for nth, id in enumerate(ids, 1)]
+        self.handled = [
+            Handled(topic, id, HERE, "k", nth + 10, nth) for topic, ids in IDS.items() for nth, id in enumerate(ids, 1)
+        ]
+        self.log = {topic: Counter(ids) for topic, ids in IDS.items()}
+
+    def found(self, **known: set[UUID]) -> list[str]:
+        return Checker().check(self.sent, self.handled, self.log, **known)
+
+
+def test_sound_round_violates_nothing() -> None:
+    assert Round().found() == []
+
+
+@pytest.mark.parametrize("nth", [0, 4])
+def test_lost_message_is_noticed_unless_it_was_truncated(nth: int) -> None:
+    one = Round()
+    lost = one.handled.pop(nth)
+    assert [f"{lost.inbox}: 1 lost, as {lost.id}"] == one.found()
+    assert one.found(truncated={lost.id}) == []
+
+
+def test_message_that_was_handled_twice_is_noticed() -> None:
+    one = Round()
+    one.handled.append(replace(one.handled[2], sent_clock=9))
+    assert f"{LEAST}: 1 handled twice, as {IDS[LEAST][2]}" in one.found()
+
+
+def test_message_that_nobody_sent_is_noticed_unless_its_node_was_put_back() -> None:
+    one = Round()
+    undone = one.sent.pop().id
+    assert len(one.found()) == 2  # in the log, and handled
+    assert one.found(undone={undone}) == []
+
+
+def test_inversion_along_a_key_is_noticed() -> None:
+    one = Round()
+    one.handled[0], one.handled[1] = one.handled[1], one.handled[0]
+    assert [each.partition(",")[0] for each in one.found()] == [
+        f"inversion in key k of {LEAST}", f"key k of {LEAST} against the clock of its node",
+    ]  # fmt: skip
+
+
+def test_repeats_in_the_log_are_counted_at_least_once_and_noticed_at_exactly_once() -> None:
+    one, checker = Round(), Checker()
+    one.log[LEAST][IDS[LEAST][1]] = 3
+    assert checker.check(one.sent, one.handled, one.log) == []
+    assert checker.repeats == 2
+    one.log[EXACTLY][IDS[EXACTLY][1]] = 2
+    assert one.found() == [f"{EXACTLY}: 1 in the log more than once, as {IDS[EXACTLY][1]}"]
+
+
+def test_repeat_of_an_earlier_round_is_noticed() -> None:
+    one, checker = Round(), Checker()
+    checker.check(one.sent, one.handled, one.log)
+    late = {LEAST: Counter(IDS[LEAST][:1]), EXACTLY: Counter(IDS[EXACTLY][:1])}
+    assert [each.partition(":")[0] for each in checker.check([], [], late)] == [EXACTLY]
+    assert checker.repeats == 1
+
+
+def test_message_that_is_not_in_the_log_is_noticed() -> None:
+    one = Round()
+    del one.log[LEAST][IDS[LEAST][0]]
+    assert one.found() == [f"{LEAST}: 1 are not in the log, as {IDS[LEAST][0]}"]
+
+
+def test_places_that_are_struck_are_there() -> None:
+    assert daemon  # it has loaded all modules
+    calls = {f"kafka {call}" for _, calls in CALLS.values() for call in calls}
+    worst = {name for points in WORST.values() for name, _ in points} - set(COMMANDS)
+    assert {*CENTRAL, *worst} <= {*names_of_statements().values(), *calls}
