@@ -90,6 +90,7 @@ class Publishing(Tending):
             publisher = self._make()
             try:
                 mark = await self._waiting(publisher, publisher.open())
+                self._check_reach(mark, start)
                 if start.in_doubt:
                     await self._settle(source, publisher, run, start)
                 if not mark and position and self.row.settings.exactly_once:
@@ -103,9 +104,20 @@ class Publishing(Tending):
             finally:
                 await publisher.close()
 
+    def _check_reach(self, clock: int, start: OutStart) -> None:
+        """Raise `BridgeStopped` if the broker has a clock that this node may give out again, to another message."""
+        if clock > start.reach:
+            raise BridgeStopped(
+                f"the broker has messages of this node with clocks up to {clock}, and this node has not counted that "
+                f"far: it was put back in time, and nobody has told it. Let it go on behind them: mailroom node "
+                f"advance {clock}",
+                code="MR-bridge-clock-ahead",
+            )
+
     async def _settle(self, source: Source, publisher: Publisher, run: UUID, start: OutStart) -> None:
         """Find out what was published in a history that this node has lost: it may stamp it again."""
         published = await self._waiting(publisher, publisher.published(start.clock, start.since - SLACK))
+        self._check_reach(max((clock for clock, _ in published), default=0), start)
         lost = await source.transaction(settling_doubt(self._schema, self.row.link, run, published))
         if lost:
             self._is_known = True

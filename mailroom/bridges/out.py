@@ -144,7 +144,7 @@ class OutStart:
     """Where a run of a bridge begins: everything up to the row `acked`, stamped at `since` with `clock`, is published.
 
     If it is `in_doubt`, this node may have lost history since: what it stamps again may be published already.
-    `is_known`: there are messages that are known to be.
+    `is_known`: there are messages that are known to be. No clock above `reach` was given out by this node.
     """
 
     acked: int
@@ -152,6 +152,7 @@ class OutStart:
     since: datetime
     in_doubt: bool
     is_known: bool
+    reach: int
 
 
 # Whoever publishes takes the link, as a reader does by its hello. The row `acked` stays until a newer one is.
@@ -164,9 +165,10 @@ RETURNING l.acked,
     coalesce((SELECT t.stamped_at FROM {schema}.transit AS t WHERE t.link = l.number AND t.seq = l.acked),
              l.created_at),
     l.matched IS DISTINCT FROM n.life,
-    EXISTS (SELECT FROM {schema}.bridge_known AS k WHERE k.link = l.number)
+    EXISTS (SELECT FROM {schema}.bridge_known AS k WHERE k.link = l.number),
+    greatest(n.clock_ceiling, (SELECT c.last_value FROM {schema}.clock AS c))
 """,
-    columns=("bigint", "bigint", "timestamptz", "boolean", "boolean"),
+    columns=("bigint", "bigint", "timestamptz", "boolean", "boolean", "bigint"),
 )
 
 

@@ -1,6 +1,8 @@
 """What is recorded of a bridge that stands still, and that it is mended."""
 
 from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
 
 import pytest
 
@@ -30,6 +32,9 @@ class Quiet:
 
     async def open(self) -> int:
         return 0
+
+    async def published(self, after: int, since: datetime) -> list[tuple[int, UUID]]:
+        raise AssertionError
 
     async def publish(self, records: Sequence[Record]) -> None:
         raise AssertionError

@@ -18,7 +18,7 @@ from dispatcher.bridges.publishing import Publishing
 from dispatcher.bridges.taking import TakingIn
 from mailroom.bridges.arrival import Arrived
 from mailroom.bridges.bridges import Bridges
-from mailroom.bridges.into import InRow, finding_in, resuming_in
+from mailroom.bridges.into import InRow, reading_ins, resuming_in
 from mailroom.bridges.out import OutRow, finding_out
 from mailroom.bridges.publisher import BrokerTrouble, OutBridge
 from mailroom.bridges.record import Form, Record, Sender, record_of
@@ -180,6 +180,7 @@ class Broker:
 def out(node: Node) -> OutRow:
     with node.connection.transaction():
         Bridges().out(node.connection, "kafka", OutSettings("kafka", "localhost:9092"), topics=[TOPIC], actor="tests")
+    node.allow_clocks()
     return run(node.connection, finding_out(SCHEMA, "kafka"))
 
 
@@ -283,7 +284,7 @@ def into(node: Node) -> InRow:
         Bridges().into(node.connection, "kafka", InSettings("kafka", "localhost:9092", ("log",)), actor="tests")
     node.inbox("billing", TOPIC, origin="kafka")
     node.allow_clocks()
-    return run(node.connection, finding_in(SCHEMA, "kafka"))
+    return run(node.connection, reading_ins(SCHEMA, "kafka"))[0]
 
 
 async def test_who_reads_from_another_place_than_the_database_says_takes_nothing_in(

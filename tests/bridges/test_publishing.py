@@ -290,3 +290,17 @@ async def test_what_a_lost_history_has_published_is_not_published_again(node: No
     async with tended(node):
         await eventually_async(lambda: log.opened > before)
     assert log.ids() == [*ids, lost, new]
+
+
+async def test_broker_with_later_clocks_than_this_node_s_stops_the_bridge_before_anything_looks_like_a_repeat(
+    node: Node,
+) -> None:
+    log = bridge_out(node, exactly_once=True)
+    log.mark = 10**15
+    node.send("orders", key="k")
+    node.deliver_all()
+    async with tended(node):
+        await eventually_async(lambda: out_state(node).state == "stopped")
+        assert f"mailroom node advance {10**15}" in (out_state(node).why or "")
+    assert log.records == []
+    assert acked(node) == 0
