@@ -11,8 +11,8 @@ from mailroom.bridges.publisher import OutBridge, Publisher
 from mailroom.bridges.source import InBridge, RecordSource
 from mailroom.errors import ConfigurationError
 
-PUBLISHERS = {"kafka": "dispatcher.bridges.kafka:KafkaPublisher"}
-SOURCES = {"kafka": "dispatcher.bridges.kafka:KafkaSource"}
+PUBLISHERS = {"kafka": "dispatcher.bridges.kafka:KafkaPublisher", "nats": "dispatcher.bridges.nats:NatsPublisher"}
+SOURCES = {"kafka": "dispatcher.bridges.kafka:KafkaSource", "nats": "dispatcher.bridges.nats:NatsSource"}
 
 
 def publisher_of(row: OutRow, names: Collection[str]) -> Callable[[], Publisher]:

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Iterator
-from typing import cast, get_args
+from typing import get_args
 
 import click
 
@@ -64,6 +64,7 @@ def bridge() -> None:
 @bridge.command()
 @click.argument("name", metavar="NAME", type=NODE)
 @click.option("--kafka", metavar="HOST:PORT[,...]", help="Publish to Kafka; some of its servers.")
+@click.option("--nats", metavar="URL[,...]", help="Publish to a stream of NATS JetStream; some of its servers.")
 @click.option(
     "--broker",
     "own",
@@ -75,7 +76,8 @@ def bridge() -> None:
     "--topic",
     metavar="TEMPLATE",
     default="",
-    help="The topic at the broker; {topic} stands for the message's. [{topic}, or outbox.event.{topic} for debezium]",
+    help="The topic at the broker, or the subject; {topic} stands for the message's. [{topic}, or outbox.event.{topic} "
+    "for debezium]",
 )
 @click.option(
     "--subscribe",
@@ -122,7 +124,8 @@ def bridge() -> None:
 @answering
 @pass_call
 def out(
-    call: Call, name: str, kafka: str | None, own: tuple[str, str] | None, topic: str, topics: tuple[str, ...],
+    call: Call, name: str, kafka: str | None, nats: str | None, own: tuple[str, str] | None, topic: str,
+    topics: tuple[str, ...],
     exactly_once: bool, mark_topic: str | None, format: Format, encode: Encoding, tombstones: bool,
     on_failure: OnFailure, keep_s: float | None, max_rows: int | None, actor: str, why: str | None,
 ) -> None:  # fmt: skip
@@ -137,8 +140,9 @@ def out(
       mailroom bridge out orders --kafka localhost:9092 --topic shop.orders --subscribe 'order.#'
       mailroom bridge out ledger --kafka k1:9092,k2:9092 --topic ledger --exactly-once --encode cbor
       mailroom bridge out cdc --kafka localhost:9092 --format debezium --tombstones --on-failure skip
+      mailroom bridge out shop --nats nats://localhost:4222 --topic 'shop.{topic}'
     """
-    broker, address = _broker(kafka, own)
+    broker, address = _broker(kafka, nats, own)
     form = Form(topic, format, encode, tombstones)
     if exactly_once and mark_topic is None and "{topic}" not in form.topic:
         mark_topic = form.topic
@@ -157,6 +161,7 @@ def out(
 @bridge.command("in")
 @click.argument("name", metavar="NAME", type=NODE)
 @click.option("--kafka", metavar="HOST:PORT[,...]", help="Take in from Kafka; some of its servers.")
+@click.option("--nats", metavar="URL[,...]", help="Take in from a stream of NATS JetStream; some of its servers.")
 @click.option(
     "--broker",
     "own",
@@ -164,7 +169,9 @@ def out(
     metavar="MODULE:CLASS ADDRESS",
     help="Take in from another broker, by a class of your own that is a RecordSource.",
 )
-@click.option("--from", "sources", metavar="TOPIC[,...]", required=True, help="The topics at the broker.")
+@click.option(
+    "--from", "sources", metavar="TOPIC[,...]", required=True, help="The topics at the broker; at NATS a stream."
+)
 @click.option(
     "--as-topic",
     metavar="TEMPLATE",
@@ -197,7 +204,8 @@ def out(
 @answering
 @pass_call
 def into(
-    call: Call, name: str, kafka: str | None, own: tuple[str, str] | None, sources: str, as_topic: str | None, key: str,
+    call: Call, name: str, kafka: str | None, nats: str | None, own: tuple[str, str] | None, sources: str,
+    as_topic: str | None, key: str,
     decode: Decoding, start: Start, on_failure: OnFailure, actor: str, why: str | None,
 ) -> None:  # fmt: skip
     """Take in messages from a broker, by the bridge NAME; or change that bridge.
@@ -210,8 +218,9 @@ def into(
       mailroom bridge in stock --kafka localhost:9092 --from stock.levels
       mailroom inbox subscribe reorder stock.levels --origin stock
       mailroom bridge in cdc --kafka localhost:9092 --from outbox.event.order --as-topic 'cdc.{topic}' --key path:id
+      mailroom bridge in shop --nats nats://localhost:4222 --from SHOP
     """
-    broker, address = _broker(kafka, own)
+    broker, address = _broker(kafka, nats, own)
     topics = tuple(topic.strip() for topic in sources.split(",") if topic.strip())
     settings = InSettings(broker, address, topics, Intake(as_topic, key, decode), start, on_failure)
     with call.connection("bridge in") as connection:
@@ -224,10 +233,14 @@ def into(
     _tell_options(name)
 
 
-def _broker(kafka: str | None, own: tuple[str, str] | None) -> tuple[str, str]:
-    if (kafka is None) == (own is None):
-        raise ConfigurationError("Name one broker: --kafka HOST:PORT, or --broker.", code="MR-arguments-conflict")
-    return ("kafka", kafka) if kafka is not None else cast("tuple[str, str]", own)
+def _broker(kafka: str | None, nats: str | None, own: tuple[str, str] | None) -> tuple[str, str]:
+    given = [("kafka", kafka), ("nats", nats), own or ("", None)]
+    named = [(broker, address) for broker, address in given if address is not None]
+    if len(named) != 1:
+        raise ConfigurationError(
+            "Name one broker: --kafka HOST:PORT, --nats URL, or --broker.", code="MR-arguments-conflict"
+        )
+    return named[0]
 
 
 def _tell_options(name: str) -> None:

@@ -65,7 +65,8 @@ class _Unfit(Exception):
 class Arrived:
     """A record as it lies at the broker: at `offset` of a `part` of its `topic`, since `at` (aware) if known.
 
-    `leader_epoch` is that of the partition's leader when it was written, where the broker has such epochs.
+    `leader_epoch` is that of the partition's leader when it was written, where the broker has such epochs. `subject` is
+    given where the broker calls a record's topic so, and `topic` is only the log in which it lies.
     """
 
     topic: str
@@ -76,6 +77,7 @@ class Arrived:
     headers: Sequence[tuple[str, bytes | None]] = field(repr=False)
     at: datetime | None
     leader_epoch: int | None = None
+    subject: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,8 @@ def undecoded(record: Arrived, place: str) -> Incoming:
     """Return what is kept of a record that is no message: its value as bytes, under its topic if that can be one."""
     raw = record.value if record.value is not None and len(record.value) <= MAX_VALUE_BYTES - 16 else None
     message_id = uuid5(MADE_HERE, json.dumps([place, record.topic, record.part, record.offset]))
-    topic = record.topic if TOPIC.match(record.topic) else "undecodable"
+    named = record.subject or record.topic
+    topic = named if TOPIC.match(named) else "undecodable"
     at = _in_range(record.at)
     key, value = str(message_id), NULL if raw is None else codec.encode(raw)
     return Incoming(message_id, topic, key, "M", "U", None, value, None, None, None, at, None, None, None)
@@ -216,9 +219,9 @@ def _id(record: Arrived, named: Mapping[str, bytes | None], place: str) -> UUID:
 
 def _topic(record: Arrived, named: Mapping[str, bytes | None], as_topic: str | None) -> str:
     if as_topic is None:
-        topic = _text(named, "ce_type") or _text(named, "mailroom-topic") or record.topic
+        topic = _text(named, "ce_type") or _text(named, "mailroom-topic") or record.subject or record.topic
     else:
-        topic = fill(as_topic, record.topic)
+        topic = fill(as_topic, record.subject or record.topic)
     try:
         return topic_name(topic)
     except InvalidMessage:

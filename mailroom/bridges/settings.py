@@ -12,7 +12,7 @@ from mailroom.errors import ConfigurationError
 
 OnFailure: TypeAlias = Literal["stop", "skip"]
 
-BROKERS = ("kafka",)
+BROKERS = ("kafka", "nats")
 # A publisher of a user's own: `module:Class`.
 OWN_BROKER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z", re.ASCII)
 # A user and a password before the host. A broker's address is stored and shown.
@@ -66,6 +66,10 @@ class OutSettings:
         address_text(self.address)
         if self.on_failure not in get_args(OnFailure):
             raise ConfigurationError("on_failure is stop or skip.", code="MR-bridge-settings")
+        if self.exactly_once and self.broker == "nats":
+            raise ConfigurationError(
+                "NATS needs no exactly_once: its stream keeps the mark. Leave it out.", code="MR-bridge-settings"
+            )
         if self.exactly_once and self.mark_topic is None:
             raise ConfigurationError(
                 "With exactly_once the broker keeps a mark beside the records, under one topic that exists there. This "

@@ -82,6 +82,9 @@ def test_bridge_in_is_made_shown_and_told_where_to_go_on(node: Node) -> None:
     [
         (("out", "x"), "Name one broker"),
         (("out", "x", "--kafka", "h:1", "--broker", "m:C", "a"), "Name one broker"),
+        (("out", "x", "--kafka", "h:1", "--nats", "h:2"), "Name one broker"),
+        (("out", "x", "--nats", "nats://u:p@h:1"), "holds no user and no password"),
+        (("out", "x", "--nats", "h:1", "--topic", "t", "--exactly-once"), "NATS needs no exactly_once"),
         (("out", "x", "--kafka", "u:p@h:1"), "holds no user and no password"),
         (("out", "x", "--kafka", "h:1", "--topic", "{key}"), "no other braces"),
         (("out", "x", "--kafka", "h:1", "--exactly-once"), "--mark-topic"),

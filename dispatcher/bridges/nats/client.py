@@ -1,0 +1,136 @@
+"""What the publisher and the source share: a connection that gives up nothing, and the meaning of its errors."""
+
+import asyncio
+import ssl
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from nats.aio.client import Client
+from nats.errors import AuthorizationError, ConnectionClosedError, Error, OutboundBufferLimitError, StaleConnectionError
+from nats.js.api import StreamInfo
+from nats.js.errors import APIError, NotFoundError, ServerError, ServiceUnavailableError
+
+from dispatcher.bridges.nats.options import client_options, hiding
+from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble
+from mailroom.errors import ConfigurationError
+
+T = TypeVar("T")
+
+ANSWER_S = 3.0  # for one answer; then it is asked again
+POLL_S = 0.1
+RECONNECT_S = 0.5
+CLOSE_S = 1.0
+# What passes by itself.
+PASSING = (TimeoutError, OutboundBufferLimitError, StaleConnectionError, ServiceUnavailableError, ServerError)
+# What the server says of this client: nothing helps before somebody acts.
+REFUSALS = ("authorization violation", "permissions violation", "authentication", "account ")
+
+
+class NatsClient:
+    """A client of NATS for the bridge `name`, at `address`: one or several servers with commas between them."""
+
+    def __init__(self, name: str, address: str, options: Mapping[str, str]) -> None:
+        self._name = name
+        self._servers = address.split(",")
+        self._given = options
+        self._options = client_options(name, options)
+        self._nats = Client()
+        self._js = self._nats.jetstream(timeout=ANSWER_S)
+        self._ended = asyncio.Event()
+        self._refused: str | None = None
+        self._error: str | None = None
+        self._losses = 0
+
+    @property
+    def trouble(self) -> str | None:
+        """What the client has reported last."""
+        return self._error
+
+    async def close(self) -> None:
+        """Give up what is under way, and the connection."""
+        self._ended.set()
+        try:
+            await asyncio.wait_for(self._nats.close(), CLOSE_S)
+        except (TimeoutError, Error, OSError, AssertionError) as error:
+            # It never was connected, or the server does not answer: nothing is left that anybody waits for.
+            self._error = self._text(error)
+
+    async def _connect(self) -> None:
+        try:
+            await self._unless_ended(
+                self._nats.connect(
+                    self._servers, name=f"mailroom {self._name}", error_cb=self._note, disconnected_cb=self._lost,
+                    reconnected_cb=self._regained, max_reconnect_attempts=-1, reconnect_time_wait=RECONNECT_S,  # type: ignore[arg-type]  # it sleeps for so long
+                    ping_interval=5, pending_size=-1,  # nothing is buffered for a server that is away
+                    **self._options,  # type: ignore[arg-type]  # checked by client_options
+                )
+            )  # fmt: skip
+        except (Error, ValueError, OSError, ImportError) as error:
+            text = self._text(error)
+            raise ConfigurationError(f"Bridge {self._name}: {text}", code="MR-bridge-options") from None
+        self._error = None
+
+    async def _unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`, which is given up once this client is closed or refused."""
+        task, ended = asyncio.create_task(work), asyncio.create_task(self._ended.wait())
+        try:
+            await asyncio.wait([task, ended], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+        except ConnectionClosedError as error:
+            raise BrokerTrouble(self._error or self._text(error)) from None
+        finally:
+            ended.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if self._refused is not None:
+            raise BrokerRefused(f"the broker refuses this client: {self._refused}", code="MR-bridge-broker-refused")
+        raise BrokerTrouble("given up")
+
+    async def _asked(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Ask until the server has answered; what no asking again mends is raised."""
+        while True:
+            try:
+                done = await self._unless_ended(call())
+            except ServiceUnavailableError as error:
+                self._error = error.description or "JetStream does not answer: is it enabled on this server?"
+                await self._unless_ended(asyncio.sleep(POLL_S))
+            except PASSING as error:
+                self._error = self._error or self._text(error)
+                await self._unless_ended(asyncio.sleep(POLL_S))
+            except NotFoundError:
+                raise
+            except APIError as error:
+                raise BrokerRefused(
+                    f"the broker refuses it: {self._text(error)}", code="MR-bridge-broker-refused"
+                ) from None
+            else:
+                self._error = None
+                return done
+
+    async def _info(self, stream: str) -> StreamInfo:
+        try:
+            return await self._asked(lambda: self._js.stream_info(stream))
+        except NotFoundError:
+            raise BrokerRefused(
+                f"there is no stream {stream}. Make it, or name another one.", code="MR-bridge-no-topic"
+            ) from None
+
+    async def _note(self, error: Exception) -> None:
+        self._error = self._text(error)
+        is_refusal = any(words in self._error.lower() for words in REFUSALS)
+        if is_refusal or isinstance(error, AuthorizationError | ssl.SSLCertVerificationError):
+            self._refused = self._error
+            self._ended.set()
+
+    async def _lost(self) -> None:
+        self._losses += 1
+        self._error = "the connection is lost"
+
+    async def _regained(self) -> None:
+        self._error = None
+
+    def _text(self, error: BaseException) -> str:
+        text = error.description if isinstance(error, APIError) else str(error).removeprefix("nats: ").strip("'")
+        return hiding(self._given, text or type(error).__name__)

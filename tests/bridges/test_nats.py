@@ -1,0 +1,329 @@
+"""Through NATS JetStream, on a real server."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import nats as nats_client
+import pytest
+from nats.js import JetStreamContext
+from nats.js.api import RawStreamMsg
+
+from dispatcher.bridges import tending
+from dispatcher.bridges.nats import publisher as nats_publisher
+from dispatcher.bridges.nats.options import client_options, hiding
+from dispatcher.bridges.nats.publisher import NatsPublisher
+from mailroom import codec, subscribe
+from mailroom.bridges.bridges import Bridges
+from mailroom.bridges.publisher import Fenced, OutBridge, RecordRefused
+from mailroom.bridges.record import Form, Record
+from mailroom.bridges.settings import InSettings, OnFailure, OutSettings
+from mailroom.bridges.source import BrokerPosition
+from mailroom.errors import ConfigurationError
+from outbox import Outbox, Outgoing
+from tests.bridges.tended import in_state, out_state, tended
+from tests.support.command import error_of, mailroom
+from tests.support.nats import Nats
+from tests.support.node import Node
+from tests.support.processes import ServerProcess
+from tests.support.waiting import eventually_async
+
+pytestmark = pytest.mark.one_version
+
+KEYS, MESSAGES = 5, 100
+ODD_KEY = "köy %41\r\nNats-Rollup: all "
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note trouble at once, and try again soon."""
+    for name, seconds in (("PATIENCE_S", 0.05), ("LONGEST_PAUSE_S", 0.1), ("LONGEST_STOP_S", 0.3), ("LEASE_S", 0.1)):
+        monkeypatch.setattr(tending, name, seconds)
+    monkeypatch.setattr("dispatcher.bridges.taking.WAIT_S", 0.04)
+    monkeypatch.setattr("dispatcher.bridges.nats.client.RECONNECT_S", 0.05)
+
+
+@asynccontextmanager
+async def jetstream(nats: Nats) -> AsyncIterator[JetStreamContext]:
+    """A client of the test's own."""
+    client = await nats_client.connect(nats.url)
+    try:
+        yield client.jetstream()
+    finally:
+        await client.close()
+
+
+async def create(nats: Nats, stream: str) -> None:
+    """Make a stream, whose subjects begin with its name."""
+    async with jetstream(nats) as js:
+        await js.add_stream(name=stream, subjects=[f"{stream}.>"])
+
+
+def bridged(
+    node: Node, nats: Nats, stream: str, *, into: bool = True, on_failure: OnFailure = "stop", topic: str = ""
+) -> None:
+    """Make a bridge out to the stream, and one that takes in from it, for the inbox "orders" of the same node."""
+    out = OutSettings("nats", nats.url, Form(topic or f"{stream}.{{topic}}"), on_failure=on_failure)
+    with node.connection.transaction():
+        Bridges().out(node.connection, "out", out, topics="order.#", actor="test")
+    if into:
+        node.inbox("orders")
+        with node.connection.transaction():
+            Bridges().into(node.connection, "in", InSettings("nats", nats.url, (stream,)), actor="test")
+            subscribe(node.connection, "orders", "#", origin="in")
+
+
+def send(node: Node, first: int, count: int) -> None:
+    """Send messages of some keys, numbered, and stamp them for the bridge."""
+    with node.connection.transaction():
+        Outbox().send_many(
+            node.connection, [Outgoing("order.paid", n, key=f"k{n % KEYS}") for n in range(first, first + count)]
+        )
+    node.deliver_all()
+
+
+def came(node: Node) -> list[object]:
+    """Return the values that came in, in order."""
+    return [codec.decode(value) for (value,) in node.rows("SELECT value FROM mailroom.inbox ORDER BY clock")]
+
+
+async def log(nats: Nats, stream: str) -> list[RawStreamMsg]:
+    """Return what is in the stream."""
+    async with jetstream(nats) as js:
+        state = (await js.stream_info(stream)).state
+        return [await js.get_msg(stream, seq) for seq in range(max(1, state.first_seq), state.last_seq + 1)]
+
+
+def record(n: int, subject: str, bridge: OutBridge) -> Record:
+    """Return a record of the bridge with the clock `n`."""
+    headers = {
+        "ce_id": UUID(int=n),
+        "mailroom-origin": bridge.node_id,
+        "mailroom-link": bridge.link,
+        "mailroom-clock": n,
+    }
+    given = tuple((name, str(value).encode()) for name, value in headers.items())
+    return Record(subject, None, str(n).encode(), given, n, n, UUID(int=n), datetime.now(UTC))
+
+
+def a_bridge(nats: Nats, stream: str) -> OutBridge:
+    """Return a bridge of no node."""
+    return OutBridge("out", 1, uuid4(), "here", OutSettings("nats", nats.url, Form(f"{stream}.x")))
+
+
+async def test_messages_come_through_once_and_in_order_also_while_the_server_dies(node: Node, nats: Nats) -> None:
+    await create(nats, "through")
+    bridged(node, nats, "through")
+    with node.connection.transaction():
+        Outbox().send(
+            node.connection, "order.paid", "odd", key=ODD_KEY, headers={"Nats-Rollup": "all", "Status": "503"}
+        )
+    send(node, 0, MESSAGES)
+    async with tended(node):
+        await eventually_async(lambda: len(came(node)) == MESSAGES + 1)
+        send(node, MESSAGES, 20)
+        nats.kill()
+        send(node, MESSAGES + 20, 80)
+        await eventually_async(lambda: {out_state(node).state, in_state(node).state} == {"unreachable"})
+        nats.start()
+        await eventually_async(lambda: len(came(node)) == 2 * MESSAGES + 1)
+        await eventually_async(lambda: out_state(node).backlog == 0)
+        await eventually_async(lambda: {out_state(node).state, in_state(node).state} == {"open"})
+    assert came(node) == ["odd", *range(2 * MESSAGES)]
+    [(key, headers)] = node.rows("SELECT key, headers FROM mailroom.inbox ORDER BY clock LIMIT 1")
+    assert (key, headers) == (ODD_KEY, {"Nats-Rollup": "all", "Status": "503"})
+    assert len(await log(nats, "through")) == 2 * MESSAGES + 1
+
+
+async def test_what_was_published_before_a_crash_is_not_repeated_in_the_stream(node: Node, nats: Nats) -> None:
+    """The stream has it, and the database does not know; others have written there since."""
+    await create(nats, "crash")
+    bridged(node, nats, "crash")
+    send(node, 0, MESSAGES)
+    node.connection.execute("UPDATE mailroom.link SET keep_s = 3600")
+    async with tended(node):
+        await eventually_async(lambda: out_state(node).acked == MESSAGES)
+    async with jetstream(nats) as js:
+        for _ in range(nats_publisher.LOOK_AT_ONCE + 2):
+            await js.publish("crash.foreign", b'"foreign"')
+    node.connection.execute("UPDATE mailroom.link SET acked = 50")
+    send(node, MESSAGES, 10)
+    async with tended(node):
+        await eventually_async(lambda: out_state(node).acked == MESSAGES + 10)
+        await eventually_async(lambda: in_state(node).positions[0].next == MESSAGES + 10 + 22 + 1)
+    assert [value for value in came(node) if value != "foreign"] == list(range(MESSAGES + 10))
+    topics = node.rows("SELECT DISTINCT topic FROM mailroom.inbox ORDER BY topic")
+    assert topics == [("crash.foreign",), ("order.paid",)]
+    ours = [each.headers["ce_id"] for each in await log(nats, "crash") if each.headers]
+    assert len(ours) == len(set(ours)) == MESSAGES + 10
+
+
+async def test_zombie_is_fenced_and_others_who_write_there_are_not_taken_for_one(
+    nats: Nats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create(nats, "fenced")
+    bridge = a_bridge(nats, "fenced")
+    zombie, next_one, last_one = (NatsPublisher(bridge) for _ in range(3))
+    try:
+        assert await zombie.open() == 0
+        await zombie.publish([record(1, "fenced.x", bridge), record(2, "fenced.x", bridge)])
+        async with jetstream(nats) as js:
+            await js.publish("fenced.x", b"foreign")
+        await zombie.publish([record(3, "fenced.x", bridge)])
+        assert await next_one.open() == 3
+        await next_one.publish([record(4, "fenced.x", bridge), record(5, "fenced.x", bridge)])
+        with pytest.raises(Fenced):
+            await zombie.publish([record(6, "fenced.x", bridge)])
+        since = datetime.now(UTC) - timedelta(minutes=1)
+        assert await next_one.published(3, since) == [(4, UUID(int=4)), (5, UUID(int=5))]
+        assert await next_one.published(5, since) == []
+        monkeypatch.setattr(nats_publisher, "LOOK_BACK", 1)
+        async with jetstream(nats) as js:
+            await js.publish("fenced.x", b"foreign")
+        assert await last_one.open() == 0
+        await last_one.publish([record(5, "fenced.x", bridge), record(6, "fenced.x", bridge)])
+    finally:
+        await zombie.close()
+        await next_one.close()
+        await last_one.close()
+    written = [each.data for each in await log(nats, "fenced")]
+    assert written == [b"1", b"2", b"foreign", b"3", b"4", b"5", b"foreign", b"6"]
+
+
+async def test_record_that_the_server_drops_for_the_id_of_another_one_is_told(nats: Nats) -> None:
+    await create(nats, "twice")
+    bridge = a_bridge(nats, "twice")
+    publisher = NatsPublisher(bridge)
+    try:
+        async with jetstream(nats) as js:
+            await js.publish("twice.x", b"foreign", headers={"Nats-Msg-Id": str(UUID(int=7))})
+        await publisher.open()
+        with pytest.raises(RecordRefused, match="at 1, which this bridge has not written"):
+            await publisher.publish([record(7, "twice.x", bridge)])
+        for subject in ("twice..x", "twice.*", "twice.a b"):
+            with pytest.raises(RecordRefused, match="takes none with empty parts"):
+                await publisher.publish([record(8, subject, bridge)])
+        with pytest.raises(RecordRefused, match="subject elsewhere does not belong to the stream twice"):
+            await publisher.publish([record(8, "elsewhere", bridge)])
+        await publisher.publish([record(8, "twice.x", bridge)])
+    finally:
+        await publisher.close()
+    assert [each.data for each in await log(nats, "twice")] == [b"foreign", b"8"]
+
+
+async def test_stream_that_is_not_there_is_told_and_a_record_too_large_can_be_left_out(node: Node, nats: Nats) -> None:
+    bridged(node, nats, "later", into=False, on_failure="skip")
+    with node.connection.transaction():
+        Outbox().send(node.connection, "order.paid", "x" * 1_100_000, key="k0")
+    send(node, 0, 3)
+    async with tended(node):
+        await eventually_async(lambda: out_state(node).state == "stopped")
+        assert "there is no stream with the subjects later.>. Make one" in (out_state(node).why or "")
+        await create(nats, "later")
+        await eventually_async(lambda: out_state(node).acked == 4)
+    [(_, stage, reason)] = node.dead()
+    assert stage == "publish"
+    assert "the server's max_payload is 1,048,576. Raise it there." in reason
+    async with jetstream(nats) as js:
+        await js.add_stream(name="second", subjects=["other.*"])
+        await js.add_stream(name="third", subjects=["other.a.*"])
+    bridged(node, nats, "later", into=False, topic="other.{topic}")
+    told = error_of(await asyncio.to_thread(mailroom, "bridge", "test", "out", dsn=node.dsn))
+    assert "the subjects other.> belong to several streams (second, third)" in told
+
+
+async def test_position_that_was_purged_or_whose_stream_is_a_new_one_stops_the_bridge(node: Node, nats: Nats) -> None:
+    await create(nats, "purged")
+    bridged(node, nats, "purged")
+    send(node, 0, 10)
+    async with tended(node):
+        await eventually_async(lambda: len(came(node)) == 10)
+    async with jetstream(nats) as js:
+        for n in range(20):
+            await js.publish("purged.foreign", str(n).encode())
+        await js.delete_msg("purged", 28)  # that one is no loss of ours
+        await js.purge_stream("purged", seq=25)
+    async with tended(node) as lane:
+        await eventually_async(lambda: in_state(node).state == "stopped")
+        why = in_state(node).why or ""
+        assert "partition 0 of purged: records 11 to 24 (14) are deleted there." in why
+        assert "mailroom bridge resume in --at purged/0=25" in why
+        with node.connection.transaction():
+            Bridges().resume(node.connection, "in", at=BrokerPosition("purged", 0, 25), actor="me")
+        await lane.follow_until(lambda: len(came(node)) == 15)
+        assert came(node)[10:] == [14, 15, 16, 18, 19]
+        async with jetstream(nats) as js:
+            await js.delete_stream("purged")
+        await create(nats, "purged")
+        async with jetstream(nats) as js:
+            for n in range(40):
+                await js.publish("purged.foreign", str(n).encode())
+        await eventually_async(lambda: "was made anew" in (in_state(node).why or ""))
+        assert "mailroom bridge resume in --at purged/0=1" in (in_state(node).why or "")
+
+
+class Guarded(Nats):
+    """A server that wants a password, and allows nothing but `allowed` to be published."""
+
+    def _launch(self) -> ServerProcess:
+        settings = self._directory / "settings"
+        settings.write_text(
+            "authorization: {users: ["
+            '{user: me, password: "right"}, '
+            '{user: narrow, password: "right", permissions: {publish: ["_INBOX.>", "$JS.API.STREAM.NAMES"]}}]}\n'
+        )
+        process = super()._launch()
+        arguments = process._process.args
+        process.kill()
+        assert isinstance(arguments, list)
+        return ServerProcess([*arguments, "-c", settings], log=self.log)
+
+
+async def test_wrong_password_and_missing_rights_stop_the_bridge_and_are_shown_nowhere(
+    node: Node, nats: Nats, shared_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Guarded(shared_home / f"guarded-{os.getpid()}") as guarded:
+        client = await nats_client.connect(guarded.url, user="me", password="right")
+        await client.jetstream().add_stream(name="login", subjects=["login.>"])
+        await client.close()
+        monkeypatch.setenv("MAILROOM_BRIDGE_OUT_USER", "me")
+        monkeypatch.setenv("MAILROOM_BRIDGE_OUT_PASSWORD", "hunter2")
+        bridged(node, guarded, "login", into=False)
+        send(node, 0, 3)
+        async with tended(node):
+            await eventually_async(lambda: out_state(node).state == "stopped")
+            assert "the broker refuses this client: Authorization Violation" in (out_state(node).why or "")
+            result = await asyncio.to_thread(mailroom, "bridge", "test", "out", dsn=node.dsn)
+            assert "the broker refuses this client" in error_of(result)
+            assert "hunter2" not in caplog.text + result.output + str(out_state(node))
+            monkeypatch.setenv("MAILROOM_BRIDGE_OUT_PASSWORD", "right")
+            monkeypatch.setenv("MAILROOM_BRIDGE_OUT_USER", "narrow")
+            await eventually_async(lambda: "permissions violation for publish to" in (out_state(node).why or ""))
+            monkeypatch.setenv("MAILROOM_BRIDGE_OUT_USER", "me")
+            await eventually_async(lambda: out_state(node).acked == 3)
+
+
+def test_command_tells_in_one_line_what_is_wrong(node: Node, nats: Nats, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dispatcher.cli.bridge.TEST_S", 0.5)
+    bridged(node, nats, "any", into=False)
+    told = error_of(mailroom("bridge", "test", "out", dsn=node.dsn, MAILROOM_BRIDGE_OUT_PASWORD="hunter2"))
+    assert told.startswith("Bridge out: pasword cannot be set. The options for NATS are user, password,")
+    nobody = OutSettings("nats", "nats://127.0.0.1:9", Form("any"))
+    with node.connection.transaction():
+        Bridges().out(node.connection, "nobody", nobody, topics="order.#", actor="test")
+    told = error_of(mailroom("bridge", "test", "nobody", dsn=node.dsn))
+    assert "nats://127.0.0.1:9 is not reached: " in told
+    with pytest.raises(ConfigurationError, match="NATS needs no exactly_once"):
+        OutSettings("nats", "nats://127.0.0.1:9", Form("any"), exactly_once=True, mark_topic="any")
+
+
+def test_options_are_those_of_the_client_and_what_is_secret_is_hidden() -> None:
+    given = {"user": "me", "password": "hunter2", "credentials": "/etc/nats.creds"}
+    assert client_options("x", given) == {"user": "me", "password": "hunter2", "user_credentials": "/etc/nats.creds"}
+    assert hiding(given, "login hunter2 of me") == "login *** of me"
+    with pytest.raises(ConfigurationError, match="files of TLS"):
+        client_options("x", {"tls_ca": "/nowhere/ca.pem"})
