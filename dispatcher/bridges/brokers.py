@@ -11,7 +11,10 @@ from mailroom.bridges.publisher import OutBridge, Publisher
 from mailroom.bridges.source import InBridge, RecordSource
 from mailroom.errors import ConfigurationError
 
-PUBLISHERS = {"kafka": "dispatcher.bridges.kafka:KafkaPublisher"}
+PUBLISHERS = {
+    "kafka": "dispatcher.bridges.kafka:KafkaPublisher",
+    "webhook": "dispatcher.bridges.webhook:WebhookPublisher",
+}
 SOURCES = {"kafka": "dispatcher.bridges.kafka:KafkaSource"}
 
 

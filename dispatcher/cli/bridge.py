@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Iterator
-from typing import cast, get_args
+from typing import get_args
 
 import click
 
@@ -64,6 +64,7 @@ def bridge() -> None:
 @bridge.command()
 @click.argument("name", metavar="NAME", type=NODE)
 @click.option("--kafka", metavar="HOST:PORT[,...]", help="Publish to Kafka; some of its servers.")
+@click.option("--webhook", metavar="URL", help="Post to a URL; {topic} in its path stands for --topic.")
 @click.option(
     "--broker",
     "own",
@@ -122,9 +123,9 @@ def bridge() -> None:
 @answering
 @pass_call
 def out(
-    call: Call, name: str, kafka: str | None, own: tuple[str, str] | None, topic: str, topics: tuple[str, ...],
-    exactly_once: bool, mark_topic: str | None, format: Format, encode: Encoding, tombstones: bool,
-    on_failure: OnFailure, keep_s: float | None, max_rows: int | None, actor: str, why: str | None,
+    call: Call, name: str, kafka: str | None, webhook: str | None, own: tuple[str, str] | None, topic: str,
+    topics: tuple[str, ...], exactly_once: bool, mark_topic: str | None, format: Format, encode: Encoding,
+    tombstones: bool, on_failure: OnFailure, keep_s: float | None, max_rows: int | None, actor: str, why: str | None,
 ) -> None:  # fmt: skip
     """Publish messages to a broker, by the bridge NAME; or change that bridge.
 
@@ -137,8 +138,9 @@ def out(
       mailroom bridge out orders --kafka localhost:9092 --topic shop.orders --subscribe 'order.#'
       mailroom bridge out ledger --kafka k1:9092,k2:9092 --topic ledger --exactly-once --encode cbor
       mailroom bridge out cdc --kafka localhost:9092 --format debezium --tombstones --on-failure skip
+      mailroom bridge out hooks --webhook https://shop.example/hooks --subscribe order.paid
     """
-    broker, address = _broker(kafka, own)
+    broker, address = _broker(own, kafka=kafka, webhook=webhook)
     form = Form(topic, format, encode, tombstones)
     if exactly_once and mark_topic is None and "{topic}" not in form.topic:
         mark_topic = form.topic
@@ -211,7 +213,7 @@ def into(
       mailroom inbox subscribe reorder stock.levels --origin stock
       mailroom bridge in cdc --kafka localhost:9092 --from outbox.event.order --as-topic 'cdc.{topic}' --key path:id
     """
-    broker, address = _broker(kafka, own)
+    broker, address = _broker(own, kafka=kafka)
     topics = tuple(topic.strip() for topic in sources.split(",") if topic.strip())
     settings = InSettings(broker, address, topics, Intake(as_topic, key, decode), start, on_failure)
     with call.connection("bridge in") as connection:
@@ -224,10 +226,13 @@ def into(
     _tell_options(name)
 
 
-def _broker(kafka: str | None, own: tuple[str, str] | None) -> tuple[str, str]:
-    if (kafka is None) == (own is None):
-        raise ConfigurationError("Name one broker: --kafka HOST:PORT, or --broker.", code="MR-arguments-conflict")
-    return ("kafka", kafka) if kafka is not None else cast("tuple[str, str]", own)
+def _broker(own: tuple[str, str] | None, **known: str | None) -> tuple[str, str]:
+    given = [(broker, address) for broker, address in known.items() if address is not None]
+    given += [] if own is None else [own]
+    if len(given) != 1:
+        options = ", ".join(f"--{broker}" for broker in known)
+        raise ConfigurationError(f"Name one broker: {options}, or --broker.", code="MR-arguments-conflict")
+    return given[0]
 
 
 def _tell_options(name: str) -> None:
@@ -316,9 +321,13 @@ def test(call: Call, name: str) -> None:
         names += [each.name for each in run(connection, reading_ins(call.schema))]
     asyncio.run(_try(row, names))
     if call.json:
-        document({"bridge": name, "reached": True})
+        document({"bridge": name, "reached": row.settings.broker not in _TESTED})
     else:
-        say(f"{row.settings.broker} at {row.settings.address} is reached.")
+        say(_TESTED.get(row.settings.broker, f"{row.settings.broker} at {row.settings.address} is reached."))
+
+
+# Brokers that are not asked anything: there is no request that is no message.
+_TESTED = {"webhook": "Its URL and its options can be used. Nothing was sent, so whether it answers is not known."}
 
 
 def _finding(schema: str, name: str) -> Operation[OutRow | InRow]:

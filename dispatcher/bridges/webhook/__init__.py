@@ -1,0 +1,5 @@
+"""Webhooks: each message is posted to a URL, signed as Standard Webhooks says."""
+
+from dispatcher.bridges.webhook.publisher import WebhookPublisher
+
+__all__ = ["WebhookPublisher"]
