@@ -214,12 +214,13 @@ async def test_keys_that_fail_hold_up_no_other_ones_of_the_batch(receiver: Recei
     async with publishing(receiver.url, pause=pause) as publisher:
         task = asyncio.create_task(publisher.publish([*bad, *good]))
         await eventually_async(lambda: len(receiver.posted) == AT_ONCE + 4 + 3)
-        assert publisher.trouble == f"the receiver answers 500 Internal Server Error (message {bad[0].id})"
+        told = publisher.trouble
+        assert told == f"the receiver answers 500 Internal Server Error (message {bad[0].id})"
         assert b"99" not in receiver.bodies()
         mended.set()
         await task
         assert publisher.trouble is None
-    assert receiver.bodies()[-1] == b"99" or receiver.bodies().count(b"99") == 1
+    assert receiver.bodies().count(b"99") == 1
 
 
 async def test_close_ends_at_once_whatever_is_under_way(receiver: Receiver) -> None:
@@ -463,7 +464,7 @@ def test_options_are_checked_before_anything_is_posted() -> None:
 def test_webhooks_are_at_least_once_out_and_come_in_by_a_server() -> None:
     for wrong in ({"exactly_once": True, "mark_topic": "m"}, {"form": Form(format="plain")}):
         with pytest.raises(ConfigurationError, match="at least once"):
-            OutSettings("webhook", "https://h.example/", **wrong)  # type: ignore[arg-type]  # wrong on purpose
+            OutSettings("webhook", "https://h.example/", **wrong)
     with pytest.raises(ConfigurationError, match="mailroom bridge serve"):
         InSettings("webhook", "https://h.example/", ("t",))
 
