@@ -85,7 +85,7 @@ class WebhookPublisher:
         context = ssl.create_default_context() if self._endpoint.scheme == "https" else None
         # Not through httpx: what connects can be chosen here, and neither proxies nor redirects exist.
         self._pool = httpcore.AsyncConnectionPool(
-            context, max_connections=AT_ONCE, keepalive_expiry=IDLE_S, network_backend=backend
+            context, max_connections=None, keepalive_expiry=IDLE_S, network_backend=backend
         )
         return 0
 
