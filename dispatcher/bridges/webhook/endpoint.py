@@ -17,7 +17,7 @@ PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class WebhookEndpoint:
     """A URL that is posted to, and the secrets that sign; `path` has `{topic}` where the topic stands."""
 
     scheme: str
@@ -40,7 +40,7 @@ class Endpoint:
         return f"{path}?{self.query}" if self.query else path
 
 
-def endpoint_of(bridge: OutBridge) -> Endpoint:
+def endpoint_of(bridge: OutBridge) -> WebhookEndpoint:
     """Return where the bridge posts to. Raises `ConfigurationError`, which shows neither URL nor secrets."""
     options = bridge.options
     own = variables(bridge.name)
@@ -62,7 +62,7 @@ def endpoint_of(bridge: OutBridge) -> Endpoint:
         )
     secret_bytes(secrets)
     port = PORTS[parts.scheme] if parts.port is None else parts.port
-    return Endpoint(
+    return WebhookEndpoint(
         parts.scheme, host, port, parts.path or "/", parts.query, secrets, _says_yes(bridge, options, PRIVATE)
     )
 
