@@ -215,7 +215,7 @@ async def test_keys_that_fail_hold_up_no_other_ones_of_the_batch(receiver: Recei
         task = asyncio.create_task(publisher.publish([*bad, *good]))
         await eventually_async(lambda: len(receiver.posted) == AT_ONCE + 4 + 3)
         told = publisher.trouble
-        assert told == f"the receiver answers 500 Internal Server Error (message {bad[0].id})"
+        assert told in {f"the receiver answers 500 Internal Server Error (message {each.id})" for each in bad}
         assert b"99" not in receiver.bodies()
         mended.set()
         await task

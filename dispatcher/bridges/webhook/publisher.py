@@ -71,7 +71,7 @@ class WebhookPublisher:
 
     @property
     def trouble(self) -> str | None:
-        """What became of the last attempt, of the first key that waits."""
+        """What became of the last attempt of the key that has waited longest."""
         return next(iter(self._troubles.values()), None)
 
     async def open(self) -> int:
