@@ -11,8 +11,15 @@ from mailroom.bridges.publisher import OutBridge, Publisher
 from mailroom.bridges.source import InBridge, RecordSource
 from mailroom.errors import ConfigurationError
 
-PUBLISHERS = {"kafka": "dispatcher.bridges.kafka:KafkaPublisher", "nats": "dispatcher.bridges.nats:NatsPublisher"}
-SOURCES = {"kafka": "dispatcher.bridges.kafka:KafkaSource", "nats": "dispatcher.bridges.nats:NatsSource"}
+PUBLISHERS = {
+    "kafka": "dispatcher.bridges.kafka.publisher:KafkaPublisher",
+    "nats": "dispatcher.bridges.nats.publisher:NatsPublisher",
+    "webhook": "dispatcher.bridges.webhook.publisher:WebhookPublisher",
+}
+SOURCES = {
+    "kafka": "dispatcher.bridges.kafka.source:KafkaSource",
+    "nats": "dispatcher.bridges.nats.source:NatsSource",
+}
 
 
 def publisher_of(row: OutRow, names: Collection[str]) -> Callable[[], Publisher]:

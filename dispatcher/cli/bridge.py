@@ -65,6 +65,7 @@ def bridge() -> None:
 @click.argument("name", metavar="NAME", type=NODE)
 @click.option("--kafka", metavar="HOST:PORT[,...]", help="Publish to Kafka; some of its servers.")
 @click.option("--nats", metavar="URL[,...]", help="Publish to a stream of NATS JetStream; some of its servers.")
+@click.option("--webhook", metavar="URL", help="Post to a URL; {topic} in its path stands for --topic.")
 @click.option(
     "--broker",
     "own",
@@ -124,10 +125,9 @@ def bridge() -> None:
 @answering
 @pass_call
 def out(
-    call: Call, name: str, kafka: str | None, nats: str | None, own: tuple[str, str] | None, topic: str,
-    topics: tuple[str, ...],
-    exactly_once: bool, mark_topic: str | None, format: Format, encode: Encoding, tombstones: bool,
-    on_failure: OnFailure, keep_s: float | None, max_rows: int | None, actor: str, why: str | None,
+    call: Call, name: str, kafka: str | None, nats: str | None, webhook: str | None, own: tuple[str, str] | None,
+    topic: str, topics: tuple[str, ...], exactly_once: bool, mark_topic: str | None, format: Format, encode: Encoding,
+    tombstones: bool, on_failure: OnFailure, keep_s: float | None, max_rows: int | None, actor: str, why: str | None,
 ) -> None:  # fmt: skip
     """Publish messages to a broker, by the bridge NAME; or change that bridge.
 
@@ -141,8 +141,9 @@ def out(
       mailroom bridge out ledger --kafka k1:9092,k2:9092 --topic ledger --exactly-once --encode cbor
       mailroom bridge out cdc --kafka localhost:9092 --format debezium --tombstones --on-failure skip
       mailroom bridge out shop --nats nats://localhost:4222 --topic 'shop.{topic}'
+      mailroom bridge out hooks --webhook https://shop.example/hooks --subscribe order.paid
     """
-    broker, address = _broker(kafka, nats, own)
+    broker, address = _broker(own, kafka=kafka, nats=nats, webhook=webhook)
     form = Form(topic, format, encode, tombstones)
     if exactly_once and mark_topic is None and "{topic}" not in form.topic:
         mark_topic = form.topic
@@ -220,7 +221,7 @@ def into(
       mailroom bridge in cdc --kafka localhost:9092 --from outbox.event.order --as-topic 'cdc.{topic}' --key path:id
       mailroom bridge in shop --nats nats://localhost:4222 --from SHOP
     """
-    broker, address = _broker(kafka, nats, own)
+    broker, address = _broker(own, kafka=kafka, nats=nats)
     topics = tuple(topic.strip() for topic in sources.split(",") if topic.strip())
     settings = InSettings(broker, address, topics, Intake(as_topic, key, decode), start, on_failure)
     with call.connection("bridge in") as connection:
@@ -233,14 +234,13 @@ def into(
     _tell_options(name)
 
 
-def _broker(kafka: str | None, nats: str | None, own: tuple[str, str] | None) -> tuple[str, str]:
-    given = [("kafka", kafka), ("nats", nats), own or ("", None)]
-    named = [(broker, address) for broker, address in given if address is not None]
-    if len(named) != 1:
-        raise ConfigurationError(
-            "Name one broker: --kafka HOST:PORT, --nats URL, or --broker.", code="MR-arguments-conflict"
-        )
-    return named[0]
+def _broker(own: tuple[str, str] | None, **known: str | None) -> tuple[str, str]:
+    given = [(broker, address) for broker, address in known.items() if address is not None]
+    given += [] if own is None else [own]
+    if len(given) != 1:
+        options = ", ".join(f"--{broker}" for broker in known)
+        raise ConfigurationError(f"Name one broker: {options}, or --broker.", code="MR-arguments-conflict")
+    return given[0]
 
 
 def _tell_options(name: str) -> None:
@@ -329,9 +329,13 @@ def test(call: Call, name: str) -> None:
         names += [each.name for each in run(connection, reading_ins(call.schema))]
     asyncio.run(_try(row, names))
     if call.json:
-        document({"bridge": name, "reached": True})
+        document({"bridge": name, "reached": row.settings.broker not in _TESTED})
     else:
-        say(f"{row.settings.broker} at {row.settings.address} is reached.")
+        say(_TESTED.get(row.settings.broker, f"{row.settings.broker} at {row.settings.address} is reached."))
+
+
+# Brokers that are not asked anything: there is no request that is no message.
+_TESTED = {"webhook": "Its URL and its options can be used. Nothing was sent, so whether it answers is not known."}
 
 
 def _finding(schema: str, name: str) -> Operation[OutRow | InRow]:

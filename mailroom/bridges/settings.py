@@ -8,11 +8,12 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from mailroom.bridges.arrival import Intake
 from mailroom.bridges.record import Form
+from mailroom.bridges.webhook_url import stored_url
 from mailroom.errors import ConfigurationError
 
 OnFailure: TypeAlias = Literal["stop", "skip"]
 
-BROKERS = ("kafka", "nats")
+BROKERS = ("kafka", "nats", "webhook")
 # A publisher of a user's own: `module:Class`.
 OWN_BROKER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z", re.ASCII)
 # A user and a password before the host. A broker's address is stored and shown.
@@ -63,7 +64,10 @@ class OutSettings:
     def __post_init__(self) -> None:
         """Check the settings against each other."""
         broker_name(self.broker)
-        address_text(self.address)
+        if self.broker == "webhook":
+            self._check_webhook()
+        else:
+            address_text(self.address)
         if self.on_failure not in get_args(OnFailure):
             raise ConfigurationError("on_failure is stop or skip.", code="MR-bridge-settings")
         if self.exactly_once and self.broker == "nats":
@@ -74,6 +78,14 @@ class OutSettings:
             raise ConfigurationError(
                 "With exactly_once the broker keeps a mark beside the records, under one topic that exists there. This "
                 "bridge publishes to several topics: name one of them (--mark-topic).",
+                code="MR-bridge-settings",
+            )
+
+    def _check_webhook(self) -> None:
+        stored_url(self.address)
+        if self.exactly_once or self.form.format != "cloudevents":
+            raise ConfigurationError(
+                "Webhooks are at least once, and the format is cloudevents: leave out --exactly-once and --format.",
                 code="MR-bridge-settings",
             )
 
@@ -118,6 +130,10 @@ class InSettings:
     def __post_init__(self) -> None:
         """Check all."""
         broker_name(self.broker)
+        if self.broker == "webhook":
+            raise ConfigurationError(
+                "Webhooks are taken in by a server of its own: mailroom bridge serve", code="MR-bridge-settings"
+            )
         address_text(self.address)
         if not self.topics or not all(isinstance(topic, str) and topic for topic in self.topics):
             raise ConfigurationError("Name the topics at the broker that are taken in.", code="MR-bridge-settings")

@@ -7,6 +7,7 @@ import pytest
 from mailroom import subscribe
 from mailroom.bridges.settings import InSettings, OutSettings
 from mailroom.errors import ConfigurationError
+from tests.bridges.webhooks import SECRET
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.node import Node
 
@@ -85,6 +86,11 @@ def test_bridge_in_is_made_shown_and_told_where_to_go_on(node: Node) -> None:
         (("out", "x", "--kafka", "h:1", "--nats", "h:2"), "Name one broker"),
         (("out", "x", "--nats", "nats://u:p@h:1"), "holds no user and no password"),
         (("out", "x", "--nats", "h:1", "--topic", "t", "--exactly-once"), "NATS needs no exactly_once"),
+        (
+            ("out", "x", "--kafka", "h:1", "--webhook", "https://h.example/"),
+            "Name one broker: --kafka, --nats, --webhook",
+        ),
+        (("out", "x", "--webhook", "https://h.example/?t=1"), "MAILROOM_BRIDGE_<NAME>_URL"),
         (("out", "x", "--kafka", "u:p@h:1"), "holds no user and no password"),
         (("out", "x", "--kafka", "h:1", "--topic", "{key}"), "no other braces"),
         (("out", "x", "--kafka", "h:1", "--exactly-once"), "--mark-topic"),
@@ -102,6 +108,16 @@ def test_wrong_words_are_told_in_one_line(node: Node, arguments: tuple[str, ...]
 def test_own_broker_that_cannot_be_imported_is_told(node: Node) -> None:
     done("bridge", "out", "own", "--broker", "nowhere.to.be:Found", "somewhere", dsn=node.dsn)
     assert "cannot be imported (ModuleNotFoundError" in error_of(mailroom("bridge", "test", "own", dsn=node.dsn))
+
+
+def test_bridge_to_a_webhook_is_tested_without_posting(node: Node) -> None:
+    out = ("bridge", "out", "hooks", "--webhook", "https://hooks.invalid/{topic}")
+    assert "publishes to webhook at https://hooks.invalid/{topic}." in done(*out, dsn=node.dsn)
+    test = ("bridge", "test", "hooks")
+    assert "MAILROOM_BRIDGE_HOOKS_UNSIGNED=yes" in error_of(mailroom(*test, dsn=node.dsn))
+    assert "Nothing was sent" in done(*test, dsn=node.dsn, MAILROOM_BRIDGE_HOOKS_SECRETS=SECRET)
+    found = done(*test, "--json", dsn=node.dsn, MAILROOM_BRIDGE_HOOKS_SECRETS=SECRET)
+    assert json.loads(found) == {"bridge": "hooks", "reached": False}
 
 
 def test_settings_are_kept_as_they_were() -> None:

@@ -1,0 +1,1 @@
+"""Webhooks: each message is posted to a URL, signed as Standard Webhooks says."""

@@ -1,0 +1,81 @@
+"""Connects to public addresses only: the address that was checked is the one that is connected to.
+
+The URL of a webhook is often given by a customer, and this process stands inside of a network. Checked before, and
+resolved again by the client, a name could lead to another address the second time (DNS rebinding).
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+
+import httpcore
+
+from mailroom.bridges.publisher import BrokerRefused
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+# IPv6 addresses that lead to an IPv4 address (RFC 6052); it is in the last four bytes.
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of a host, in the order in which the system would try them."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise httpcore.ConnectError(f"its name is not resolved: {error.strerror}") from None
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def is_public(text: str) -> bool:
+    """Return whether an address is one of the internet's; those that stand for an IPv4 address are as that is."""
+    address = ipaddress.ip_address(text)
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if address in NAT64:
+            inner = ipaddress.IPv4Address(address.packed[12:])
+        if address.teredo is not None:
+            return False
+        if inner is not None:
+            return is_public(str(inner))
+    return address.is_global and not address.is_multicast
+
+
+class CheckedBackend(httpcore.AsyncNetworkBackend):
+    """Connects for a pool of `httpcore`; with `may_be_private` to any address."""
+
+    def __init__(self, *, may_be_private: bool, private_option: str, resolve: Resolve = resolve) -> None:
+        self._inner = httpcore.AnyIOBackend()
+        self._may_be_private = may_be_private
+        self._private_option = private_option
+        self._resolve = resolve
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's protocol
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Connect to one of the addresses of the host. Raises `BrokerRefused` if none of them is allowed."""
+        found = await self._resolve(host, port)
+        allowed = found if self._may_be_private else [address for address in found if is_public(address)]
+        if not allowed:
+            raise BrokerRefused(
+                f"the host of the URL has no public address. If it is meant to be within your own network, set "
+                f"{self._private_option}=yes.",
+                code="MR-bridge-options",
+            )
+        each_s = None if timeout is None else timeout / len(allowed)  # the first one may be dead
+        for address in allowed[:-1]:
+            try:
+                return await self._inner.connect_tcp(address, port, each_s, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                continue
+        return await self._inner.connect_tcp(allowed[-1], port, each_s, local_address, socket_options)
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep between attempts of the pool's own, of which there are none."""
+        await self._inner.sleep(seconds)
