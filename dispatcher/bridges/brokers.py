@@ -12,13 +12,13 @@ from mailroom.bridges.source import InBridge, RecordSource
 from mailroom.errors import ConfigurationError
 
 PUBLISHERS = {
-    "kafka": "dispatcher.bridges.kafka.publisher:KafkaPublisher",
-    "nats": "dispatcher.bridges.nats.publisher:NatsPublisher",
-    "webhook": "dispatcher.bridges.webhook.publisher:WebhookPublisher",
+    "kafka": "dispatcher.bridges.kafka:KafkaPublisher",
+    "nats": "dispatcher.bridges.nats:NatsPublisher",
+    "webhook": "dispatcher.bridges.webhook:WebhookPublisher",
 }
 SOURCES = {
-    "kafka": "dispatcher.bridges.kafka.source:KafkaSource",
-    "nats": "dispatcher.bridges.nats.source:NatsSource",
+    "kafka": "dispatcher.bridges.kafka:KafkaSource",
+    "nats": "dispatcher.bridges.nats:NatsSource",
 }
 
 
