@@ -13,8 +13,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from dispatcher.bridges.kafka.publisher import KafkaPublisher
-from dispatcher.bridges.kafka.source import KafkaSource
-from dispatcher.bridges.kafka.source import own_group
+from dispatcher.bridges.kafka.source import KafkaSource, own_group
 from dispatcher.bridges.publishing import Publishing
 from dispatcher.bridges.taking import TakingIn
 from mailroom.bridges.arrival import Arrived
