@@ -20,13 +20,17 @@ STOPS_WITHIN_S = 10  # tests/dispatcher/test_lease.py
 def check_command(words: list[str]) -> dict[str, Any]:
     """Parse a command as `mailroom` would, down to its options; returns those."""
     command: click.Command = root
-    context = click.Context(root)
+    context = click.Context(root, **root.context_settings)
     while isinstance(command, click.Group):
         name, *words = words
         found = command.get_command(context, name)
         assert found is not None, name
         command = found
-    return command.make_context(name, words).params
+        # A command keeps the names of its help option from its first context: without the parents' settings it would
+        # have no -h for every later test of this process.
+        context = click.Context(command, parent=context, info_name=name)
+    assert context.parent is not None
+    return command.make_context(name, words, parent=context.parent).params
 
 
 def test_unit_starts_probes_and_stops_a_dispatcher() -> None:
