@@ -33,6 +33,13 @@ class NotJson(ValueError):
 
 def as_json(value: object) -> str:
     """Return a decoded value as JSON without spaces. Raises `NotJson` for two keys of a map that are the same text."""
+    try:
+        return _PLAIN(value)
+    except (TypeError, ValueError):  # it holds something that JSON does not have
+        return _written(value)
+
+
+def _written(value: object) -> str:
     return _WRITERS[type(value)](value)
 
 
@@ -47,10 +54,10 @@ def of_json(text: str) -> object:
 
 
 def _map(value: dict[Any, object]) -> str:
-    keys = [as_json(key) for key in value]  # text or bytes
+    keys = [_written(key) for key in value]  # text or bytes
     if len({*keys}) < len(keys):
         raise NotJson("two keys of a map are the same text in JSON")
-    return "{" + ",".join([f"{key}:{as_json(item)}" for key, item in zip(keys, value.values(), strict=True)]) + "}"
+    return "{" + ",".join([f"{key}:{_written(item)}" for key, item in zip(keys, value.values(), strict=True)]) + "}"
 
 
 def _float(number: float) -> str:
@@ -59,6 +66,10 @@ def _float(number: float) -> str:
     return '"NaN"' if number != number else '"Infinity"' if number > 0 else '"-Infinity"'
 
 
+# A tenth of the time of the writers below, and the same text for what JSON has. No key is anything but text or bytes,
+# which it refuses; and no value holds itself.
+_PLAIN = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False).encode
+
 # By the exact types that the codec decodes to.
 _WRITERS: dict[type, Callable[[Any], str]] = {
     str: TEXT,
@@ -66,7 +77,7 @@ _WRITERS: dict[type, Callable[[Any], str]] = {
     NoneType: lambda _: "null",
     bool: lambda value: "true" if value else "false",
     float: _float,
-    list: lambda items: "[" + ",".join([as_json(item) for item in items]) + "]",
+    list: lambda items: "[" + ",".join([_written(item) for item in items]) + "]",
     dict: _map,
     Decimal: str,
     bytes: lambda value: f'"{b64encode(value).decode()}"',

@@ -53,6 +53,7 @@ from mailroom.names import shown
 
 Format: TypeAlias = Literal["cloudevents", "debezium", "plain"]
 Encoding: TypeAlias = Literal["json", "cbor"]
+Header: TypeAlias = tuple[str, bytes]
 
 # How each format names the broker's topic, unless a template is given.
 TEMPLATES: Mapping[Format, str] = {
@@ -62,6 +63,7 @@ TEMPLATES: Mapping[Format, str] = {
 }
 TEMPLATE = re.compile(r"(?:[^{}\x00-\x1f\x7f]|\{topic\})+\Z")
 
+VERSION: Header = ("ce_specversion", b"1.0")
 CONTENT_TYPE = "content-type"
 CONTENT_TYPES: Mapping[Encoding, bytes] = {"json": b"application/json", "cbor": b"application/cbor"}
 NAME = re.compile(r"[A-Za-z0-9_.-]+\Z")
@@ -117,7 +119,7 @@ class Record:
     topic: str
     key: bytes | None
     value: bytes | None = field(repr=False)
-    headers: tuple[tuple[str, bytes], ...] = field(repr=False)
+    headers: tuple[Header, ...] = field(repr=False)
     seq: int
     clock: int
     id: UUID
@@ -166,21 +168,18 @@ def record_of(message: Carried, form: Form, sender: Sender) -> Record:
     """
     if message.is_mark:
         raise ValueError("a mark is no message")
-    key = None if message.key == str(message.message_id) else message.key  # it has its id as key: no order
+    id_ = str(message.message_id)
+    key = None if message.key == id_ else message.key.encode()  # it has its id as key: no order
     value = None if form.tombstones and message.event_type == "D" else _value(message, form.encode)
-    headers = [(name, text.encode()) for name, text in _identity(message, form.format, key, sender)]
+    fixed = _fixed(form, sender, message.topic)
+    headers = _identity(message, form.format, id_.encode(), key, fixed)
     if value is not None:
-        headers.append((CONTENT_TYPE, CONTENT_TYPES[form.encode]))
-    headers += [(name, text.encode()) for name, text in _carriage(message, sender)]
+        headers.append(fixed.content_type)
+    headers += _carriage(message, fixed)
+    if message.headers:
+        headers += _own(message.headers)
     return Record(
-        fill(form.topic, message.topic),
-        None if key is None else key.encode(),
-        value,
-        (*headers, *_own(message.headers or {})),
-        message.seq,
-        message.sent_clock,
-        message.message_id,
-        message.stamped_at,
+        fixed.at, key, value, tuple(headers), message.seq, message.sent_clock, message.message_id, message.stamped_at
     )
 
 
@@ -257,43 +256,65 @@ def _unencodable(message: Carried, fault: str, advice: str) -> Unencodable:
     )
 
 
-def _identity(message: Carried, form: Format, key: str | None, sender: Sender) -> list[tuple[str, str]]:
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """What all records of a topic have in common: `at`, the broker's topic, and these headers."""
+
+    at: str
+    source: Header
+    type: Header
+    topic: Header
+    content_type: Header
+    origin: Header
+    link: Header
+
+
+@lru_cache(maxsize=1024)
+def _fixed(form: Form, sender: Sender, topic: str) -> _Fixed:
+    return _Fixed(
+        fill(form.topic, topic),
+        ("ce_source", f"/mailroom/{sender.node}".encode()),
+        ("ce_type", topic.encode()),
+        ("mailroom-topic", topic.encode()),
+        (CONTENT_TYPE, CONTENT_TYPES[form.encode]),
+        ("mailroom-origin", str(sender.node_id).encode()),
+        ("mailroom-link", str(sender.link).encode()),
+    )
+
+
+def _identity(message: Carried, form: Format, id_: bytes, key: bytes | None, fixed: _Fixed) -> list[Header]:
     """Return what says which message it is."""
-    id_, sent_at = str(message.message_id), rfc3339(message.sent_at)
+    sent_at = _moment(message.sent_at)
     if form != "cloudevents":
-        return [
-            ("id" if form == "debezium" else "mailroom-id", id_),
-            ("mailroom-topic", message.topic),
-            ("mailroom-time", sent_at),
-        ]
-    traceparent = (message.headers or {}).get("traceparent")
+        return [("id" if form == "debezium" else "mailroom-id", id_), fixed.topic, ("mailroom-time", sent_at)]
+    traceparent = message.headers and message.headers.get("traceparent")
     return [
-        ("ce_specversion", "1.0"),
+        VERSION,
         ("ce_id", id_),
-        ("ce_source", f"/mailroom/{sender.node}"),
-        ("ce_type", message.topic),
+        fixed.source,
+        fixed.type,
         *(() if key is None else [("ce_subject", key)]),
         ("ce_time", sent_at),
         *(() if key is None else [("ce_partitionkey", key)]),
-        *(() if traceparent is None else [("ce_traceparent", traceparent)]),
-        ("ce_sequence", f"{message.sent_clock:019}"),
+        *(() if traceparent is None else [("ce_traceparent", traceparent.encode())]),
+        ("ce_sequence", b"%019d" % message.sent_clock),
     ]
 
 
-def _carriage(message: Carried, sender: Sender) -> list[tuple[str, str]]:
+def _carriage(message: Carried, fixed: _Fixed) -> list[Header]:
     """Return what only a Mailroom needs."""
     expires = message.expires_at
     return [
-        ("mailroom-kind", f"{message.kind}{message.message_type}{message.event_type or ''}"),
-        ("mailroom-origin", str(sender.node_id)),
-        ("mailroom-link", str(sender.link)),
+        ("mailroom-kind", f"{message.kind}{message.message_type}{message.event_type or ''}".encode()),
+        fixed.origin,
+        fixed.link,
         # Not its seq: a node that was put back in time gives numbers of a link out again, and never clocks.
-        ("mailroom-clock", str(message.sent_clock)),
-        *(() if expires is None else [("mailroom-expires", rfc3339(expires))]),
+        ("mailroom-clock", b"%d" % message.sent_clock),
+        *(() if expires is None else [("mailroom-expires", _moment(expires))]),
     ]
 
 
-def _own(headers: Mapping[str, str]) -> list[tuple[str, bytes]]:
+def _own(headers: Mapping[str, str]) -> list[Header]:
     alone = [(name, text.encode()) for name, text in headers.items() if _stands_alone(name, text)]
     others = {name: text for name, text in headers.items() if not _stands_alone(name, text)}
     return [("mailroom-headers", json.dumps(others, separators=(",", ":")).encode()), *alone] if others else alone
@@ -302,6 +323,11 @@ def _own(headers: Mapping[str, str]) -> list[tuple[str, bytes]]:
 def _stands_alone(name: str, text: str) -> bool:
     # Names and texts that every broker's headers can hold, those of NATS and HTTP too.
     return bool(NAME.match(name)) and not is_reserved(name) and text.isprintable() and text == text.strip()
+
+
+@lru_cache(maxsize=1024)  # all messages of a transaction have the same one
+def _moment(moment: datetime) -> bytes:
+    return rfc3339(moment).encode()
 
 
 def rfc3339(moment: datetime) -> str:

@@ -11,6 +11,7 @@ OURS = frozenset(
         "bootstrap.servers", "enable.idempotence", "acks", "request.required.acks", "message.timeout.ms",
         "delivery.timeout.ms", "enable.gapless.guarantee", "transactional.id", "group.id", "group.instance.id",
         "enable.auto.commit", "auto.offset.reset", "isolation.level", "enable.partition.eof",
+        "delivery.report.only.error",
     }
 )  # fmt: skip
 SECRET = re.compile(r"password|secret|token|(^|\.)key(\.pem)?$")
