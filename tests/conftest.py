@@ -23,7 +23,7 @@ from mailroom.errors import EmbeddedServerError
 from tests.support.databases import Connect, Databases
 from tests.support.node import Node
 from tests.support.postgres import FAST_SETTINGS, Servers, available_majors, remove_with_servers, run_directory
-from tests.support.sampling import beyond_samples
+from tests.support.sampling import beyond_samples, major_of, repeated_on_further_versions
 
 _RUN_DIRECTORY = pytest.StashKey[Path]()
 _MAJORS = pytest.StashKey[list[int]]()
@@ -81,9 +81,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     for item in beyond_samples(items):
         item.add_marker("slow")
-    if config.getoption("beyond_test"):
+    is_beyond_test = config.getoption("beyond_test")
+    if is_beyond_test or len(config.stash[_MAJORS]) > 1:
         default = find_binaries().major
-        left_out = {item for item in items if ("slow" in item.keywords) != (_major_of(item, default) == default)}
+        left_out = {*repeated_on_further_versions(items, default)}
+        if is_beyond_test:
+            left_out |= {item for item in items if ("slow" in item.keywords) != (major_of(item, default) == default)}
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     yield
@@ -95,12 +98,6 @@ def _bound_s(item: pytest.Item) -> float:
     """Return how long a test may take, if that is marked."""
     marker = item.get_closest_marker("timeout")
     return float(marker.args[0]) if marker is not None else 0.0
-
-
-def _major_of(item: pytest.Item, default: int) -> int:
-    """Return the version that a test is to run on; one that needs no server counts as one of the default's."""
-    callspec = getattr(item, "callspec", None)
-    return default if callspec is None else int(callspec.params.get("pg_major", default))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 
 from dispatcher.bridges.tending import BridgeStopped, Tending, Trouble
 from dispatcher.links.at_source.bounds import Position, reading_position
@@ -194,20 +195,22 @@ class TakingIn(Tending):
         return incoming(record, self.row.settings.intake, self._place)
 
     def _batch(self, rows: Sequence[Incoming], times: Sequence[datetime | None]) -> FetchedBatch:
-        now = datetime.now(UTC)
-        columns: dict[str, list[object]] = {name: [] for name in COLUMNS}
-        for seq, (row, at) in enumerate(zip(rows, times, strict=True), self._position.seq + 1):
-            of_the_wire = {
-                "seq": seq, "sent_clock": row.clock or seq, "stamped_at": at or now, "value_json": None,
-                "after_clock": None, "headers": None if row.headers is None else as_json(row.headers),
-                "sent_at": row.sent_at or now,
-            }  # fmt: skip
-            for name, values in columns.items():
-                values.append(of_the_wire[name] if name in of_the_wire else getattr(row, name))
-        return FetchedBatch(len(rows), {**columns, "value": bytea_array([row.value for row in rows])})
+        now, first = datetime.now(UTC), self._position.seq + 1
+        of_the_wire: dict[str, object] = {
+            "seq": [*range(first, first + len(rows))],
+            "sent_clock": [row.clock or seq for seq, row in enumerate(rows, first)],
+            "stamped_at": [at or now for at in times],
+            "sent_at": [row.sent_at or now for row in rows],
+            "headers": [None if row.headers is None else as_json(row.headers) for row in rows],
+            "value": bytea_array([row.value for row in rows]),
+            "value_json": [None] * len(rows),
+            "after_clock": [None] * len(rows),
+        }
+        own = {name: [*map(attrgetter(name), rows)] for name in COLUMNS.keys() - of_the_wire.keys()}
+        return FetchedBatch(len(rows), {**of_the_wire, **own})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Fate:
     """What a record comes to: a `message`, None for a repeat; its `reason` if it is dead; the `mark` that it sets."""
 
@@ -223,7 +226,7 @@ def _marks(fates: Sequence[_Fate]) -> dict[Mark, int]:
 
 def _after(records: Sequence[Arrived]) -> dict[tuple[str, int], BrokerPosition]:
     """Return the positions behind these records."""
+    last = {(each.topic, each.part): each for each in records}
     return {
-        (each.topic, each.part): BrokerPosition(each.topic, each.part, each.offset + 1, each.leader_epoch)
-        for each in records
+        place: BrokerPosition(each.topic, each.part, each.offset + 1, each.leader_epoch) for place, each in last.items()
     }

@@ -108,7 +108,7 @@ class Intake:
         one_of(self.decode, "decode", get_args(Decoding))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, each would take some microseconds more to make
 class Incoming:
     """A message that came from a broker: the columns of it that a row moves with, the value as CBOR.
 
@@ -207,14 +207,18 @@ def _matched(named: Mapping[str, bytes | None], name: str, form: re.Pattern[str]
 
 
 def _id(record: Arrived, named: Mapping[str, bytes | None], place: str) -> UUID:
-    if (given := _matched(named, "mailroom-id", UUID_TEXT, UUID)) is not None:
+    if (given := _matched(named, "mailroom-id", UUID_TEXT, _uuid)) is not None:
         return given
     for name in ("ce_id", "id"):
         text = (named.get(name) or b"").decode(errors="replace")
         if UUID_TEXT.match(text):
-            return UUID(text)
+            return _uuid(text)
     # As JSON: no two places have the same text, whatever characters are in a name.
     return uuid5(MADE_HERE, json.dumps([place, record.topic, record.part, record.offset]))
+
+
+def _uuid(checked: str) -> UUID:
+    return UUID(int=int(checked.replace("-", ""), 16))  # a quarter of the time of UUID(text), which checks it, too
 
 
 def _topic(record: Arrived, named: Mapping[str, bytes | None], as_topic: str | None) -> str:
@@ -229,12 +233,11 @@ def _topic(record: Arrived, named: Mapping[str, bytes | None], as_topic: str | N
 
 
 def _kind(named: Mapping[str, bytes | None]) -> tuple[str, str, str | None]:
-    kind, message_type, event_type = _matched(named, "mailroom-kind", KIND, _letters) or ("M", "U", "")
-    return kind, message_type, event_type or None
+    return _matched(named, "mailroom-kind", KIND, _letters) or ("M", "U", None)
 
 
-def _letters(text: str) -> tuple[str, str, str]:
-    return text[0], text[1], text[2:]
+def _letters(text: str) -> tuple[str, str, str | None]:
+    return text[0], text[1], text[2:] or None
 
 
 @lru_cache(maxsize=256)  # a few nodes write many records
@@ -336,7 +339,7 @@ def _value(raw: bytes | None, named: Mapping[str, bytes | None], decode: Decodin
     if len(raw) > MAX_VALUE_BYTES:
         raise _Unfit(f"its value has {len(raw):,} bytes, and {MAX_VALUE_BYTES:,} are allowed")
     if decode == "auto":
-        decode = _by_type((named.get(CONTENT_TYPE) or b"").decode(errors="replace"))
+        decode = _by_type(named.get(CONTENT_TYPE) or b"")
     try:
         if decode == "cbor":
             return codec.read_item(raw), raw
@@ -353,8 +356,9 @@ def _value(raw: bytes | None, named: Mapping[str, bytes | None], decode: Decodin
         raise _Unfit(f"its value cannot be read, {fault}") from None
 
 
-def _by_type(content_type: str) -> Decoding:
-    kind = content_type.partition(";")[0].strip().lower()
+@lru_cache(maxsize=256)  # there are a few, in many records
+def _by_type(content_type: bytes) -> Decoding:
+    kind = content_type.decode(errors="replace").partition(";")[0].strip().lower()
     if JSON_TYPE.match(kind):
         return "json"
     if CBOR_TYPE.match(kind):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mailroom.embedded import find_binaries
+from tests.support.postgres import available_majors
 from tests.support.sampling import drawn
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +36,23 @@ def test_make_test_and_the_rest_of_make_check_are_all_tests_and_each_once() -> N
     tested, beyond = collected(*chosen, "-m", "not slow"), collected(*chosen, "--beyond-test")
     assert len(tested) < len(every) / 2
     assert Counter(every) == Counter(tested) + Counter(beyond)
+
+
+@pytest.mark.slow
+def test_further_versions_run_the_first_case_of_each_test_unless_every_case_counts() -> None:
+    default, majors = find_binaries().major, available_majors()
+    if majors == [default]:
+        pytest.skip("a second PostgreSQL is needed")
+    chosen = ["tests/sql/test_plans.py", "tests/sql/test_transaction.py"]
+    every = Counter(each.partition("[")[0] for each in collected(*chosen, "--pg", str(default)))
+    on_all = collected(*chosen, "--pg", "all")
+    for major in majors:
+        found = Counter(each.partition("[")[0] for each in on_all if f"pg{major}" in each)
+        plans = "tests/sql/test_plans.py::test_hot_statement_reads_large_tables_by_their_indexes_only"
+        assert found[plans] == every[plans] > 1
+        assert found.keys() <= every.keys()
+        if major != default:
+            assert {*(found - Counter({plans: every[plans]})).values()} == {1}
 
 
 def collected(*arguments: str) -> list[str]:

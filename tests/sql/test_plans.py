@@ -43,6 +43,7 @@ def generic_plan(connection: psycopg.Connection[Any], statement: Sql, names: Map
     return list(nodes(row[0][0]["Plan"]))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", READ_LARGE_TABLES)
 def test_hot_statement_reads_large_tables_by_their_indexes_only(connect: Connect, name: str) -> None:
     hot = HOT[name]

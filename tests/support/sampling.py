@@ -1,6 +1,9 @@
 """Tests of many cases: `make test` runs a sample of them, and `make check` runs all.
 
 A test marked `sample(n)`, or whose module is, says the same in each of its cases, over drivers, sizes or examples.
+
+On a further version of PostgreSQL each test runs its first case: what differs there are the server's statements, and
+not drivers or examples. A test marked `every_case` has other statements, or other plans, in its cases: all of them run.
 """
 
 import random
@@ -18,6 +21,21 @@ def beyond_samples(items: Iterable[pytest.Item]) -> list[pytest.Item]:
             callspec = getattr(item, "callspec", None)
             tests[_test_of(item), callspec and callspec.params.get("pg_major")].append(item)
     return [case for cases in tests.values() for case in _beyond(cases)]
+
+
+def repeated_on_further_versions(items: Iterable[pytest.Item], default: int) -> list[pytest.Item]:
+    """Return the cases that are left out on versions that are not the `default`: of each test all but the first."""
+    tests: dict[Hashable, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if (major := major_of(item, default)) != default and not item.get_closest_marker("every_case"):
+            tests[_test_of(item), major].append(item)
+    return [case for cases in tests.values() for case in sorted(cases, key=_position)[1:]]
+
+
+def major_of(item: pytest.Item, default: int) -> int:
+    """Return the version that a test is to run on; one that needs no server counts as one of the default's."""
+    callspec = getattr(item, "callspec", None)
+    return default if callspec is None else int(callspec.params.get("pg_major", default))
 
 
 def _beyond(cases: Sequence[pytest.Item]) -> list[pytest.Item]:

@@ -125,6 +125,7 @@ STATEMENTS = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statement_is_told(watcher: Watcher, name: str) -> None:
