@@ -11,12 +11,14 @@ from uuid import UUID, uuid4
 import nats as nats_client
 import pytest
 from nats.js import JetStreamContext
-from nats.js.api import RawStreamMsg
+from nats.js.api import ConsumerConfig, DeliverPolicy, RawStreamMsg
 
 from dispatcher.bridges import tending
 from dispatcher.bridges.nats import publisher as nats_publisher
+from dispatcher.bridges.nats import reader as nats_reader
 from dispatcher.bridges.nats.options import client_options, hiding
 from dispatcher.bridges.nats.publisher import NatsPublisher
+from dispatcher.bridges.nats.reader import ConsumerLost, StreamReader
 from mailroom import codec, subscribe
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.publisher import Fenced, OutBridge, RecordRefused
@@ -30,7 +32,7 @@ from tests.support.command import error_of, mailroom
 from tests.support.nats import Nats
 from tests.support.node import Node
 from tests.support.processes import ServerProcess
-from tests.support.waiting import eventually_async
+from tests.support.waiting import WITHIN_S, eventually_async
 
 pytestmark = pytest.mark.one_version
 
@@ -327,3 +329,30 @@ def test_options_are_those_of_the_client_and_what_is_secret_is_hidden() -> None:
     assert hiding(given, "login hunter2 of me") == "login *** of me"
     with pytest.raises(ConfigurationError, match="files of TLS"):
         client_options("x", {"tls_ca": "/nowhere/ca.pem"})
+
+
+async def test_consumer_that_the_server_has_forgotten_is_noticed_though_the_server_says_nothing(
+    nats: Nats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create(nats, "forgotten")
+    client = await nats_client.connect(nats.url)
+    try:
+        js = client.jetstream()
+        reader = StreamReader(client, js, "forgotten")
+        await reader.open(ConsumerConfig(deliver_policy=DeliverPolicy.ALL))
+        while not await reader.read(0.05):
+            if reader._left <= 0:  # nothing is asked for just now: so nobody is told of the end
+                break
+        [consumer] = await js.consumers_info("forgotten")
+        await js.delete_consumer("forgotten", consumer.name)
+        await js.publish("forgotten.one", b"1")
+        monkeypatch.setattr(nats_reader, "SLACK_S", 0.1)
+
+        async def until_lost() -> None:
+            while True:
+                assert not await reader.read(0.05)
+
+        with pytest.raises(ConsumerLost):
+            await asyncio.wait_for(until_lost(), WITHIN_S)
+    finally:
+        await client.close()

@@ -52,7 +52,9 @@ class StreamReader:
         """Return the next records, or none if none came in time. Raises `ConsumerLost`, and what the client does."""
         if self._subscription is None:
             raise ConsumerLost
-        if self._left <= 0 or time.monotonic() > self._until:
+        # Each request is answered, by records or by its end. One to a consumer that is gone is not: the server is silent.
+        is_overdue = self._left > 0 and time.monotonic() > self._until
+        if self._left <= 0:
             self._left = max(1, min(ROWS, MAX_BYTES // self._client.max_payload))
             self._until = time.monotonic() + wait_s + SLACK_S
             request = {"batch": self._left, "expires": int(wait_s * 1e9)}
@@ -60,8 +62,10 @@ class StreamReader:
         found: list[Msg] = []
         while self._left > 0:
             try:
-                message = await self._subscription.next_msg(GATHER_S if found else wait_s)
+                message = await self._subscription.next_msg(GATHER_S if found or is_overdue else wait_s)
             except TimeoutError:
+                if is_overdue and not found:
+                    raise ConsumerLost from None
                 break
             if not message.reply.startswith("$JS.ACK."):
                 self._left = 0
