@@ -215,6 +215,57 @@ async def test_stream_that_is_not_there_is_told_and_a_record_too_large_can_be_le
     assert "the subjects other.> belong to several streams (second, third)" in told
 
 
+async def test_several_streams_are_read_each_from_its_own_position(node: Node, nats: Nats) -> None:
+    streams = ("left", "right")
+    for stream in streams:
+        await create(nats, stream)
+    node.inbox("orders")
+
+    def read(*streams: str) -> None:
+        with node.connection.transaction():
+            Bridges().into(node.connection, "in", InSettings("nats", nats.url, streams), actor="test")
+
+    async def write(first: int, count: int) -> None:
+        async with jetstream(nats) as js:
+            for n in range(first, first + count):
+                for stream in streams:
+                    await js.publish(f"{stream}.x", str(n).encode())
+
+    def got(stream: str) -> list[object]:
+        rows = node.rows("SELECT value FROM mailroom.inbox WHERE topic = %s ORDER BY clock", f"{stream}.x")
+        return [codec.decode(value) for (value,) in rows]
+
+    read("left")
+    with node.connection.transaction():
+        subscribe(node.connection, "orders", "#", origin="in")
+    await write(0, 3)
+    async with tended(node) as lane:
+        await lane.follow_until(lambda: len(got("left")) == 3)
+        assert got("right") == []
+        read(*streams)
+        await lane.follow_until(lambda: len(got("right")) == 3)
+        nats.kill()
+        nats.start()
+        await write(3, 100)
+        await eventually_async(lambda: [len(got(stream)) for stream in streams] == [103, 103])
+        # What is read again has the ids that it had when the bridge read that stream alone.
+        with node.connection.transaction():
+            Bridges().resume(node.connection, "in", at=BrokerPosition("left", 0, 1), actor="me")
+        await lane.follow_until(lambda: len(got("left")) == 206)
+        async with jetstream(nats) as js:
+            await js.purge_stream("left")
+            await js.publish("left.x", b"0")
+        with node.connection.transaction():
+            Bridges().resume(node.connection, "in", at=BrokerPosition("left", 0, 50), actor="me")
+        await lane.follow_until(lambda: in_state(node).state == "stopped")
+    assert "resume in --at left/0=104" in (in_state(node).why or "")  # also once it has ended
+    assert got("left") == [*range(103)] * 2
+    assert got("right") == [*range(103)]
+    ids = [count for (count,) in node.rows("SELECT count(*) FROM mailroom.inbox GROUP BY message_id")]
+    assert sorted(ids) == [1] * 103 + [2] * 103
+    assert {(each.topic, each.next) for each in in_state(node).positions} == {("left", 50), ("right", 104)}
+
+
 async def test_position_that_was_purged_or_whose_stream_is_a_new_one_stops_the_bridge(node: Node, nats: Nats) -> None:
     await create(nats, "purged")
     bridged(node, nats, "purged")
