@@ -188,6 +188,12 @@ async def test_record_that_the_server_drops_for_the_id_of_another_one_is_told(na
                 await publisher.publish([record(8, subject, bridge)])
         with pytest.raises(RecordRefused, match="subject elsewhere does not belong to the stream twice"):
             await publisher.publish([record(8, "elsewhere", bridge)])
+        # A stream that has this subject, and ends where the bridge's own does.
+        await create(nats, "another")
+        async with jetstream(nats) as js:
+            await js.publish("another.x", b"foreign")
+        with pytest.raises(RecordRefused, match=r"subject another\.x does not belong to the stream twice"):
+            await publisher.publish([record(8, "another.x", bridge)])
         await publisher.publish([record(8, "twice.x", bridge)])
     finally:
         await publisher.close()
