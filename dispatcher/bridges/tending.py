@@ -165,7 +165,9 @@ class Tending(ABC):
         return backoff.pause_s(self._failures, LONGEST_STOP_S if trouble is None else LONGEST_PAUSE_S)
 
     async def _note(self, trouble: Trouble | None, why: str, for_s: float) -> None:
-        if self._told != why and not self._stopping.is_set():
+        if self._stopping.is_set():
+            return  # what is given up at the end is no trouble, and would take the place of what is
+        if self._told != why:
             level = logging.ERROR if trouble is None else logging.WARNING
             log.log(level, "bridges: %s is not %s: %s", self._name, self.verb, why)
             self._told = why

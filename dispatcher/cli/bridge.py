@@ -162,7 +162,7 @@ def out(
 @bridge.command("in")
 @click.argument("name", metavar="NAME", type=NODE)
 @click.option("--kafka", metavar="HOST:PORT[,...]", help="Take in from Kafka; some of its servers.")
-@click.option("--nats", metavar="URL[,...]", help="Take in from a stream of NATS JetStream; some of its servers.")
+@click.option("--nats", metavar="URL[,...]", help="Take in from streams of NATS JetStream; some of its servers.")
 @click.option(
     "--broker",
     "own",
@@ -171,7 +171,7 @@ def out(
     help="Take in from another broker, by a class of your own that is a RecordSource.",
 )
 @click.option(
-    "--from", "sources", metavar="TOPIC[,...]", required=True, help="The topics at the broker; at NATS a stream."
+    "--from", "sources", metavar="TOPIC[,...]", required=True, help="The topics at the broker; at NATS streams."
 )
 @click.option(
     "--as-topic",

@@ -205,7 +205,7 @@ DELIVER_FULL = Sql(
     link_bells="""
           UNION ALL SELECT {link_channel}, {transit_key} FROM departed""",
     of_links=", (SELECT coalesce(sum(rows), 0)::bigint FROM departed), {is_wanted}",
-    nor=", nor do readers that are not allowed the topic by its name (mailroom link allow)",
+    nor=", nor do readers and bridges without the topic by its name (mailroom link allow, mailroom bridge out)",
     is_wanted=IS_WANTED,
     link_channel=LINK_CHANNEL,
     transit_key=TRANSIT_KEY,

@@ -33,12 +33,13 @@ LINKS = Sql(
 SELECT l.number, l.name, l.acked, least(coalesce(t.seq, 0), l.acked, coalesce((
            SELECT max(a.seq) FROM unnest(l.acks, l.acked_at) AS a (seq, at)
            WHERE a.at <= clock_timestamp() - l.keep_s * interval '1 second'), 0)),
-       l.state = 'cut', l.state = 'open' AND coalesce(t.seq - l.acked > l.max_rows, false), coalesce(t.seq, 0)
+       l.state = 'cut', l.state = 'open' AND coalesce(t.seq - l.acked > l.max_rows, false), coalesce(t.seq, 0),
+       EXISTS (SELECT FROM {schema}.bridge_out AS b WHERE b.link = l.number)
 FROM {schema}.link AS l LEFT JOIN LATERAL (
     SELECT seq FROM {schema}.transit WHERE link = l.number ORDER BY seq DESC LIMIT 1) AS t ON true
 ORDER BY l.number
 """,
-    columns=("bigint", "text", "bigint", "bigint", "boolean", "boolean", "bigint"),
+    columns=("bigint", "text", "bigint", "bigint", "boolean", "boolean", "bigint", "boolean"),
 )
 # For each link, what it has acknowledged by now; recorded at most `parts` times within the time for which it is kept.
 # Of older records only the newest counts. If the server's clock was set back, a time in the future becomes now. A
@@ -103,6 +104,7 @@ class Kept:
     is_cut: bool
     is_full: bool
     newest: int
+    is_bridge: bool
 
 
 ORIGINS = Sql(
@@ -202,11 +204,13 @@ class Trim:
         if not rows:
             return False
         why = f"more than {rows[0][0]} rows waited for it"
-        yield from auditing(self._schema, "link cut", [(None, link.name, link.newest - link.acked)], DISPATCHER, why)
+        what, act, again = ("bridge", "publish", "out") if link.is_bridge else ("link", "let it in", "allow")
+        waiting = link.newest - link.acked
+        yield from auditing(self._schema, f"{what} cut", [(None, link.name, waiting)], DISPATCHER, why)
         log.error(
-            "the link to %s is cut: %s. To let it in again, without what was meant for it: mailroom link remove %s, "
-            "then mailroom link allow %s",
-            link.name, why, link.name, link.name,
+            "the %s to %s is cut: %s. To %s again, without what was meant for it: mailroom %s remove %s, then mailroom "
+            "%s %s %s",
+            what, link.name, why, act, what, link.name, what, again, link.name,
         )  # fmt: skip
         return True
 

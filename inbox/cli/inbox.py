@@ -227,9 +227,9 @@ def create(
             connection.commit()
             bar.show(*[min(first + AT_ONCE, len(names))] * 2)
         made = {each["name"]: each for each in run(connection, _listing(call.schema))}
-        known = run(connection, _knowing(call.schema, origin))
+        known, is_told = run(connection, _knowing(call.schema, origin))
     named = [made[name] for name in dict.fromkeys(names)]
-    if known:
+    if is_told:
         for each in named:
             _wait(call, each["name"], topics, origin, timeout_s if waits else None)
     if call.json:
@@ -269,8 +269,8 @@ def subscribe(call: Call, name: str, topics: tuple[str, ...], origin: str, waits
     """
     with call.connection("inbox subscribe") as connection:
         new = subscribe_inbox(connection, name, topics, schema=call.schema, origin=origin)
-        known = run(connection, _knowing(call.schema, origin))
-    if known:
+        known, is_told = run(connection, _knowing(call.schema, origin))
+    if is_told:
         _wait(call, name, topics, origin, timeout_s if waits else None)
     if call.json:
         document({"inbox": name, "schema": call.schema, "subscribed": new, "origin": origin})
@@ -477,18 +477,28 @@ def _wait(call: Call, name: str, topics: tuple[str, ...], origin: str, timeout_s
 
 
 def _note_unknown(origin: str) -> None:
-    note(f"This node does not read {origin} yet: mailroom link add {origin}")
+    note(
+        f"This node does not read {origin} yet: mailroom link add {origin}, or mailroom bridge in {origin} if it is to "
+        "be a bridge"
+    )
 
 
-KNOWN = Sql("SELECT EXISTS (SELECT FROM {schema}.origin WHERE name = %(name)s::text)", columns=("boolean",))
+KNOWN = Sql(
+    """
+SELECT EXISTS (SELECT FROM {schema}.bridge_in AS b WHERE b.origin = o.number) FROM {schema}.origin AS o
+WHERE o.name = %(name)s::text
+""",
+    columns=("boolean",),
+)
 
 
-def _knowing(schema: str, origin: str) -> Operation[bool]:
-    """Return whether messages of `origin` can come here."""
+def _knowing(schema: str, origin: str) -> Operation[tuple[bool, bool]]:
+    """Return whether messages of `origin` can come here, and whether it is told what inboxes subscribe to."""
     if origin in (OWN, ALL):
-        return True
-    [(known,)] = yield KNOWN.at(schema=schema)(name=origin)
-    return bool(known)
+        return True, True
+    rows = yield KNOWN.at(schema=schema)(name=origin)
+    # A broker is told nothing: a bridge reads its topics whoever subscribes.
+    return (True, not rows[0][0]) if rows else (False, False)
 
 
 LIST = Sql(

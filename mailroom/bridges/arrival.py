@@ -66,7 +66,8 @@ class Arrived:
     """A record as it lies at the broker: at `offset` of a `part` of its `topic`, since `at` (aware) if known.
 
     `leader_epoch` is that of the partition's leader when it was written, where the broker has such epochs. `subject` is
-    given where the broker calls a record's topic so, and `topic` is only the log in which it lies.
+    given where the broker calls a record's topic so, and `topic` is only the log in which it lies. `place` is given
+    where the log has a name that no other one has, and the cluster has none.
     """
 
     topic: str
@@ -78,6 +79,7 @@ class Arrived:
     at: datetime | None
     leader_epoch: int | None = None
     subject: str | None = None
+    place: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ class Incoming:
 
 def incoming(record: Arrived, how: Intake, place: str) -> Incoming:
     """Return the message that a record is; `place` names the cluster. Raises `Undecodable`, and nothing else."""
+    place = record.place or place
     try:
         return _incoming(record, how, place)
     except _Unfit as fault:
@@ -142,6 +145,7 @@ def incoming(record: Arrived, how: Intake, place: str) -> Incoming:
 
 def undecoded(record: Arrived, place: str) -> Incoming:
     """Return what is kept of a record that is no message: its value as bytes, under its topic if that can be one."""
+    place = record.place or place
     raw = record.value if record.value is not None and len(record.value) <= MAX_VALUE_BYTES - 16 else None
     message_id = uuid5(MADE_HERE, json.dumps([place, record.topic, record.part, record.offset]))
     named = record.subject or record.topic

@@ -85,7 +85,7 @@ class _Operations:
             raise ConfigurationError(
                 f"{name} is a bridge into this node, for which nothing is stamped.", code="MR-bridge-settings"
             )
-        return (yield from cutting(self.schema, name, actor=actor, why=why, dry_run=dry_run))
+        return (yield from cutting(self.schema, name, actor=actor, why=why, dry_run=dry_run, act="bridge cut"))
 
     def _resume(
         self, name: str, *, actor: str, at: BrokerPosition | None = None, why: str | None = None
@@ -115,7 +115,9 @@ class _Operations:
         if rows := (yield from reading_ins(self.schema, name)):
             yield from removing_in(self.schema, rows[0], actor=actor, why=why, dry_run=dry_run)
             return 0
-        return (yield from removing_reader(self.schema, name, actor=actor, why=why, dry_run=dry_run))
+        return (
+            yield from removing_reader(self.schema, name, actor=actor, why=why, dry_run=dry_run, act="bridge remove")
+        )
 
     def _begin(self, name: str, actor: str, why: str | None) -> Operation[None]:
         check_actor(actor, why)

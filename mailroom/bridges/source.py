@@ -58,7 +58,7 @@ class RecordSource(Protocol):
     """Reads the records of one bridge, in the order of each partition. Its class is called with an `InBridge`."""
 
     async def open(self) -> str:
-        """Connect; return a name of the cluster that no other one has."""
+        """Connect; return a name of the cluster that no other one has, unless each record says its `place`."""
         ...
 
     async def begin(self, known: Sequence[BrokerPosition]) -> Sequence[BrokerPosition]:

@@ -16,7 +16,7 @@ from mailroom.registry.subscriptions import Topics, topic_texts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.checks import checking
 from mailroom.sql.methods import on_async_connection, on_connection
-from mailroom.sql.operation import IN_TRANSACTION, Operation
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 Side: TypeAlias = Literal["reader", "source"]
 
@@ -31,6 +31,17 @@ class Removed:
     name: str
     side: Side
     given_up: int
+
+
+BRIDGE = Sql(
+    """
+SELECT EXISTS (SELECT FROM {schema}.link AS l JOIN {schema}.bridge_out AS b ON b.link = l.number
+               WHERE l.name = %(name)s::text)
+    OR EXISTS (SELECT FROM {schema}.origin AS o JOIN {schema}.bridge_in AS b ON b.origin = o.number
+               WHERE o.name = %(name)s::text)
+""",
+    columns=("boolean",),
+)
 
 
 class _Operations:
@@ -122,6 +133,7 @@ class _Operations:
         check_actor(actor, why)
         node_name(name)
         yield IN_TRANSACTION
+        yield from self._no_bridge(name, "remove")
         found = yield from self._side(name, side)
         if found == "reader":
             given_up = yield from removing_reader(self.schema, name, actor=actor, why=why, dry_run=dry_run)
@@ -165,6 +177,7 @@ class _Operations:
         A cut link cannot go on: remove it, and allow the reader again. The dispatcher deletes the rows.
         """
         yield from self._begin(actor, why)
+        yield from self._no_bridge(reader, "cut")
         return (yield from cutting(self.schema, node_name(reader), actor=actor, why=why, dry_run=dry_run))
 
     def _resume(
@@ -176,6 +189,7 @@ class _Operations:
         for a source that is excluded.
         """
         yield from self._begin(actor, why)
+        yield from self._no_bridge(source, "resume")
         return (yield from resuming(self.schema, node_name(source), at, actor=actor, why=why, dry_run=dry_run))
 
     def _resume_order(self, *, actor: str, why: str | None = None) -> Operation[bool]:
@@ -196,6 +210,7 @@ class _Operations:
         """
         name, limit = node_name(source), count_or_all(limit, "limit")
         yield from checking(self.schema)
+        yield from self._no_bridge(name)
         return (yield from reporting(self.schema, name, limit))
 
     def _moved(self, name: str, *, actor: str, why: str | None = None) -> Operation[LinkMoved]:
@@ -204,7 +219,15 @@ class _Operations:
         Also for a node that takes the place of a reader, and for an old primary that is to be the source again.
         """
         yield from self._begin(actor, why)
+        yield from self._no_bridge(name)
         return (yield from moving(self.schema, node_name(name), actor=actor, why=why))
+
+    def _no_bridge(self, name: str, act: str | None = None) -> Operation[None]:
+        """Raise `UnknownLink` if `name` is a bridge, for which `act` is a command of its own."""
+        [(is_bridge,)] = yield BRIDGE.at(schema=self.schema)(name=node_name(name))
+        if is_bridge:
+            command = "mailroom bridge status" if act is None else f"mailroom bridge {act} {name}"
+            raise UnknownLink(f"{name} is a bridge to a broker, and no link to a node. See: {command}")
 
     def _begin(self, actor: str, why: str | None) -> Operation[None]:
         check_actor(actor, why)

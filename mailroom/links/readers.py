@@ -132,7 +132,9 @@ DELETE FROM {schema}.link WHERE number = %(link)s::bigint
 )
 
 
-def removing_reader(schema: str, reader: str, *, actor: str, why: str | None, dry_run: bool) -> Operation[int]:
+def removing_reader(
+    schema: str, reader: str, *, actor: str, why: str | None, dry_run: bool, act: str = "link remove"
+) -> Operation[int]:
     """Let a node read no longer, and delete what waits for it; return how many rows it had not acknowledged."""
     check_actor(actor, why)
     yield IN_TRANSACTION
@@ -150,5 +152,5 @@ def removing_reader(schema: str, reader: str, *, actor: str, why: str | None, dr
         yield LINK.at(schema=schema)(link=link)
         yield ROWS.at(schema=schema)(link=link)
         yield from settling(schema)
-        yield from auditing(schema, "link remove", [(None, reader, waiting)], actor, why)
+        yield from auditing(schema, act, [(None, reader, waiting)], actor, why)
     return int(waiting)

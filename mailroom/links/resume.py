@@ -250,7 +250,9 @@ WHERE l.name = %(name)s::text FOR NO KEY UPDATE OF l
 CUT = Sql("UPDATE {schema}.link SET state = 'cut' WHERE number = %(link)s::bigint")
 
 
-def cutting(schema: str, name: str, *, actor: str, why: str | None = None, dry_run: bool = False) -> Operation[int]:
+def cutting(
+    schema: str, name: str, *, actor: str, why: str | None = None, dry_run: bool = False, act: str = "link cut"
+) -> Operation[int]:
     """Stamp nothing more for this reader, and give up what waits for it; return how many rows that are.
 
     Only `mailroom link remove` and `mailroom link allow` let it in again, with what is stamped from then on. The rows
@@ -264,5 +266,5 @@ def cutting(schema: str, name: str, *, actor: str, why: str | None = None, dry_r
     [(link, waiting, state)] = rows
     if not dry_run and state != "cut":
         yield CUT.at(schema=schema)(link=link)
-        yield from auditing(schema, "link cut", [(None, name, waiting)], actor, why)
+        yield from auditing(schema, act, [(None, name, waiting)], actor, why)
     return max(0, int(waiting))

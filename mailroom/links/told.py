@@ -87,7 +87,10 @@ def waiting_told(
 def _check(inbox: str, each: _Untold) -> None:
     """Raise what no waiting mends."""
     if each.source is None:
-        raise UnknownLink(f"This node does not read {each.origin} yet: mailroom link add {each.origin}")
+        raise UnknownLink(
+            f"This node does not read {each.origin} yet: mailroom link add {each.origin}, or mailroom bridge in "
+            f"{each.origin} if it is to be a bridge"
+        )
     if each.is_own:
         raise NotSubscribed(
             f"This transaction has subscribed inbox {inbox} to {each.topic}. Commit it before you wait: nobody else "

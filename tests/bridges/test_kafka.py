@@ -238,6 +238,12 @@ def test_options_come_from_the_environment_and_what_is_secret_is_never_shown(tmp
     assert found == {"sasl_username": "me", "sasl_password": "hunter2"}
     options = client_options("eu", found)
     assert options == {"sasl.username": "me", "sasl.password": "hunter2"}
+    file.write_text("log__level = 6\n")
+    environment = {"MAILROOM_BRIDGE_EU_FILE": str(file), "MAILROOM_BRIDGE_EU_LOG__LEVEL": "7"}
+    assert reading_options("eu", ["eu"], environment | {"MAILROOM_BRIDGE_EU_LOG_QUEUE": "1"}) == {
+        "log__level": "7", "log_queue": "1",
+    }  # fmt: skip
+    assert client_options("eu", {"log__level": "7", "log_queue": "1"}) == {"log_level": "7", "log.queue": "1"}
     assert hiding(options, "login hunter2 of me") == "login *** of me"
 
 

@@ -6,14 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import nats as nats_client
 import pytest
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy, RawStreamMsg
 
-from dispatcher.bridges import tending
 from dispatcher.bridges.nats import publisher as nats_publisher
 from dispatcher.bridges.nats import reader as nats_reader
 from dispatcher.bridges.nats.options import client_options, hiding
@@ -21,17 +20,17 @@ from dispatcher.bridges.nats.publisher import NatsPublisher
 from dispatcher.bridges.nats.reader import ConsumerLost, StreamReader
 from mailroom import codec, subscribe
 from mailroom.bridges.bridges import Bridges
-from mailroom.bridges.publisher import Fenced, OutBridge, RecordRefused
-from mailroom.bridges.record import Form, Record
+from mailroom.bridges.publisher import Fenced, RecordRefused
+from mailroom.bridges.record import Form
 from mailroom.bridges.settings import InSettings, OnFailure, OutSettings
 from mailroom.bridges.source import BrokerPosition
 from mailroom.errors import ConfigurationError
 from outbox import Outbox, Outgoing
+from tests.bridges.nats_records import a_bridge, quicken, record
 from tests.bridges.tended import in_state, out_state, tended
 from tests.support.command import error_of, mailroom
 from tests.support.nats import Nats
 from tests.support.node import Node
-from tests.support.processes import ServerProcess
 from tests.support.waiting import WITHIN_S, eventually_async
 
 pytestmark = pytest.mark.one_version
@@ -43,10 +42,7 @@ ODD_KEY = "köy %41\r\nNats-Rollup: all "
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Note trouble at once, and try again soon."""
-    for name, seconds in (("PATIENCE_S", 0.05), ("LONGEST_PAUSE_S", 0.1), ("LONGEST_STOP_S", 0.3), ("LEASE_S", 0.1)):
-        monkeypatch.setattr(tending, name, seconds)
-    monkeypatch.setattr("dispatcher.bridges.taking.WAIT_S", 0.04)
-    monkeypatch.setattr("dispatcher.bridges.nats.client.RECONNECT_S", 0.05)
+    quicken(monkeypatch)
 
 
 @asynccontextmanager
@@ -100,23 +96,6 @@ async def log(nats: Nats, stream: str) -> list[RawStreamMsg]:
         return [await js.get_msg(stream, seq) for seq in range(max(1, state.first_seq), state.last_seq + 1)]
 
 
-def record(n: int, subject: str, bridge: OutBridge) -> Record:
-    """Return a record of the bridge with the clock `n`."""
-    headers = {
-        "ce_id": UUID(int=n),
-        "mailroom-origin": bridge.node_id,
-        "mailroom-link": bridge.link,
-        "mailroom-clock": n,
-    }
-    given = tuple((name, str(value).encode()) for name, value in headers.items())
-    return Record(subject, None, str(n).encode(), given, n, n, UUID(int=n), datetime.now(UTC))
-
-
-def a_bridge(nats: Nats, stream: str) -> OutBridge:
-    """Return a bridge of no node."""
-    return OutBridge("out", 1, uuid4(), "here", OutSettings("nats", nats.url, Form(f"{stream}.x")))
-
-
 async def test_messages_come_through_once_and_in_order_also_while_the_server_dies(node: Node, nats: Nats) -> None:
     await create(nats, "through")
     bridged(node, nats, "through")
@@ -168,7 +147,7 @@ async def test_zombie_is_fenced_and_others_who_write_there_are_not_taken_for_one
     nats: Nats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create(nats, "fenced")
-    bridge = a_bridge(nats, "fenced")
+    bridge = a_bridge(nats.url, "fenced")
     zombie, next_one, last_one = (NatsPublisher(bridge) for _ in range(3))
     try:
         assert await zombie.open() == 0
@@ -198,7 +177,7 @@ async def test_zombie_is_fenced_and_others_who_write_there_are_not_taken_for_one
 
 async def test_record_that_the_server_drops_for_the_id_of_another_one_is_told(nats: Nats) -> None:
     await create(nats, "twice")
-    bridge = a_bridge(nats, "twice")
+    bridge = a_bridge(nats.url, "twice")
     publisher = NatsPublisher(bridge)
     try:
         async with jetstream(nats) as js:
@@ -211,6 +190,12 @@ async def test_record_that_the_server_drops_for_the_id_of_another_one_is_told(na
                 await publisher.publish([record(8, subject, bridge)])
         with pytest.raises(RecordRefused, match="subject elsewhere does not belong to the stream twice"):
             await publisher.publish([record(8, "elsewhere", bridge)])
+        # A stream that has this subject, and ends where the bridge's own does.
+        await create(nats, "another")
+        async with jetstream(nats) as js:
+            await js.publish("another.x", b"foreign")
+        with pytest.raises(RecordRefused, match=r"subject another\.x does not belong to the stream twice"):
+            await publisher.publish([record(8, "another.x", bridge)])
         await publisher.publish([record(8, "twice.x", bridge)])
     finally:
         await publisher.close()
@@ -236,6 +221,57 @@ async def test_stream_that_is_not_there_is_told_and_a_record_too_large_can_be_le
     bridged(node, nats, "later", into=False, topic="other.{topic}")
     told = error_of(await asyncio.to_thread(mailroom, "bridge", "test", "out", dsn=node.dsn))
     assert "the subjects other.> belong to several streams (second, third)" in told
+
+
+async def test_several_streams_are_read_each_from_its_own_position(node: Node, nats: Nats) -> None:
+    streams = ("left", "right")
+    for stream in streams:
+        await create(nats, stream)
+    node.inbox("orders")
+
+    def read(*streams: str) -> None:
+        with node.connection.transaction():
+            Bridges().into(node.connection, "in", InSettings("nats", nats.url, streams), actor="test")
+
+    async def write(first: int, count: int) -> None:
+        async with jetstream(nats) as js:
+            for n in range(first, first + count):
+                for stream in streams:
+                    await js.publish(f"{stream}.x", str(n).encode())
+
+    def got(stream: str) -> list[object]:
+        rows = node.rows("SELECT value FROM mailroom.inbox WHERE topic = %s ORDER BY clock", f"{stream}.x")
+        return [codec.decode(value) for (value,) in rows]
+
+    read("left")
+    with node.connection.transaction():
+        subscribe(node.connection, "orders", "#", origin="in")
+    await write(0, 3)
+    async with tended(node) as lane:
+        await lane.follow_until(lambda: len(got("left")) == 3)
+        assert got("right") == []
+        read(*streams)
+        await lane.follow_until(lambda: len(got("right")) == 3)
+        nats.kill()
+        nats.start()
+        await write(3, 100)
+        await eventually_async(lambda: [len(got(stream)) for stream in streams] == [103, 103])
+        # What is read again has the ids that it had when the bridge read that stream alone.
+        with node.connection.transaction():
+            Bridges().resume(node.connection, "in", at=BrokerPosition("left", 0, 1), actor="me")
+        await lane.follow_until(lambda: len(got("left")) == 206)
+        async with jetstream(nats) as js:
+            await js.purge_stream("left")
+            await js.publish("left.x", b"0")
+        with node.connection.transaction():
+            Bridges().resume(node.connection, "in", at=BrokerPosition("left", 0, 50), actor="me")
+        await lane.follow_until(lambda: in_state(node).state == "stopped")
+    assert "resume in --at left/0=104" in (in_state(node).why or "")  # also once it has ended
+    assert got("left") == [*range(103)] * 2
+    assert got("right") == [*range(103)]
+    ids = [count for (count,) in node.rows("SELECT count(*) FROM mailroom.inbox GROUP BY message_id")]
+    assert sorted(ids) == [1] * 103 + [2] * 103
+    assert {(each.topic, each.next) for each in in_state(node).positions} == {("left", 50), ("right", 104)}
 
 
 async def test_position_that_was_purged_or_whose_stream_is_a_new_one_stops_the_bridge(node: Node, nats: Nats) -> None:
@@ -268,27 +304,17 @@ async def test_position_that_was_purged_or_whose_stream_is_a_new_one_stops_the_b
         assert "mailroom bridge resume in --at purged/0=1" in (in_state(node).why or "")
 
 
-class Guarded(Nats):
-    """A server that wants a password, and allows nothing but `allowed` to be published."""
-
-    def _launch(self) -> ServerProcess:
-        settings = self._directory / "settings"
-        settings.write_text(
-            "authorization: {users: ["
-            '{user: me, password: "right"}, '
-            '{user: narrow, password: "right", permissions: {publish: ["_INBOX.>", "$JS.API.STREAM.NAMES"]}}]}\n'
-        )
-        process = super()._launch()
-        arguments = process._process.args
-        process.kill()
-        assert isinstance(arguments, list)
-        return ServerProcess([*arguments, "-c", settings], log=self.log)
+GUARDED = """
+authorization: {users: [
+    {user: me, password: "right"},
+    {user: narrow, password: "right", permissions: {publish: ["_INBOX.>", "$JS.API.STREAM.NAMES"]}}]}
+"""
 
 
 async def test_wrong_password_and_missing_rights_stop_the_bridge_and_are_shown_nowhere(
     node: Node, nats: Nats, shared_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Guarded(shared_home / f"guarded-{os.getpid()}") as guarded:
+    with Nats(shared_home / f"guarded-{os.getpid()}", GUARDED) as guarded:
         client = await nats_client.connect(guarded.url, user="me", password="right")
         await client.jetstream().add_stream(name="login", subjects=["login.>"])
         await client.close()
@@ -324,8 +350,8 @@ def test_command_tells_in_one_line_what_is_wrong(node: Node, nats: Nats, monkeyp
 
 
 def test_options_are_those_of_the_client_and_what_is_secret_is_hidden() -> None:
-    given = {"user": "me", "password": "hunter2", "credentials": "/etc/nats.creds"}
-    assert client_options("x", given) == {"user": "me", "password": "hunter2", "user_credentials": "/etc/nats.creds"}
+    given = {"user": "me", "password": "hunter2", "tls_hostname": "nats.test"}
+    assert client_options("x", given) == given
     assert hiding(given, "login hunter2 of me") == "login *** of me"
     with pytest.raises(ConfigurationError, match="files of TLS"):
         client_options("x", {"tls_ca": "/nowhere/ca.pem"})

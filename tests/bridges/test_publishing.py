@@ -221,7 +221,7 @@ async def test_bridge_that_is_cut_ends_and_another_can_be_made(node: Node) -> No
         await lane.follow_until(lambda: acked(node) == 1)
     assert log.ids() == [id]
     actions = [action for (action,) in node.rows("SELECT action FROM mailroom.audit ORDER BY id")]
-    assert actions == ["bridge out", "link cut", "link remove", "bridge out"]
+    assert actions == ["bridge out", "bridge cut", "bridge remove", "bridge out"]
 
 
 def test_names_are_not_shared_with_nodes_and_the_mark_stays_where_it_is(node: Node) -> None:

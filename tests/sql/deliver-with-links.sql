@@ -119,7 +119,7 @@ dead AS (
     INSERT INTO "mailroom".dead_letter (stage, reason, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at)
     SELECT 'deliver', CASE WHEN receivers > 1
                            THEN pg_catalog.format('a command needs exactly one inbox, its topic has %s', receivers)
-                           WHEN ways > 0 THEN 'no inbox gets this topic: patterns get no commands and no replies, nor do readers that are not allowed the topic by its name (mailroom link allow)'
+                           WHEN ways > 0 THEN 'no inbox gets this topic: patterns get no commands and no replies, nor do readers and bridges without the topic by its name (mailroom link allow, mailroom bridge out)'
                            ELSE 'no inbox gets this topic' END, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at
     FROM stamped WHERE outcome = 'dead' ORDER BY clock),
 outcomes AS MATERIALIZED (

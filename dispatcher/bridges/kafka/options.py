@@ -18,8 +18,11 @@ SECRET = re.compile(r"password|secret|token|(^|\.)key(\.pem)?$")
 
 
 def client_options(name: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options as librdkafka names them: `sasl_password` is sasl.password. Raises `ConfigurationError`."""
-    options = {option.replace("_", "."): value for option, value in given.items()}
+    """Return the options as librdkafka names them: `sasl_password` is sasl.password, and `log__level` log_level.
+
+    Raises `ConfigurationError`.
+    """
+    options = {option.replace("_", ".").replace("..", "_"): value for option, value in given.items()}
     if ours := sorted(OURS & options.keys()):
         raise ConfigurationError(
             f"Bridge {name}: {', '.join(ours)} cannot be set, since the guarantees of a bridge rest on it.",

@@ -1,16 +1,24 @@
 """What the publisher and the source share: a connection that gives up nothing, and the meaning of its errors."""
 
 import asyncio
+import re
 import ssl
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from nats.aio.client import Client
-from nats.errors import AuthorizationError, ConnectionClosedError, Error, OutboundBufferLimitError, StaleConnectionError
+from nats.errors import (
+    AuthorizationError,
+    ConnectionClosedError,
+    Error,
+    OutboundBufferLimitError,
+    SecureConnWantedError,
+    StaleConnectionError,
+)
 from nats.js.api import StreamInfo
 from nats.js.errors import APIError, NotFoundError, ServerError, ServiceUnavailableError
 
-from dispatcher.bridges.nats.options import client_options, hiding
+from dispatcher.bridges.nats.options import client_options, hiding, wants_tls
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble
 from mailroom.errors import ConfigurationError
 
@@ -24,6 +32,23 @@ CLOSE_S = 1.0
 PASSING = (TimeoutError, OutboundBufferLimitError, StaleConnectionError, ServiceUnavailableError, ServerError)
 # What the server says of this client: nothing helps before somebody acts.
 REFUSALS = ("authorization violation", "permissions violation", "authentication", "account ")
+DENIED = re.compile(r'permissions violation for publish to "(.*)"')
+
+
+class _Client(Client):
+    """A client that says nothing to a server without TLS if it wants TLS. nats-py would send it the password."""
+
+    def __init__(self, *, wants_tls: bool) -> None:
+        super().__init__()
+        self._wants_tls = wants_tls
+
+    def _connect_command(self) -> bytes:
+        by_tls = self._server_info.get("tls_required") or (
+            self._current_server is not None and self._current_server.uri.scheme == "wss"
+        )
+        if self._wants_tls and not by_tls:
+            raise SecureConnWantedError
+        return super()._connect_command()
 
 
 class NatsClient:
@@ -34,12 +59,15 @@ class NatsClient:
         self._servers = address.split(",")
         self._given = options
         self._options = client_options(name, options)
-        self._nats = Client()
+        self._nats = _Client(wants_tls=wants_tls(address, options))
         self._js = self._nats.jetstream(timeout=ANSWER_S)
         self._ended = asyncio.Event()
         self._refused: str | None = None
         self._error: str | None = None
         self._losses = 0
+        # Subjects that are published to, as the server quotes them, and those of them that it has denied.
+        self._asked_for: frozenset[str] = frozenset()
+        self._denied: set[str] = set()
 
     @property
     def trouble(self) -> str | None:
@@ -85,7 +113,7 @@ class NatsClient:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         if self._refused is not None:
-            raise BrokerRefused(f"the broker refuses this client: {self._refused}", code="MR-bridge-broker-refused")
+            raise BrokerRefused(self._refused, code="MR-bridge-broker-refused")
         raise BrokerTrouble("given up")
 
     async def _asked(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -118,10 +146,14 @@ class NatsClient:
             ) from None
 
     async def _note(self, error: Exception) -> None:
-        self._error = self._text(error)
-        is_refusal = any(words in self._error.lower() for words in REFUSALS)
-        if is_refusal or isinstance(error, AuthorizationError | ssl.SSLCertVerificationError):
-            self._refused = self._error
+        text = self._text(error)
+        # Not in `text`: a password that is hidden there may be a part of a subject.
+        if (denied := DENIED.search(str(error).lower())) and denied[1] in self._asked_for:
+            self._denied.add(denied[1])  # that concerns a record, and not this client
+            return
+        self._error = text
+        if (refusal := _refusal(error, text)) is not None:
+            self._refused = refusal
             self._ended.set()
 
     async def _lost(self) -> None:
@@ -134,3 +166,31 @@ class NatsClient:
     def _text(self, error: BaseException) -> str:
         text = error.description if isinstance(error, APIError) else str(error).removeprefix("nats: ").strip("'")
         return hiding(self._given, text or type(error).__name__)
+
+
+def quoted(subject: str) -> str:
+    """Return a subject as it stands in an error: the server escapes it, and nats-py makes it lower case."""
+    return subject.replace("\\", "\\\\").replace('"', '\\"').lower()
+
+
+def _refusal(error: Exception, text: str) -> str | None:
+    """Return what is wrong if only a person can mend it, else None."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = error.verify_message.rstrip(".")
+        return (
+            f"the certificate of the server is not accepted: {why}. Give the file of the authority that has signed it "
+            "(TLS_CA), or the name that stands in it (TLS_HOSTNAME)."
+        )
+    if isinstance(error, ssl.SSLError) and "CERTIFICATE" in (error.reason or ""):
+        return (
+            f"the server does not accept the client's certificate: {error.reason}. Give it another one (TLS_CERT, "
+            "TLS_KEY)."
+        )
+    if isinstance(error, SecureConnWantedError):
+        return (
+            "the server does not ask for TLS, which the bridge wants (tls://, TLS_...). No login was sent there. Set "
+            "TLS up at the server, or leave it out here."
+        )
+    if isinstance(error, AuthorizationError) or any(words in text.lower() for words in REFUSALS):
+        return f"the broker refuses this client: {text}"
+    return None

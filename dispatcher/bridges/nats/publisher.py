@@ -24,7 +24,7 @@ from nats.errors import ConnectionClosedError
 from nats.js.api import ConsumerConfig, DeliverPolicy, PubAck
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
-from dispatcher.bridges.nats.client import ANSWER_S, PASSING, POLL_S, NatsClient
+from dispatcher.bridges.nats.client import ANSWER_S, PASSING, POLL_S, NatsClient, quoted
 from dispatcher.bridges.nats.headers import CLOCK, LINK, ORIGIN, headers_of
 from dispatcher.bridges.nats.reader import ConsumerLost, StreamReader
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, Fenced, OutBridge, RecordRefused
@@ -187,6 +187,8 @@ class NatsPublisher(NatsClient):
     async def _publish(self, records: Sequence[Record]) -> None:
         """Send all, and wait for the acknowledgements; what is acknowledged moves the mark."""
         losses = self._losses
+        self._denied.clear()
+        self._asked_for = frozenset(quoted(record.topic) for record in records)
         # Tasks begin in this order, and each sends before it waits. (`publish_async` never tells an error of the
         # server: its future stays as it is.)
         sent = [
@@ -199,9 +201,16 @@ class NatsPublisher(NatsClient):
             for nth, record in enumerate(records)
         ]  # fmt: skip
         try:
-            while (left := [each for each in sent if not each.done()]) and self._losses == losses:
+            while (left := self._unanswered(records, sent)) and self._losses == losses:
                 await self._unless_ended(asyncio.wait(left, timeout=POLL_S))
+            if self._denied:
+                # The server tells each denial before it answers this. So none is left that could be taken for one of
+                # the next records.
+                await self._unless_ended(self._nats.flush(int(ANSWER_S)))
+        except PASSING as error:
+            raise _Unknown(self._text(error)) from None
         finally:
+            self._asked_for = frozenset()
             for each in sent:
                 each.cancel()
             answers = await asyncio.gather(*sent, return_exceptions=True)
@@ -209,6 +218,18 @@ class NatsPublisher(NatsClient):
             if isinstance(answer, BaseException):
                 raise await self._meaning(record, answer)
             await self._acknowledged(record, answer)
+
+    def _unanswered(
+        self, records: Sequence[Record], sent: Sequence["asyncio.Task[PubAck]"]
+    ) -> list["asyncio.Task[PubAck]"]:
+        """Return what has no answer yet, up to the first record whose subject is denied: that one gets none."""
+        left = []
+        for record, each in zip(records, sent, strict=True):
+            if quoted(record.topic) in self._denied:
+                break
+            if not each.done():
+                left.append(each)
+        return left
 
     async def _acknowledged(self, record: Record, ack: PubAck) -> None:
         # The server has dropped it by its id. So the stream has it, unless that is the id of another one's record.
@@ -230,6 +251,12 @@ class NatsPublisher(NatsClient):
         if code == WRONG_STREAM or isinstance(error, NoStreamResponseError):
             return RecordRefused(
                 f"subject {record.topic} does not belong to the stream {self._stream}. Add it there, or change the "
+                "template (--topic).",
+                code="MR-bridge-record-refused",
+            )
+        if quoted(record.topic) in self._denied:
+            return RecordRefused(
+                f"the server denies this client the right to publish to {record.topic}. Grant it, or change the "
                 "template (--topic).",
                 code="MR-bridge-record-refused",
             )

@@ -52,7 +52,7 @@ class StreamReader:
         """Return the next records, or none if none came in time. Raises `ConsumerLost`, and what the client does."""
         if self._subscription is None:
             raise ConsumerLost
-        # Each request is answered, by records or by its end. One to a consumer that is gone is not: the server is silent.
+        # Each request is answered, by records or by its end; one to a consumer that is gone is not.
         is_overdue = self._left > 0 and time.monotonic() > self._until
         if self._left <= 0:
             self._left = max(1, min(ROWS, MAX_BYTES // self._client.max_payload))
