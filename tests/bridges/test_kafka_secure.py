@@ -120,7 +120,7 @@ async def test_each_right_that_a_bridge_out_lacks_is_named_and_no_other_is_neede
     send(node, "a", "b", "c")
     async with tended(node):
         for why, right, grant in steps:
-            await eventually_async(lambda why=why: why in (out_state(node).why or ""))
+            await eventually_async(lambda why=why: why in (out_state(node).why or ""))  # type: ignore[misc]  # bound at once
             assert f"Grant the principal {right}" in (out_state(node).why or "")
             assert (out_state(node).state, out_state(node).backlog, node.dead()) == ("stopped", 3, [])
             kafka.grant(grant)
@@ -237,7 +237,9 @@ async def test_wrong_address_login_or_certificate_is_told_in_a_line_and_no_secre
     def states() -> dict[str, tuple[str, str]]:
         with node.connection.transaction():
             found = Bridges().status(node.connection)
-        return {each.name: (each.state, each.why or "") for each in (*found.out, *found.into)}
+        rows = [(each.name, each.state, each.why) for each in found.out]
+        rows += [(each.name, each.state, each.why) for each in found.into]
+        return {name: (state, why or "") for name, state, why in rows}
 
     untold = {f"{way}-{name}": told for name, (_, _, *told) in cases.items() for way in ("out", "in")}
 
