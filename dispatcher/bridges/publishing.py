@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 from uuid import UUID, uuid4
 
-from dispatcher.bridges.tending import LONGEST_PAUSE_S, BridgeStopped, Tending, Trouble
+from dispatcher.bridges.tending import LONGEST_PAUSE_S, OPEN_S, BridgeStopped, Tending, Trouble
 from dispatcher.delivery.dead import tell_of_dead
 from dispatcher.delivery.portion import Portion
 from dispatcher.lanes.leading import open_session
@@ -89,7 +89,7 @@ class Publishing(Tending):
             position, self._is_known = start.acked, start.is_known
             publisher = self._make()
             try:
-                mark = await self._waiting(publisher, publisher.open())
+                mark = await self._waiting(publisher, publisher.open(), OPEN_S)
                 self._check_reach(mark, start)
                 if start.in_doubt:
                     await self._settle(source, publisher, run, start)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
 
-from dispatcher.bridges.tending import BridgeStopped, Tending, Trouble
+from dispatcher.bridges.tending import OPEN_S, BridgeStopped, Tending, Trouble
 from dispatcher.links.at_source.bounds import Position, reading_position
 from dispatcher.links.at_source.fetch import FetchedBatch
 from dispatcher.links.receive import Reception
@@ -65,7 +65,7 @@ class TakingIn(Tending):
         """Take in for as long as one client of the broker lasts."""
         source = self._make()
         try:
-            self._place = await self._waiting(source, source.open())
+            self._place = await self._waiting(source, source.open(), OPEN_S)
             while not self._stopping.is_set():
                 await self._begin(source)
                 try:
@@ -111,13 +111,14 @@ class TakingIn(Tending):
             self._told_positions = dict(self._positions)
         await self._goes_well()
 
-    async def _take(self, records: Sequence[Arrived]) -> int:
+    async def _take(self, records: Sequence[Arrived | BrokerPosition]) -> int:
         """Receive the first of these records, and move behind them; return how many."""
         fates, stop = self._fates(records)
         if stop is not None and not fates:
             raise stop
         rows = [each.message for each in fates if each.message is not None]
         ends = [nth for nth, each in enumerate(fates) if each.message is not None]
+        sources = [each for each in (records[nth] for nth in ends) if isinstance(each, Arrived)]
 
         def covered(taken: int) -> int:
             """Return how many records are done with so many messages: up to the next message."""
@@ -135,12 +136,12 @@ class TakingIn(Tending):
             reasons = [each.reason for each in fates if each.message is not None]
             taking = Taking([each.sender for each in rows], reasons, moving)
             try:
-                taken = await self._receive(rows, [records[nth].at for nth in ends], taking)
+                taken = await self._receive(rows, [each.at for each in sources], taking)
             except LinkStopped as stopped:
                 if stopped.code != "MR-link-clock-too-high":
                     raise
                 # Whoever may write there may say so; it must not hold up the others.
-                first = records[ends[0]]
+                first = sources[0]
                 self._refused[first.topic, first.part, first.offset] = "its clock is beyond what a node may have"
                 return 0
         done = covered(taken)
@@ -163,11 +164,14 @@ class TakingIn(Tending):
             events.emit(events.MessagesReceived(self._schema, self._name, reception.rows, **counts, seconds=took_s))
         return reception.rows
 
-    def _fates(self, records: Sequence[Arrived]) -> tuple[list["_Fate"], BridgeStopped | None]:
+    def _fates(self, records: Sequence[Arrived | BrokerPosition]) -> tuple[list["_Fate"], BridgeStopped | None]:
         """Find what each record comes to, up to one that holds the bridge up; return that error, too."""
         fates: list[_Fate] = []
         marks = dict(self._marks)
         for record in records:
+            if isinstance(record, BrokerPosition):
+                fates.append(_Fate())
+                continue
             try:
                 message = self._incoming(record)
             except Undecodable as error:
@@ -224,9 +228,11 @@ def _marks(fates: Sequence[_Fate]) -> dict[Mark, int]:
     return dict(each.mark for each in fates if each.mark is not None)
 
 
-def _after(records: Sequence[Arrived]) -> dict[tuple[str, int], BrokerPosition]:
+def _after(records: Sequence[Arrived | BrokerPosition]) -> dict[tuple[str, int], BrokerPosition]:
     """Return the positions behind these records."""
     last = {(each.topic, each.part): each for each in records}
     return {
-        place: BrokerPosition(each.topic, each.part, each.offset + 1, each.leader_epoch) for place, each in last.items()
-    }
+        place: each if isinstance(each, BrokerPosition)
+        else BrokerPosition(each.topic, each.part, each.offset + 1, each.leader_epoch)
+        for place, each in last.items()
+    }  # fmt: skip

@@ -31,6 +31,7 @@ log = logging.getLogger("mailroom.dispatcher")
 PATIENCE_S = 3.0  # trouble is noted when it has lasted for so long
 LONGEST_PAUSE_S = 4.0
 LONGEST_STOP_S = 30.0
+OPEN_S = 30.0  # a client that has reached nobody for so long is made anew: its options may be right by now
 
 T = TypeVar("T")
 Trouble: TypeAlias = Literal["unreachable", "failing"]
@@ -127,8 +128,13 @@ class Tending(ABC):
                 await heard(self._rung, pause_s)
             self._rung.clear()
 
-    async def _waiting(self, client: BrokerClient, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, which waits for the broker; note it if that takes long, and end it on a stop."""
+    async def _waiting(
+        self, client: BrokerClient, work: Coroutine[Any, Any, T], at_most_s: float = float("inf")
+    ) -> T:  # fmt: skip
+        """Return the result of `work`, which waits for the broker; note it if that takes long, and end it on a stop.
+
+        Raises `BrokerTrouble` after `at_most_s`; what publishes waits for as long as it takes.
+        """
         task = asyncio.create_task(work)
         stopped = asyncio.create_task(self._stopping.wait())
         began = time.monotonic()
@@ -141,6 +147,11 @@ class Tending(ABC):
                 elif not task.done():
                     why = client.trouble or "the broker has not answered"
                     await self._note("unreachable", why, time.monotonic() - began)
+                    if time.monotonic() - began >= at_most_s:
+                        await client.close()
+                        await asyncio.wait([task])
+                        task.exception()  # that it was given up
+                        raise BrokerTrouble(why)
             return task.result()
         finally:
             stopped.cancel()

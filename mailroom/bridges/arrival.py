@@ -67,7 +67,8 @@ class Arrived:
 
     `leader_epoch` is that of the partition's leader when it was written, where the broker has such epochs. `subject` is
     given where the broker calls a record's topic so, and `topic` is only the log in which it lies. `place` is given
-    where the log has a name that no other one has, and the cluster has none.
+    where the log has a name that no other one has, and the cluster has none. `fault` is given where its client could
+    not read it, and says why: it is no message.
     """
 
     topic: str
@@ -80,6 +81,7 @@ class Arrived:
     leader_epoch: int | None = None
     subject: str | None = None
     place: str | None = None
+    fault: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,8 @@ def undecoded(record: Arrived, place: str) -> Incoming:
 
 
 def _incoming(record: Arrived, how: Intake, place: str) -> Incoming:
+    if record.fault is not None:
+        raise _Unfit(record.fault)
     named = dict(record.headers)
     decoded, value = _value(record.value, named, how.decode)
     message_id = _id(record, named, place)
@@ -344,6 +348,11 @@ def _value(raw: bytes | None, named: Mapping[str, bytes | None], decode: Decodin
         raise _Unfit(f"its value has {len(raw):,} bytes, and {MAX_VALUE_BYTES:,} are allowed")
     if decode == "auto":
         decode = _by_type(named.get(CONTENT_TYPE) or b"")
+    if decode in ("json", "cbor") and (schema := _schema(raw)) is not None:
+        raise _Unfit(
+            f"its value begins as those of a schema registry do (a byte 0, and the number {schema} of its schema), and "
+            "a bridge reads no schemas: --decode bytes takes it as it is, and Spark can decode it"
+        )
     try:
         if decode == "cbor":
             return codec.read_item(raw), raw
@@ -372,7 +381,14 @@ def _by_type(content_type: bytes) -> Decoding:
     return "bytes" if kind == "application/octet-stream" else "auto"
 
 
+def _schema(raw: bytes) -> int | None:
+    """Return the number of the schema in Confluent's wire format, None if it is not that."""
+    return int.from_bytes(raw[1:5]) if len(raw) > 5 and raw[0] == 0 else None
+
+
 def _guessed(raw: bytes) -> object:
+    if _schema(raw) is not None:
+        return raw  # whichever of them happen to be UTF-8
     try:
         text = raw.decode()
     except UnicodeDecodeError:

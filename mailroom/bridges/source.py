@@ -68,10 +68,11 @@ class RecordSource(Protocol):
         """
         ...
 
-    async def read(self, wait_s: float) -> Sequence[Arrived]:
+    async def read(self, wait_s: float) -> Sequence[Arrived | BrokerPosition]:
         """Return the next records, or none if none came within so many seconds.
 
-        Raises `PositionGone` and `PartsChanged`.
+        A position among them says that its partition has no more records before it. Raises `PositionGone` and
+        `PartsChanged`.
         """
         ...
 

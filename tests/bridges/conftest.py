@@ -1,12 +1,14 @@
 """Brokers that the tests of bridges share. A test that breaks one mends it; names of topics are the test's own."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.kafka import Kafka, kafka_jars
+from tests.support.kafka import kafka_jars
 from tests.support.kafka_mock import MockKafka
+from tests.support.kafka_secure import SecureKafka
 from tests.support.nats import Nats, nats_program
 from tests.support.rabbitmq import RabbitMQ, rabbitmq_program
 
@@ -27,9 +29,11 @@ def kafka_home(shared_home: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def kafka(kafka_home: Path) -> Iterator[Kafka]:
+def kafka(kafka_home: Path) -> Iterator[SecureKafka]:
     """A real Apache Kafka."""
-    with Kafka(kafka_home / "kafka") as broker:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    with SecureKafka(kafka_home / "kafka") as broker:
         yield broker
 
 

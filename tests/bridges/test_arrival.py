@@ -187,6 +187,18 @@ def test_a_value_that_no_message_can_have_says_why(raw: bytes, how: str, text: s
     assert "SECRET" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("rest", [b"\x06paid", b"\xff\xfe"], ids=["which is also text", "which is not"])
+def test_value_of_a_schema_registry_is_bytes_or_refused_by_its_name(rest: bytes) -> None:
+    """Confluent's wire format: a zero, the number of the schema in four bytes, and then Avro."""
+    raw = b"\0\0\0\0\x11" + rest
+    assert value_of(raw, None) == raw
+    assert value_of(raw, None, decode="bytes") == raw
+    for how in ("json", "cbor"):
+        refused(
+            r"as those of a schema registry do \(a byte 0, and the number 17 of its schema\)", record(raw), decode=how
+        )
+
+
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 

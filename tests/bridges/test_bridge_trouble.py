@@ -1,16 +1,19 @@
 """What is recorded of a bridge that stands still, and that it is mended."""
 
+import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
 import pytest
 
+from dispatcher.bridges import publishing as publishing_module
+from dispatcher.bridges import tending
 from dispatcher.bridges.lane import BridgesBeside
 from dispatcher.bridges.publishing import Publishing
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.out import finding_out, noting_trouble
-from mailroom.bridges.publisher import OutBridge
+from mailroom.bridges.publisher import BrokerTrouble, OutBridge
 from mailroom.bridges.record import Record
 from mailroom.bridges.settings import OutSettings
 from mailroom.sql.runner import run
@@ -44,6 +47,21 @@ class Quiet:
 
     async def close(self) -> None:
         pass
+
+
+class Deaf(Quiet):
+    """A publisher that reaches nobody."""
+
+    def __init__(self, bridge: OutBridge) -> None:
+        super().__init__(bridge)
+        self.closed = asyncio.Event()
+
+    async def open(self) -> int:
+        await self.closed.wait()
+        raise BrokerTrouble("given up")
+
+    async def close(self) -> None:
+        self.closed.set()
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +98,23 @@ async def test_database_that_takes_no_session_is_told_in_a_line(node: Node, capl
     [told] = [each for each in caplog.records if "is not published" in each.message]
     assert "this node's database: Cannot connect" in told.message
     assert not told.exc_info
+
+
+async def test_client_that_reaches_nobody_is_made_anew_since_its_options_may_be_right_by_now(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PATIENCE_S", "LONGEST_PAUSE_S"):
+        monkeypatch.setattr(tending, name, 0.02)
+    monkeypatch.setattr(publishing_module, "OPEN_S", 0.05)
+    row = run(node.connection, finding_out(SCHEMA, "own"))
+    made: list[Deaf] = []
+
+    def make() -> Deaf:
+        made.append(Deaf(OutBridge(row.name, row.link, row.node_id, row.node, row.settings)))
+        return made[-1]
+
+    async with receiving(node) as receives, tended(Publishing(row, make, node.dsn, SCHEMA, receives, 60.0)):
+        await eventually_async(lambda: len(made) > 2)
+        [(trouble, why)] = node.rows("SELECT trouble, why FROM mailroom.bridge_out")
+        assert (trouble, why) == ("unreachable", "the broker has not answered")
+    assert all(each.closed.is_set() for each in made)

@@ -4,64 +4,54 @@ import asyncio
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import contextmanager
+from operator import methodcaller
+from typing import TypeVar, cast
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Message
 
+from dispatcher.bridges.kafka.meaning import FENCED, OF_THE_RECORD, PASSING, REFUSED, advice
 from dispatcher.bridges.kafka.options import client_options, hiding
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, Fenced, RecordRefused
 
 log = logging.getLogger("mailroom.kafka")
+# The client tells each fatal error there, too, whatever its level; it is told once, with the bridge and what to do.
+log.addFilter(lambda record: record.levelno < logging.CRITICAL)
 
 T = TypeVar("T")
 
-COUNTERS = re.compile(r" \(after \d+ms in state \w+(?:, \d+ identical error\(s\) suppressed)?\)")
+COUNTERS = re.compile(
+    r" \(after \d+ ?ms(?: in state \w+)?(?:, \d+ identical error\(s\) suppressed)?\)"
+    r"|(?<= \()broker \d+ PID\{[^}]*\}, (?=base seq)"
+)
 
 STEP_S = 2.0  # how long one call of the client may block; between two it is seen whether it is closed
 POLL_S = 0.1
 
-# What the broker says of one record or one topic: no trying again helps before something is changed.
-OF_THE_RECORD = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_MSG_SIZE, KafkaError.INVALID_TIMESTAMP, KafkaError.POLICY_VIOLATION,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION, KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
-        KafkaError._GAPLESS_GUARANTEE,  # with the broker's reason in its text
-    }
-)  # fmt: skip
-REFUSED = frozenset(
-    {
-        KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.UNSUPPORTED_SASL_MECHANISM,
-    }
-)  # fmt: skip
-FENCED = frozenset(
-    {
-        KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH,
-        KafkaError.TRANSACTION_COORDINATOR_FENCED,
-    }
-)  # fmt: skip
+# Not `message.headers()`: for such a name that returns a list with a hole in it. Python notices, unless the call is one
+# that it has made often and specialized; then whoever looks at the list ends the process.
+_HEADERS = methodcaller("headers")
 
 
-# What passes by itself.
-PASSING = frozenset(
-    {
-        KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE,
-        KafkaError._WAIT_COORD, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.UNSTABLE_OFFSET_COMMIT, KafkaError.CONCURRENT_TRANSACTIONS,
-    }
-)  # fmt: skip
+def headers_of(message: Message) -> list[tuple[str, bytes | str | None]] | None:
+    """Return a record's headers, None if one has a name that is not UTF-8, which the client cannot hand out."""
+    try:
+        return cast("list[tuple[str, bytes | str | None]]", _HEADERS(message) or [])
+    except (SystemError, UnicodeDecodeError):
+        return None
 
 
 class KafkaClient:
-    """A client of librdkafka for the bridge `name`, at `address`. Its calls block, so they have a thread."""
+    """A client of librdkafka for the bridge `name`, at `address`. Its calls block, so they have a thread.
 
-    def __init__(self, name: str, address: str, options: Mapping[str, str]) -> None:
+    `own_name` is that of its group, and of its transactional id.
+    """
+
+    def __init__(self, name: str, own_name: str, address: str, options: Mapping[str, str]) -> None:
         self._name = name
+        self._own_name = own_name
         given = client_options(name, options)
         # Its own log would tell each reconnect; what is wrong is told by `trouble`, in one line.
         quiet = {"client.id": "mailroom", "log.connection.close": "false", "log_level": "0"}
@@ -98,7 +88,9 @@ class KafkaClient:
         """Have the client tell what it has to tell, in its thread."""
 
     def _note(self, error: KafkaError) -> None:
-        self._error = error
+        # That none is left follows from what was wrong with the last one, and would hide it.
+        if self._error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._error = error
 
     def _check_open(self) -> None:
         if self._closed.is_set():
@@ -114,7 +106,7 @@ class KafkaClient:
                 error = failed.args[0]
                 self._serve_callbacks()
                 if self._error is not None and self._error.code() in REFUSED:
-                    raise self._meaning(self._error) from None
+                    raise KafkaException(self._error) from None
                 is_passing = error.retriable() or error.code() in PASSING
                 if error.fatal() or error.txn_requires_abort() or not is_passing:
                     raise
@@ -124,16 +116,26 @@ class KafkaClient:
                 self._error = None
                 return done
 
-    def _meaning(self, error: KafkaError) -> Exception:
-        text, code = self._text(error), error.code()
+    @contextmanager
+    def _using(self, right: str, *, for_records: bool = False) -> Iterator[None]:
+        """Use a right on topics, as in "Read on topic orders". Only what is done `for_records` can be their fault."""
+        try:
+            yield
+        except KafkaException as error:
+            raise self._meaning(error.args[0], right, for_records=for_records) from None
+
+    def _meaning(self, error: KafkaError, right: str = "", *, for_records: bool = False) -> Exception:
+        text, code = self._text(error, right), error.code()
         if code in FENCED:
             return Fenced(text)
-        if code in REFUSED:
+        if code in OF_THE_RECORD and for_records:
+            return RecordRefused(f"the broker refuses it: {text}", code="MR-bridge-record-refused")
+        if code in REFUSED | OF_THE_RECORD:
             return BrokerRefused(f"the broker refuses this client: {text}", code="MR-bridge-broker-refused")
-        if code in OF_THE_RECORD:
-            return RecordRefused(f"the broker refuses it: {text}.", code="MR-bridge-record-refused")
         return BrokerTrouble(text)
 
-    def _text(self, error: KafkaError) -> str:
+    def _text(self, error: KafkaError, right: str = "") -> str:
         # Without what differs each time: trouble that goes on is told once.
-        return hiding(self._options, f"{COUNTERS.sub('', error.str())} ({error.name()})")
+        text = f"{COUNTERS.sub('', error.str())} ({error.name()})"
+        what_to_do = advice(text, right, self._own_name)
+        return hiding(self._options, f"{text}.{what_to_do}" if what_to_do else text)

@@ -10,6 +10,7 @@ to the clock that it finds is not published again. Clocks and not seqs: a node t
 again, and never clocks.
 """
 
+import contextlib
 import re
 import time
 from collections.abc import Collection, Sequence
@@ -19,7 +20,8 @@ from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from dispatcher.bridges.kafka.client import FENCED, OF_THE_RECORD, POLL_S, REFUSED, STEP_S, KafkaClient, log
+from dispatcher.bridges.kafka.client import POLL_S, STEP_S, KafkaClient, headers_of, log
+from dispatcher.bridges.kafka.meaning import FENCED, OF_THE_RECORD, PURGED, REFUSED, advice
 from dispatcher.bridges.kafka.options import hiding
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, OutBridge, RecordRefused
 from mailroom.bridges.record import Record, id_of
@@ -42,7 +44,7 @@ class KafkaPublisher(KafkaClient):
     """A publisher to Kafka; see `mailroom.bridges.publisher`."""
 
     def __init__(self, bridge: OutBridge) -> None:
-        super().__init__(bridge.name, bridge.settings.address, bridge.options)
+        super().__init__(bridge.name, own_id(bridge), bridge.settings.address, bridge.options)
         self._bridge = bridge
         self._exactly_once = bridge.settings.exactly_once
         self._max_bytes = int(str(self._options.get("message.max.bytes", MAX_BYTES)))
@@ -75,9 +77,10 @@ class KafkaPublisher(KafkaClient):
         self._again(lambda: self._going().list_topics(timeout=STEP_S))
         if not self._exactly_once:
             return 0
-        self._find_mark_topic()
-        self._again(lambda: self._going().init_transactions(STEP_S))
-        self._mark = max(self._mark, self._read_mark())
+        with self._using(self._mark_right):
+            self._find_mark_topic()
+            self._again(lambda: self._going().init_transactions(STEP_S))
+            self._mark = max(self._mark, self._read_mark())
         return self._mark
 
     def _make(self) -> None:
@@ -106,6 +109,10 @@ class KafkaPublisher(KafkaClient):
     def _serve_callbacks(self) -> None:
         if self._producer is not None:
             self._producer.poll(0)
+        # Nothing is assigned, so it is an error: that of the group's coordinator is told nowhere else.
+        told = None if self._group is None else self._group.poll(0)
+        if told is not None and (error := told.error()) is not None:
+            self._note(error)
 
     def _going(self) -> Producer:
         self._check_open()
@@ -116,12 +123,16 @@ class KafkaPublisher(KafkaClient):
     def _read_mark(self) -> int:
         [found] = self._again(lambda: self._consumer().committed([self._mark_at(0)], timeout=STEP_S))
         if found.error is not None:
-            raise self._meaning(found.error)
+            raise KafkaException(found.error)
         return max(0, found.offset)
+
+    @property
+    def _mark_right(self) -> str:
+        return f"Read on topic {self._bridge.settings.mark_topic}"
 
     def _find_mark_topic(self) -> None:
         try:
-            self._find(self._bridge.settings.mark_topic or "")
+            self._find(self._bridge.settings.mark_topic or "", self._mark_right)
         except RecordRefused as refused:
             raise BrokerRefused(f"the mark has no place: {refused}", code="MR-bridge-broker-refused") from None
 
@@ -157,7 +168,8 @@ class KafkaPublisher(KafkaClient):
         options = {"group.id": own_id(self._bridge), "enable.auto.commit": "false", "enable.partition.eof": "true"}
         consumer = Consumer(self._of_a_consumer() | options, logger=log)
         try:
-            return self._read(consumer, after, int(since.timestamp() * 1000))
+            with self._using(f"Read on topic {self._bridge.settings.form.topic}"):
+                return self._read(consumer, after, int(since.timestamp() * 1000))
         finally:
             consumer.close()
 
@@ -180,14 +192,16 @@ class KafkaPublisher(KafkaClient):
             for message in consumer.consume(1_000, POLL_S):
                 error = message.error()
                 if error is None:
-                    headers = dict(cast("list[tuple[str, bytes]]", message.headers() or []))
+                    headers = dict(cast("list[tuple[str, bytes]]", headers_of(message) or []))
                     # Only what this bridge has written: others may write anything there.
-                    if mine.items() <= headers.items() and (clock := int(headers["mailroom-clock"])) > after:
-                        published.append((clock, id_of(headers)))
+                    if mine.items() <= headers.items():
+                        with contextlib.suppress(LookupError, ValueError, StopIteration):
+                            if (clock := int(headers["mailroom-clock"])) > after:
+                                published.append((clock, id_of(headers)))
                 elif error.code() == KafkaError._PARTITION_EOF:
                     left -= 1
                 elif not error.retriable():
-                    raise self._meaning(error)
+                    raise KafkaException(error)
         return published
 
     def _check(self, records: Sequence[Record]) -> None:
@@ -201,11 +215,11 @@ class KafkaPublisher(KafkaClient):
                     code="MR-bridge-record-refused",
                 )
         for topic in sorted({record.topic for record in records} - self._topics):
-            self._find(topic)
+            self._find(topic, _right_to_publish([topic]))
             self._topics.add(topic)
 
-    def _find(self, topic: str) -> None:
-        """Look whether the topic is there. A broker that creates topics by itself does so now."""
+    def _find(self, topic: str, right: str) -> None:
+        """Look whether the topic is there, and may be known. A broker that creates topics by itself does so now."""
         since, why = self._absent.get(topic, (0.0, ""))
         if time.monotonic() - since < ABSENT_S:
             raise RecordRefused(why, code="MR-bridge-record-refused")
@@ -215,7 +229,8 @@ class KafkaPublisher(KafkaClient):
             if found.error is None:
                 return
             if found.error.code() in OF_THE_RECORD and time.monotonic() >= until:
-                why = f"topic {topic} cannot be published to ({self._text(found.error)}). Create it, or allow it."
+                what_to_do = advice(found.error.str(), right, self._own_name) or " Create it, or allow it."
+                why = f"topic {topic} cannot be published to ({self._text(found.error)}).{what_to_do}"
                 self._absent[topic] = (time.monotonic(), why)
                 raise RecordRefused(why, code="MR-bridge-record-refused")
             self._error = found.error
@@ -227,11 +242,16 @@ class KafkaPublisher(KafkaClient):
         self._produce(records, failed)
         mark = [self._mark_at(records[-1].clock if records else self._mark)]
         group = self._consumer().consumer_group_metadata()
-        self._again(lambda: self._going().send_offsets_to_transaction(mark, group, STEP_S))
-        self._again(lambda: self._going().commit_transaction(STEP_S))
+        with self._using(self._mark_right):
+            self._again(lambda: self._going().send_offsets_to_transaction(mark, group, STEP_S))
+            self._again(lambda: self._going().commit_transaction(STEP_S))
 
     def _produce(self, records: Sequence[Record], failed: list[KafkaError]) -> None:
         """Give the records to the client, and wait until each is acknowledged, or one has failed."""
+        with self._using(_right_to_publish({record.topic for record in records}), for_records=True):
+            self._give(records, failed)
+
+    def _give(self, records: Sequence[Record], failed: list[KafkaError]) -> None:
         producer = self._going()
 
         def ended(error: KafkaError | None, _: object) -> None:
@@ -248,20 +268,34 @@ class KafkaPublisher(KafkaClient):
                     break
                 except BufferError:
                     self._going().poll(POLL_S)
+                except KafkaException as error:
+                    if error.args[0].code() == KafkaError._FATAL:
+                        self._going().poll(0)  # raises what was fatal
+                    raise
         while len(producer) and not failed:  # what is neither acknowledged nor given up
             self._going().poll(POLL_S)
             if self._error is not None and (self._error.fatal() or self._error.code() in REFUSED | FENCED):
-                raise self._meaning(self._error)
+                raise KafkaException(self._error)
         if failed:
-            raise self._meaning(next((error for error in failed if error.code() in OF_THE_RECORD), failed[0]))
+            cause = next((error for error in failed if error.code() in OF_THE_RECORD), failed[0])
+            if self._exactly_once and cause.code() in PURGED:
+                # The transaction has failed before them, say when it asked for a topic, and says why if it is to end.
+                self._again(lambda: self._going().commit_transaction(STEP_S))
+            raise KafkaException(cause)
 
     def _drop(self) -> None:
         """Give the producer up, with what it has not sent."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            producer.purge(blocking=False)
-            producer.poll(0)
+            with contextlib.suppress(KafkaException):  # that of a fatal error, again: it is told, or is of no interest
+                producer.purge(blocking=False)
+                producer.poll(0)
         self._topics.clear()
         if self._closed.is_set() and self._group is not None:
             group, self._group = self._group, None
             group.close()
+
+
+def _right_to_publish(topics: Collection[str]) -> str:
+    [topic, *others] = sorted(topics) or [""]
+    return f"Write and Describe on topic {topic}" if not others else "Write and Describe on all topics of the bridge"

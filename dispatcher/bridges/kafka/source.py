@@ -8,11 +8,11 @@ committed for others, who watch the lag there. A position that is gone is an err
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import cast
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from dispatcher.bridges.kafka.client import STEP_S, KafkaClient, log
+from dispatcher.bridges.kafka.client import STEP_S, KafkaClient, headers_of, log
+from dispatcher.bridges.kafka.meaning import advice
 from dispatcher.bridges.kafka.options import hiding
 from mailroom.bridges.arrival import Arrived
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble
@@ -40,11 +40,12 @@ class KafkaSource(KafkaClient):
     """A source of records at Kafka; see `mailroom.bridges.source`."""
 
     def __init__(self, bridge: InBridge) -> None:
-        super().__init__(bridge.name, bridge.settings.address, bridge.options)
+        super().__init__(bridge.name, own_group(bridge), bridge.settings.address, bridge.options)
         self._bridge = bridge
         self._consumer: Consumer | None = None
         self._positions: dict[tuple[str, int], BrokerPosition] = {}
-        self._left: list[Arrived] = []
+        self._left: list[Arrived | BrokerPosition] = []
+        self._ends_seen: dict[tuple[str, int], int] = {}
         self._looked_at = 0.0
 
     async def open(self) -> str:
@@ -55,7 +56,7 @@ class KafkaSource(KafkaClient):
         """Assign the known partitions, and find the others."""
         return await self._in_thread(lambda: self._begin(known))
 
-    async def read(self, wait_s: float) -> Sequence[Arrived]:
+    async def read(self, wait_s: float) -> Sequence[Arrived | BrokerPosition]:
         """Read what has come, in the order of each partition."""
         return await self._in_thread(lambda: self._read(wait_s))
 
@@ -68,7 +69,7 @@ class KafkaSource(KafkaClient):
     def _open(self) -> str:
         own = {
             "group.id": own_group(self._bridge), "enable.auto.commit": "false", "auto.offset.reset": "error",
-            "isolation.level": "read_committed", "queued.max.messages.kbytes": "16384",
+            "isolation.level": "read_committed", "queued.max.messages.kbytes": "16384", "enable.partition.eof": "true",
         }  # fmt: skip
         try:
             self._consumer = Consumer(self._options | own, logger=log)
@@ -78,8 +79,9 @@ class KafkaSource(KafkaClient):
         return str(self._again(lambda: self._going().list_topics(timeout=STEP_S)).cluster_id)
 
     def _serve_callbacks(self) -> None:
-        if self._consumer is not None:
-            self._consumer.poll(0)  # nothing is assigned yet, so no record is lost
+        told = None if self._consumer is None else self._consumer.poll(0)
+        if told is not None:
+            self._keep(told)  # what is assigned comes here, too
 
     def _going(self) -> Consumer:
         self._check_open()
@@ -93,8 +95,10 @@ class KafkaSource(KafkaClient):
             told = self._again(lambda topic=topic: self._going().list_topics(topic, timeout=STEP_S)).topics[topic]  # type: ignore[misc]  # bound at once
             if told.error is not None or not told.partitions:
                 why = "it has no partitions" if told.error is None else self._text(told.error)
+                what_to_do = advice(why, f"Read and Describe on topic {topic}", self._own_name)
                 raise BrokerRefused(
-                    f"topic {topic} cannot be read ({why}). Create it, or allow it.", code="MR-bridge-no-topic"
+                    f"topic {topic} cannot be read ({why}).{what_to_do or ' Create it, or allow it.'}",
+                    code="MR-bridge-no-topic",
                 )
             found += [(topic, part) for part in sorted(told.partitions)]
         return found
@@ -102,7 +106,10 @@ class KafkaSource(KafkaClient):
     def _begin(self, known: Sequence[BrokerPosition]) -> list[BrokerPosition]:
         self._looked_at = time.monotonic()
         self._positions = {(each.topic, each.part): each for each in known}
+        # What comes meanwhile from where it was would come twice.
+        self._going().unassign()
         self._left.clear()
+        self._ends_seen.clear()
         parts = self._parts()
         # Nothing of a topic that the bridge no longer has.
         wanted = [self._positions[part] for part in parts if part in self._positions]
@@ -121,29 +128,35 @@ class KafkaSource(KafkaClient):
         low, high = self._again(lambda: self._going().get_watermark_offsets(place, timeout=STEP_S, cached=False))
         return int(low), int(high)
 
-    def _read(self, wait_s: float) -> list[Arrived]:
+    def _read(self, wait_s: float) -> list[Arrived | BrokerPosition]:
         if not self._left:
             if time.monotonic() - self._looked_at >= (STEP_S if self._error is not None else LOOK_S):
                 self._look()
             # The client waits for as many as it is asked for. So one is awaited, and what came with it is taken.
             first = self._going().consume(1, min(wait_s, STEP_S))
             for message in first + (self._going().consume(ROWS - 1, GATHER_S) if first else []):
-                if (error := message.error()) is None:
-                    self._left.append(_arrived(message))
-                elif error.code() in GONE and message.topic() is not None:
-                    # What came before it of other partitions comes again.
-                    raise self._gone(str(message.topic()), int(message.partition() or 0))
-                elif error.fatal() or not error.retriable():
-                    raise self._meaning(error)
+                self._keep(message)
         size = taken = 0
         for taken, record in enumerate(self._left, 1):  # noqa: B007 - how many are within the limit
-            size += len(record.value or b"")
+            size += len(record.value or b"") if isinstance(record, Arrived) else 0
             if size > MAX_BYTES:
                 break
         records, self._left = self._left[:taken], self._left[taken:]
         if records:
             self._error = None
         return records
+
+    def _keep(self, message: Message) -> None:
+        """Keep a record for `read`; or raise what is told in its place."""
+        if (error := message.error()) is None:
+            self._left.append(_arrived(message))
+        elif error.code() == KafkaError._PARTITION_EOF:
+            self._ends_seen[str(message.topic()), int(message.partition() or 0)] = int(message.offset() or 0)
+        elif error.code() in GONE and message.topic() is not None:
+            # What came before it of other partitions comes again.
+            raise self._gone(str(message.topic()), int(message.partition() or 0))
+        elif error.fatal() or not error.retriable():
+            raise self._meaning(error, f"Read on topic {message.topic() or ', '.join(self._bridge.settings.topics)}")
 
     def _look(self) -> None:
         """Look for new partitions, and whether the broker answers."""
@@ -154,6 +167,11 @@ class KafkaSource(KafkaClient):
             return
         if any(part not in self._positions for part in parts):
             raise PartsChanged
+        # What lies between the last record and the end are ends of transactions, and what was aborted. Kafka deletes
+        # them as it does records, and who came back then would miss them.
+        for part, end in self._ends_seen.items():
+            if (was := self._positions[part]).next < end:
+                self._left.append(BrokerPosition(*part, end, was.leader_epoch))
 
     def _gone(self, topic: str, part: int) -> PositionGone:
         position = self._positions[topic, part]
@@ -188,13 +206,14 @@ def _assigned(position: BrokerPosition) -> TopicPartition:
 def _arrived(message: Message) -> Arrived:
     kind, at_ms = message.timestamp()
     at = None if kind == TIMESTAMP_NOT_AVAILABLE else _moment(at_ms)
-    given = cast("list[tuple[str, bytes | str | None]]", message.headers() or [])
-    headers = [(name, value if type(value) is bytes else _bytes(value)) for name, value in given]
+    given = headers_of(message)
+    headers = [(name, value if type(value) is bytes else _bytes(value)) for name, value in given or []]
     epoch = message.leader_epoch()
     return Arrived(
         str(message.topic()), int(message.partition() or 0), int(message.offset() or 0), _bytes(message.key()),
         _bytes(message.value()), headers, at,
         None if epoch is None or epoch < 0 else epoch,
+        fault=None if given is not None else "the name of one of its headers is not UTF-8",
     )  # fmt: skip
 
 

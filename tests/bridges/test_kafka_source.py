@@ -1,0 +1,107 @@
+"""What a source reads from Kafka, record by record: nothing is left out, and what cannot be read is told as such."""
+
+import asyncio
+import ctypes
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer, cimpl
+
+from dispatcher.bridges.kafka import client as kafka_client
+from dispatcher.bridges.kafka import source as kafka_source
+from dispatcher.bridges.kafka.source import KafkaSource
+from mailroom.bridges.arrival import Arrived, Intake, Undecodable, incoming
+from mailroom.bridges.settings import InSettings
+from mailroom.bridges.source import InBridge
+from tests.support.kafka_mock import MockKafka
+from tests.support.waiting import WITHIN_S, eventually_async
+
+pytestmark = pytest.mark.one_version
+
+
+def put(mock_kafka: MockKafka, topic: str, count: int) -> None:
+    producer = Producer({"bootstrap.servers": mock_kafka.bootstrap})
+    for nth in range(count):
+        producer.produce(topic, str(nth).encode(), b"k")
+    assert producer.flush(30) == 0
+
+
+@asynccontextmanager
+async def reading(mock_kafka: MockKafka, topic: str) -> AsyncIterator[KafkaSource]:
+    source = KafkaSource(InBridge("in", 1, uuid4(), InSettings("kafka", mock_kafka.bootstrap, (topic,)), {}))
+    try:
+        await source.open()
+        assert await source.begin(await source.begin([])) == []
+        yield source
+    finally:
+        await source.close()
+
+
+async def read(source: KafkaSource, count: int) -> Sequence[Arrived]:
+    found: list[Arrived] = []
+    async with asyncio.timeout(WITHIN_S):
+        while len(found) < count:
+            found += [each for each in await source.read(1.0) if isinstance(each, Arrived)]
+    return found
+
+
+async def test_record_that_comes_while_the_broker_is_asked_for_partitions_is_kept(
+    mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client has it already, and asks a broker in vain, again and again."""
+    monkeypatch.setattr(kafka_source, "ROWS", 2)
+    monkeypatch.setattr(kafka_source, "STEP_S", 0.1)
+    monkeypatch.setattr(kafka_client, "POLL_S", 0.01)
+    mock_kafka.create("asked", 1)
+    put(mock_kafka, "asked", 20)
+    async with reading(mock_kafka, "asked") as source:
+        found = list(await read(source, 2))
+        mock_kafka.down()
+        try:
+            monkeypatch.setattr(kafka_source, "LOOK_S", 0.0)
+            task = asyncio.create_task(source.read(1.0))
+            await eventually_async(lambda: source.trouble is not None)
+            await asyncio.sleep(0.5)
+        finally:
+            mock_kafka.up()
+        found += [each for each in await task if isinstance(each, Arrived)]
+        monkeypatch.setattr(kafka_source, "LOOK_S", 60.0)
+        found += await read(source, 20 - len(found))
+    assert [record.offset for record in found] == list(range(20))
+
+
+def put_raw(bootstrap: str, topic: str, header: bytes) -> None:
+    """Write a record with a header whose name is these bytes, which no function of the Python client takes."""
+    library = ctypes.CDLL(cimpl.__file__)
+    library.rd_kafka_conf_new.restype = library.rd_kafka_new.restype = ctypes.c_void_p
+    settings, why = ctypes.c_void_p(library.rd_kafka_conf_new()), ctypes.create_string_buffer(500)
+    size = ctypes.c_size_t(len(why))
+    assert library.rd_kafka_conf_set(settings, b"bootstrap.servers", bootstrap.encode(), why, size) == 0
+    producer = ctypes.c_void_p(library.rd_kafka_new(0, settings, why, size))
+    # The kinds of arguments: 1 topic, 4 value, 7 flags (2: copy it), 9 header, 0 the end.
+    kind = ctypes.c_int
+    assert not library.rd_kafka_producev(
+        producer, kind(1), topic.encode(), kind(4), b"1", ctypes.c_size_t(1), kind(7), kind(2),
+        kind(9), header, b"v", ctypes.c_ssize_t(1), kind(0),
+    )  # fmt: skip
+    assert library.rd_kafka_flush(producer, kind(30_000)) == 0
+    library.rd_kafka_destroy(producer)
+
+
+async def test_record_with_a_header_whose_name_is_no_text_is_no_message_and_holds_nothing_up(
+    mock_kafka: MockKafka,
+) -> None:
+    mock_kafka.create("names", 1)
+    put(mock_kafka, "names", 50)  # by then Python has specialized the call, and would not notice
+    for name in (b"good", b"bad\xff", b"good"):
+        put_raw(mock_kafka.bootstrap, "names", name)
+    async with reading(mock_kafka, "names") as source:
+        first, bad, last = (await read(source, 53))[50:]
+    for each in (first, last):
+        assert (each.headers, each.fault) == ([("good", b"v")], None)
+    with pytest.raises(
+        Undecodable, match=r"names\[0\]@51 of here is no message: the name of one of its headers is not"
+    ):
+        incoming(bad, Intake(), "here")
