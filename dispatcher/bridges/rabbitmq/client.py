@@ -13,7 +13,6 @@ from aiormq.exceptions import (
     AMQPError,
     AuthenticationError,
     ChannelAccessRefused,
-    ChannelInvalidStateError,
     ChannelNotFoundEntity,
     InvalidFrameError,
     ProbableAuthenticationError,
@@ -29,9 +28,10 @@ T = TypeVar("T")
 CONNECT_S = 5.0
 HEARTBEAT_S = 10  # the server ends a connection that was silent for two of them, the client after a little more
 CLOSE_S = 1.0
-# What the client raises when a connection or a channel is gone; the last one for a channel that it has closed itself.
-LOST = (AMQPError, OSError, TimeoutError, ChannelInvalidStateError)
-NOT_ALLOWED = "NOT_ALLOWED"  # the virtual host is not there, or not for this user
+# What the client raises when a connection or a channel is gone; the last one if it knew that already.
+LOST = (AMQPError, OSError, TimeoutError, RuntimeError)
+# How the client says that the server has not opened the virtual host; the server's own words are lost in it.
+NOT_OPENED = "Connection.OpenOk"
 
 # Their own log would tell each reconnect, with a traceback; what is wrong is told by `trouble`, in one line.
 for _name in ("aiormq", "aio_pika"):
@@ -65,10 +65,7 @@ class RabbitClient:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        try:
-            await asyncio.wait_for(connection.close(), CLOSE_S)
-        except LOST as error:
-            self._error = self._text(error)  # nothing is left that anybody waits for
+        await _closed(connection)
 
     async def _connect(self) -> None:
         """Connect to the first server that answers. Raises `BrokerTrouble` and `BrokerRefused`."""
@@ -81,10 +78,9 @@ class RabbitClient:
                 text = self._text(error)
                 if isinstance(error.__cause__, ssl.SSLCertVerificationError):
                     raise self._refused(text) from None
-                if isinstance(error, AMQPError) and NOT_ALLOWED in text:
-                    raise self._refused(
-                        f"there is no virtual host {server.vhost}, or this user may not use it"
-                    ) from None
+                if isinstance(error, InvalidFrameError) and NOT_OPENED in text:
+                    why = f"it has no virtual host {server.vhost}, or this user may not use that"
+                    raise self._refused(why) from None
                 self._error = text
                 continue
             self._server, self._connection, self._error = server, connection, None
@@ -98,12 +94,14 @@ class RabbitClient:
             user=self._options.get("user", GUEST), password=self._options.get("password", GUEST),
             query={"heartbeat": HEARTBEAT_S},
         ).with_path(f"/{server.vhost}" if server.vhost != "/" else "/")  # fmt: skip
-        return await aio_pika.connect(
-            url,
-            timeout=CONNECT_S,
-            ssl_context=self._tls,
-            client_properties={"connection_name": f"mailroom {self._name}"},
-        )
+        properties = {"connection_name": f"mailroom {self._name}"}
+        connection = aio_pika.Connection(url, ssl_context=self._tls, client_properties=properties)
+        try:
+            await connection.connect(CONNECT_S)
+        except BaseException:
+            await _closed(connection)
+            raise
+        return connection
 
     def _refused(self, why: str) -> BrokerRefused:
         return BrokerRefused(f"the broker refuses this client: {why}", code="MR-bridge-broker-refused")
@@ -121,9 +119,8 @@ class RabbitClient:
                 return task.result()
         finally:
             ended.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         raise BrokerTrouble(self._lost or "given up")
 
     async def _asked(self, work: Awaitable[T], about: str) -> T:
@@ -150,6 +147,12 @@ class RabbitClient:
 
     def _text(self, error: BaseException) -> str:
         text = " ".join(str(each) for each in error.args if isinstance(each, str)) or str(error)
-        if isinstance(error, InvalidFrameError) and NOT_ALLOWED in text:
-            text = NOT_ALLOWED
         return hiding(self._options, text.strip() or type(error).__name__)
+
+
+async def _closed(connection: AbstractConnection) -> None:
+    """Close a connection in time, whatever its server does."""
+    try:
+        await asyncio.wait_for(connection.close(), CLOSE_S)
+    except LOST:
+        await connection.close()  # it has nothing left to close by then, and is marked as closed
