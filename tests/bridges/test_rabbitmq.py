@@ -249,7 +249,7 @@ async def test_queue_that_is_full_holds_up_and_its_order_is_kept(node: Node, rab
 async def test_broker_short_of_memory_is_told_and_gets_everything_later(node: Node, rabbitmq: RabbitMQ) -> None:
     await create(rabbitmq, "blocked")
     bridged(node, rabbitmq, "blocked")
-    # It says so itself when it has read this, and takes nothing until then. rabbitmqctl takes seconds, so it is asked once.
+    # rabbitmqctl takes seconds, so it is asked once, and the broker ends the alarm by itself.
     alarm, off = "{resource_limit, memory, node()}", "rabbit_alarm, clear_alarm"
     async with tended(node):
         await eventually_async(lambda: out_state(node).seen_at is not None)

@@ -1,10 +1,10 @@
-"""What the publisher and the source share: one connection, which is given up when it is lost, and its errors' meaning."""
+"""What the publisher and the source share: a connection, which is given up when it is lost; what its errors mean."""
 
 import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Mapping
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
@@ -94,7 +94,7 @@ class RabbitClient:
             user=self._options.get("user", GUEST), password=self._options.get("password", GUEST),
             query={"heartbeat": HEARTBEAT_S},
         ).with_path(f"/{server.vhost}" if server.vhost != "/" else "/")  # fmt: skip
-        properties = {"connection_name": f"mailroom {self._name}"}
+        properties: dict[str, Any] = {"connection_name": f"mailroom {self._name}"}
         connection = aio_pika.Connection(url, ssl_context=self._tls, client_properties=properties)
         try:
             await connection.connect(CONNECT_S)

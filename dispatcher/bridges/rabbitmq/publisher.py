@@ -1,8 +1,8 @@
 """Publishes to an exchange of RabbitMQ: in order, and at least once.
 
-Records are sent one behind the other over one channel, and the broker confirms each once the queues that get it have it
-on disk (`mandatory`: a record that no queue gets comes back, and is refused). It confirms each by itself, and may return
-or reject one and take the next. So a record is sent only once the one of its key before it is confirmed: what fails is
+Records are sent one behind the other over one channel, and the broker confirms each once the queues that get it keep it
+(`mandatory`: a record that no queue gets comes back, and is refused). It confirms each by itself, and may return or
+reject one and take the next. So a record is sent only once the one of its key before it is confirmed: what fails is
 never overtaken within its key, and what a reader keeps of each key never hides it. Nothing more is sent once one has
 failed. A record that was confirmed is not sent again over the same connection, though one before it has failed; over
 the next one it is, in order, since nothing at the broker says what it has.

@@ -158,8 +158,8 @@ class RabbitSource(RabbitClient):
 
 def _shared(name: str) -> BrokerTrouble:
     return BrokerTrouble(
-        f"queue {name} has another consumer, and a bridge takes in alone, since order rests on it. End that one, or wait "
-        "for it"
+        f"queue {name} has another consumer, and a bridge takes in alone, since order rests on it. End that one, or "
+        "wait for it"
     )
 
 
