@@ -107,8 +107,9 @@ class RabbitClient:
         return BrokerRefused(f"the broker refuses this client: {why}", code="MR-bridge-broker-refused")
 
     def _note_loss(self, _connection: object, error: BaseException | None) -> None:
-        self._lost = "the connection is lost" if error is None else self._text(error)
-        self._ended.set()
+        if not self._ended.is_set():
+            self._lost = "the connection is lost" if error is None else self._text(error)
+            self._ended.set()
 
     async def _unless_ended(self, work: Awaitable[T]) -> T:
         """Return the result of `work`, which is given up once this client is closed, or has lost its connection."""

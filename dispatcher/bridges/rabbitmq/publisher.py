@@ -148,10 +148,15 @@ class RabbitPublisher(RabbitClient):
             raise self._meaning(*(told or errors)[0])
 
     async def _sent(self, channel: Channel, record: Record) -> object:
-        return await channel.basic_publish(
-            record.value or b"", exchange=self._exchange, routing_key=record.topic,
-            properties=properties_of(record), mandatory=True, wait=False,
-        )  # fmt: skip
+        confirm = channel.basic_publish(
+            record.value or b"",
+            exchange=self._exchange,
+            routing_key=record.topic,
+            properties=properties_of(record),
+            mandatory=True,
+            wait=False,  # no drain for each
+        )
+        return await confirm
 
     async def _answered(self, tasks: Sequence["asyncio.Task[object]"]) -> None:
         """Wait until the broker has answered all of these."""
