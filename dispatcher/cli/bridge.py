@@ -135,8 +135,9 @@ def bridge() -> None:
 @pass_call
 def out(
     call: Call, name: str, kafka: str | None, nats: str | None, rabbitmq: str | None, webhook: str | None,
-    own: tuple[str, str] | None, topic: str, exchange: str, topics: tuple[str, ...], exactly_once: bool, mark_topic: str | None, format: Format, encode: Encoding,
-    tombstones: bool, on_failure: OnFailure, keep_s: float | None, max_rows: int | None, actor: str, why: str | None,
+    own: tuple[str, str] | None, topic: str, exchange: str, topics: tuple[str, ...], exactly_once: bool,
+    mark_topic: str | None, format: Format, encode: Encoding, tombstones: bool, on_failure: OnFailure,
+    keep_s: float | None, max_rows: int | None, actor: str, why: str | None,
 ) -> None:  # fmt: skip
     """Publish messages to a broker, by the bridge NAME; or change that bridge.
 

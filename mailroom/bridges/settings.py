@@ -107,8 +107,8 @@ class OutSettings:
             )
         if not isinstance(self.exchange, str) or not EXCHANGE.match(self.exchange):
             raise ConfigurationError(
-                "The name of an exchange has at most 255 letters, digits and - _ . : / characters; without a name it is "
-                "the default one.",
+                "The name of an exchange has at most 255 letters, digits and - _ . : / characters. Without a name it "
+                "is the default one.",
                 code="MR-bridge-settings",
             )
 
