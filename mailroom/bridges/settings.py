@@ -142,6 +142,8 @@ INTAKE = ("as_topic", "key", "decode")
 class InSettings:
     """How a bridge takes in: from which `topics` of which `broker`, at which `address`, and how by `intake`.
 
+    At NATS the one topic is a stream, at RabbitMQ the topics are queues.
+
     `start` says where it begins in a log of which it has read nothing yet: with the `earliest` record there, or with
     what comes from now on (`latest`). `on_failure` says what happens with a record that is no message: it goes to
     `dead_letter` (`skip`), or nothing is taken in before somebody acts (`stop`). Raises `ConfigurationError`.
