@@ -18,7 +18,7 @@ from tests.project.test_public import LISTED, MODULES, PACKAGES
 ATTRIBUTES = {
     "CommitUnknown": "token",
     "LamportClock": "clock history receive tick",
-    "Arrived": "at headers key leader_epoch offset part subject topic value",
+    "Arrived": "at headers id is_queued key leader_epoch offset part subject topic value",
     "BridgeStates": "into out",
     "Bridges": "cut into out remove resume schema status waiting",
     "BrokerPosition": "leader_epoch next part topic",
@@ -31,7 +31,7 @@ ATTRIBUTES = {
     "InState": "flows name positions received received_at settings since state topics why",
     "Intake": "as_topic decode key",
     "OutBridge": "link name node node_id options settings",
-    "OutSettings": "address broker exactly_once form mark_topic of on_failure text",
+    "OutSettings": "address broker exactly_once exchange form mark_topic of on_failure text",
     "OutState": "acked backlog commands keep_s lag_s max_rows name seen_at settings since state topics why",
     "PartsChanged": "",
     "PositionGone": "first position",
