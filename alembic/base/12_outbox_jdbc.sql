@@ -7,8 +7,8 @@
 
 -- Each row is deleted a week after it was written. Vacuum reads the whole primary key, which has a week's ids in random
 -- order. So its threshold is a share of the rows, not a fixed number as for the small tables.
-CREATE TABLE outbox_jdbc_id (  -- Ids of the messages that came through outbox_jdbc, kept for seven days.
-    id uuid        PRIMARY KEY,                        -- The message_id, written in the transaction that wrote the message.
+CREATE TABLE outbox_jdbc_id (  -- Ids of the messages that came through outbox_jdbc, or by a bridge from a queue, kept for seven days.
+    id uuid        PRIMARY KEY,                        -- The message_id, or what is made of the bridge and it; written in the transaction that wrote the message.
     at timestamptz NOT NULL DEFAULT clock_timestamp()  -- When it was written.
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 20000);
 CREATE INDEX outbox_jdbc_id_at ON outbox_jdbc_id (at);

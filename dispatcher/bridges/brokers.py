@@ -14,11 +14,13 @@ from mailroom.errors import ConfigurationError
 PUBLISHERS = {
     "kafka": "dispatcher.bridges.kafka:KafkaPublisher",
     "nats": "dispatcher.bridges.nats:NatsPublisher",
+    "rabbitmq": "dispatcher.bridges.rabbitmq:RabbitPublisher",
     "webhook": "dispatcher.bridges.webhook:WebhookPublisher",
 }
 SOURCES = {
     "kafka": "dispatcher.bridges.kafka:KafkaSource",
     "nats": "dispatcher.bridges.nats:NatsSource",
+    "rabbitmq": "dispatcher.bridges.rabbitmq:RabbitSource",
 }
 
 

@@ -3,6 +3,7 @@
 One transaction moves the position, by compare-and-set, sets the marks and receives the messages. So what was read
 twice, by two dispatchers or after a crash, is received once. Records of bridges of ours come with a clock that rises
 along their link. What is not above the mark of that link has come already: a sender that repeats itself does no harm.
+In a queue whatever was delivered may come again, also behind what is later. There the ids say what has come.
 """
 
 import logging
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
+from uuid import UUID
 
 from dispatcher.bridges.tending import OPEN_S, BridgeStopped, Tending, Trouble
 from dispatcher.links.at_source.bounds import Position, reading_position
@@ -20,7 +22,17 @@ from dispatcher.links.receiver import LinkStopped, Taking
 from dispatcher.links.receiving import Receiving
 from mailroom import events
 from mailroom.bridges.arrival import Arrived, Incoming, Undecodable, incoming, undecoded
-from mailroom.bridges.into import InRow, Mark, Overtaken, beginning, moving_position, reading_marks, reading_positions
+from mailroom.bridges.into import (
+    InRow,
+    Mark,
+    Overtaken,
+    beginning,
+    id_taken_in,
+    knowing_taken,
+    moving_position,
+    reading_marks,
+    reading_positions,
+)
 from mailroom.bridges.source import BrokerPosition, PartsChanged, PositionGone, RecordSource
 from mailroom.links.handshake.target import failing, opening, stopping
 from mailroom.links.handshake.wire import COLUMNS
@@ -93,6 +105,7 @@ class TakingIn(Tending):
                 break
             await self._receiving.transaction(beginning(self._schema, origin, new))
         self._positions = {(each.topic, each.part): each for each in known}
+        self._refused.clear()  # in a queue another record may have this offset now
         self._marks = await self._receiving.run(reading_marks(self._schema, origin))
         self._position = await self._receiving.run(reading_position(self._schema, origin))
         # What was noted of the trouble before may be mended: receiving is refused while the origin is not open.
@@ -107,7 +120,7 @@ class TakingIn(Tending):
         while records:
             records = records[await self._take(records) :]
         if self._positions != self._told_positions:
-            await source.taken(list(self._positions.values()))
+            await self._waiting(source, source.taken(list(self._positions.values())))
             self._told_positions = dict(self._positions)
         await self._goes_well()
 
@@ -116,6 +129,7 @@ class TakingIn(Tending):
         fates, stop = self._fates(records)
         if stop is not None and not fates:
             raise stop
+        fates = await self._only_new(fates)
         rows = [each.message for each in fates if each.message is not None]
         ends = [nth for nth, each in enumerate(fates) if each.message is not None]
         sources = [each for each in (records[nth] for nth in ends) if isinstance(each, Arrived)]
@@ -127,7 +141,8 @@ class TakingIn(Tending):
         def moving(taken: int) -> Operation[None]:
             done = covered(taken)
             moves = [(self._positions[place], after) for place, after in _after(records[:done]).items()]
-            return moving_position(self._schema, self.row.origin, moves, _marks(fates[:done]))
+            ids = [each.known_as for each in fates[:done] if each.known_as is not None]
+            return moving_position(self._schema, self.row.origin, moves, _marks(fates[:done]), ids)
 
         taken = 0
         if not rows:
@@ -181,7 +196,12 @@ class TakingIn(Tending):
                         "--on-failure skip",
                         code=error.code,
                     )
-                fates.append(_Fate(undecoded(record, self._place), str(error)))
+                kept = undecoded(record, self._place)
+                fates.append(_Fate(kept, str(error), known_as=self._known_as(record, kept)))
+                continue
+            if record.is_queued:
+                # Not by its clock: what is behind in the queue may be earlier, and new.
+                fates.append(_Fate(message, known_as=self._known_as(record, message)))
                 continue
             if message.sender is None or message.link is None or message.clock is None:
                 fates.append(_Fate(message))
@@ -191,6 +211,23 @@ class TakingIn(Tending):
             marks[mark] = max(message.clock, marks.get(mark, 0))
             fates.append(_Fate() if is_repeat else _Fate(message, None, (mark, message.clock)))
         return fates, None
+
+    def _known_as(self, record: Arrived, message: Incoming) -> UUID | None:
+        is_known = record.is_queued and message.is_named
+        return id_taken_in(self.row.origin, message.message_id) if is_known else None
+
+    async def _only_new(self, fates: list["_Fate"]) -> list["_Fate"]:
+        """Put repeats into the place of what has come from a queue already."""
+        ids = {each.known_as for each in fates if each.known_as is not None}
+        if not ids:
+            return fates
+        known = await self._receiving.run(knowing_taken(self._schema, ids))
+        found = []
+        for each in fates:
+            found.append(_Fate() if each.known_as in known else each)
+            if each.known_as is not None:
+                known.add(each.known_as)
+        return found
 
     def _incoming(self, record: Arrived) -> Incoming:
         if (why := self._refused.get((record.topic, record.part, record.offset))) is not None:
@@ -216,11 +253,15 @@ class TakingIn(Tending):
 
 @dataclass(slots=True)
 class _Fate:
-    """What a record comes to: a `message`, None for a repeat; its `reason` if it is dead; the `mark` that it sets."""
+    """What a record comes to: a `message`, None for a repeat; its `reason` if it is dead; the `mark` that it sets.
+
+    If it lay in a queue, it is `known_as` that from then on.
+    """
 
     message: Incoming | None = None
     reason: str | None = None
     mark: tuple[Mark, int] | None = None
+    known_as: UUID | None = None
 
 
 def _marks(fates: Sequence[_Fate]) -> dict[Mark, int]:

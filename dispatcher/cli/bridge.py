@@ -65,6 +65,9 @@ def bridge() -> None:
 @click.argument("name", metavar="NAME", type=NODE)
 @click.option("--kafka", metavar="HOST:PORT[,...]", help="Publish to Kafka; some of its servers.")
 @click.option("--nats", metavar="URL[,...]", help="Publish to a stream of NATS JetStream; some of its servers.")
+@click.option(
+    "--rabbitmq", metavar="HOST:PORT[/VHOST]", help="Publish to RabbitMQ, also as amqps://...; see --exchange."
+)
 @click.option("--webhook", metavar="URL", help="Post to a URL; {topic} in its path stands for --topic.")
 @click.option(
     "--broker",
@@ -79,6 +82,12 @@ def bridge() -> None:
     default="",
     help="The topic at the broker, or the subject; {topic} stands for the message's. [{topic}, or outbox.event.{topic} "
     "for debezium]",
+)
+@click.option(
+    "--exchange",
+    metavar="NAME",
+    default="",
+    help="The exchange of RabbitMQ, at which --topic is the routing key. [none: --topic names a queue]",
 )
 @click.option(
     "--subscribe",
@@ -125,9 +134,10 @@ def bridge() -> None:
 @answering
 @pass_call
 def out(
-    call: Call, name: str, kafka: str | None, nats: str | None, webhook: str | None, own: tuple[str, str] | None,
-    topic: str, topics: tuple[str, ...], exactly_once: bool, mark_topic: str | None, format: Format, encode: Encoding,
-    tombstones: bool, on_failure: OnFailure, keep_s: float | None, max_rows: int | None, actor: str, why: str | None,
+    call: Call, name: str, kafka: str | None, nats: str | None, rabbitmq: str | None, webhook: str | None,
+    own: tuple[str, str] | None, topic: str, exchange: str, topics: tuple[str, ...], exactly_once: bool,
+    mark_topic: str | None, format: Format, encode: Encoding, tombstones: bool, on_failure: OnFailure,
+    keep_s: float | None, max_rows: int | None, actor: str, why: str | None,
 ) -> None:  # fmt: skip
     """Publish messages to a broker, by the bridge NAME; or change that bridge.
 
@@ -141,13 +151,14 @@ def out(
       mailroom bridge out ledger --kafka k1:9092,k2:9092 --topic ledger --exactly-once --encode cbor
       mailroom bridge out cdc --kafka localhost:9092 --format debezium --tombstones --on-failure skip
       mailroom bridge out shop --nats nats://localhost:4222 --topic 'shop.{topic}'
+      mailroom bridge out mail --rabbitmq localhost:5672 --exchange shop --subscribe 'order.#'
       mailroom bridge out hooks --webhook https://shop.example/hooks --subscribe order.paid
     """
-    broker, address = _broker(own, kafka=kafka, nats=nats, webhook=webhook)
+    broker, address = _broker(own, kafka=kafka, nats=nats, rabbitmq=rabbitmq, webhook=webhook)
     form = Form(topic, format, encode, tombstones)
     if exactly_once and mark_topic is None and "{topic}" not in form.topic:
         mark_topic = form.topic
-    settings = OutSettings(broker, address, form, exactly_once, mark_topic, on_failure)
+    settings = OutSettings(broker, address, form, exactly_once, mark_topic, on_failure, exchange)
     with call.connection("bridge out") as connection:
         is_new = Bridges(schema=call.schema).out(
             connection, name, settings, topics=topics or None, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why
@@ -163,6 +174,7 @@ def out(
 @click.argument("name", metavar="NAME", type=NODE)
 @click.option("--kafka", metavar="HOST:PORT[,...]", help="Take in from Kafka; some of its servers.")
 @click.option("--nats", metavar="URL[,...]", help="Take in from streams of NATS JetStream; some of its servers.")
+@click.option("--rabbitmq", metavar="HOST:PORT[/VHOST]", help="Take in from queues of RabbitMQ, also as amqps://...")
 @click.option(
     "--broker",
     "own",
@@ -171,7 +183,11 @@ def out(
     help="Take in from another broker, by a class of your own that is a RecordSource.",
 )
 @click.option(
-    "--from", "sources", metavar="TOPIC[,...]", required=True, help="The topics at the broker; at NATS streams."
+    "--from",
+    "sources",
+    metavar="TOPIC[,...]",
+    required=True,
+    help="The topics at the broker; at NATS streams, at RabbitMQ queues.",
 )
 @click.option(
     "--as-topic",
@@ -205,8 +221,8 @@ def out(
 @answering
 @pass_call
 def into(
-    call: Call, name: str, kafka: str | None, nats: str | None, own: tuple[str, str] | None, sources: str,
-    as_topic: str | None, key: str,
+    call: Call, name: str, kafka: str | None, nats: str | None, rabbitmq: str | None, own: tuple[str, str] | None,
+    sources: str, as_topic: str | None, key: str,
     decode: Decoding, start: Start, on_failure: OnFailure, actor: str, why: str | None,
 ) -> None:  # fmt: skip
     """Take in messages from a broker, by the bridge NAME; or change that bridge.
@@ -220,8 +236,9 @@ def into(
       mailroom inbox subscribe reorder stock.levels --origin stock
       mailroom bridge in cdc --kafka localhost:9092 --from outbox.event.order --as-topic 'cdc.{topic}' --key path:id
       mailroom bridge in shop --nats nats://localhost:4222 --from SHOP
+      mailroom bridge in mail --rabbitmq localhost:5672 --from mail.orders
     """
-    broker, address = _broker(own, kafka=kafka, nats=nats)
+    broker, address = _broker(own, kafka=kafka, nats=nats, rabbitmq=rabbitmq)
     topics = tuple(topic.strip() for topic in sources.split(",") if topic.strip())
     settings = InSettings(broker, address, topics, Intake(as_topic, key, decode), start, on_failure)
     with call.connection("bridge in") as connection:

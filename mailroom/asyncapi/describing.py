@@ -19,6 +19,8 @@ from mailroom.names import MANY, ONE, fits
 SPECIFICATION = "3.0.0"
 NODE = "node"
 BINDING = "0.5.0"
+AMQP_BINDING = "0.3.0"
+_OF_A_CHANNEL = ("servers", "bindings")
 DECODED: Mapping[Decoding, str] = {
     "json": "application/json",
     "cbor": "application/cbor",
@@ -106,7 +108,8 @@ class _Document:
             channels.setdefault(address, {})[name] = like.untyped({topic_in: _others(patterns[address], known)})
         servers = self._servers(settings.broker, settings.address)
         for address, messages in channels.items():
-            channel = self._channel(servers, address, messages)
+            bound = _amqp("routingKey", "exchange", settings.exchange) if settings.broker == "rabbitmq" else {}
+            channel = self._channel(servers, address, messages, bound)
             if "{topic}" in address:
                 about = f"The topic of a message: {', '.join(patterns[address])}"
                 self.channels[channel]["parameters"] = {"topic": {"description": about}}
@@ -126,8 +129,10 @@ class _Document:
                 typed = [topic for topic in typed if topic.name == fill(intake.as_topic, address)]
             messages = {f"{name}.{name_of(topic)}": like.typed(topic, {}) for topic in typed}
             messages = messages or {name: like.untyped({})}
-            channel = self._channel(servers, address, messages)
-            self._operate("receive", bridge.name, channel, messages, f"Taken in by bridge {bridge.name}, exactly once.")
+            is_queue = settings.broker == "rabbitmq"
+            channel = self._channel(servers, address, messages, _amqp("queue", "queue", address) if is_queue else {})
+            often = "once per id" if is_queue else "exactly once"
+            self._operate("receive", bridge.name, channel, messages, f"Taken in by bridge {bridge.name}, {often}.")
             self.reached |= {topic.name for topic in typed}
 
     def add_others(self, node: str | None) -> None:
@@ -157,12 +162,13 @@ class _Document:
             "messages": [{"$ref": f"{at}/messages/{name}"} for name in messages],
         }
 
-    def _channel(self, servers: list[str], address: str, messages: dict[str, Part]) -> str:
+    def _channel(self, servers: list[str], address: str, messages: dict[str, Part], bound: Part | None = None) -> str:
         """Add messages to the channel of an address at some servers; return its name."""
-        at = {"servers": [{"$ref": _pointer("servers", server)} for server in servers]} if servers else {}
+        at: Part = {"servers": [{"$ref": _pointer("servers", server)} for server in servers]} if servers else {}
+        at |= {"bindings": bound} if bound else {}
         for name in _names(address):
             channel = self.channels.setdefault(name, {"address": address, **at, "messages": {}})
-            if channel["address"] == address and channel.get("servers") == at.get("servers"):
+            if channel["address"] == address and all(channel.get(each) == at.get(each) for each in _OF_A_CHANNEL):
                 channel["messages"] |= messages
                 return name
         raise AssertionError
@@ -172,7 +178,8 @@ class _Document:
         names = []
         for each in address.split(","):
             at = urlsplit(each if "://" in each else f"//{each}")
-            server = {"host": at.netloc, "protocol": broker} | ({"pathname": at.path} if at.path else {})
+            protocol = (at.scheme or "amqp") if broker == "rabbitmq" else broker
+            server = {"host": at.netloc, "protocol": protocol} | ({"pathname": at.path} if at.path else {})
             for name in _names(f"{broker}-{at.netloc}{at.path}"):
                 if self.servers.setdefault(name, server) == server:
                     break
@@ -217,6 +224,11 @@ def _names(text: str) -> Iterator[str]:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") or "all"
     yield name
     yield from (f"{name}-{nth}" for nth in count(2))
+
+
+def _amqp(kind: str, part: str, name: str) -> Part:
+    """Return what RabbitMQ's channel is: routing keys of an exchange, or a queue."""
+    return {"amqp": {"is": kind, part: {"name": name}, "bindingVersion": AMQP_BINDING}}
 
 
 def _pointer(*steps: str) -> str:

@@ -5,8 +5,9 @@ headers and times, and the same value, byte for byte in CBOR; `json_form` says w
 all of it. Any other record is a message, not an event: an event is what its sender has declared to be one. Whoever may
 write to the broker's topic may declare it, by `mailroom-kind`; so a broker's rights decide who can.
 
-- id: `mailroom-id`, else `ce_id` or Debezium's `id` if it is a UUID, else one made of the place where the record lies:
-  so who reads it again finds the same id. `place` names the cluster, since another one has the same topics and offsets.
+- id: `mailroom-id`, else `ce_id` or Debezium's `id` if it is a UUID, else what the broker calls it if that is a UUID,
+  else one made of the place where the record lies: so who reads it again finds the same id. `place` names the cluster,
+  since another one has the same topics and offsets. In a queue nothing has a place, and such a record is a new one.
 - key: the record's, in UTF-8; none, or an empty one, is a message without order, whose key is its id.
 - headers: of a record of ours the message's own; of another one all, but for those that begin with `mailroom-`. Of two
   with one name the last one counts. What is no text, such as a number in binary form, is in base64 as `NAME-base64`.
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Literal, TypeAlias, TypeVar, get_args
-from uuid import UUID, uuid5
+from uuid import UUID, uuid4, uuid5
 
 from mailroom import codec
 from mailroom.bridges.json_form import NotJson, of_json
@@ -67,8 +68,9 @@ class Arrived:
 
     `leader_epoch` is that of the partition's leader when it was written, where the broker has such epochs. `subject` is
     given where the broker calls a record's topic so, and `topic` is only the log in which it lies. `place` is given
-    where the log has a name that no other one has, and the cluster has none. `fault` is given where its client could
-    not read it, and says why: it is no message.
+    where the log has a name that no other one has, and the cluster has none. `id` is the record's own at the broker,
+    which no other one has. With `is_queued` it lay in a queue, and may come again at another offset. `fault` is given
+    where its client could not read it, and says why: it is no message.
     """
 
     topic: str
@@ -82,6 +84,8 @@ class Arrived:
     subject: str | None = None
     place: str | None = None
     fault: str | None = None
+    id: UUID | None = None
+    is_queued: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ class Incoming:
     """A message that came from a broker: the columns of it that a row moves with, the value as CBOR.
 
     `sender`, `link` and `clock` are those of the bridge of ours that has written the record, else None, all three.
+    With `is_named` the record says its id, and does not get it from where it lies.
     """
 
     message_id: UUID
@@ -133,6 +138,7 @@ class Incoming:
     sender: UUID | None
     link: int | None
     clock: int | None
+    is_named: bool = True
 
 
 def incoming(record: Arrived, how: Intake, place: str) -> Incoming:
@@ -149,12 +155,14 @@ def undecoded(record: Arrived, place: str) -> Incoming:
     """Return what is kept of a record that is no message: its value as bytes, under its topic if that can be one."""
     place = record.place or place
     raw = record.value if record.value is not None and len(record.value) <= MAX_VALUE_BYTES - 16 else None
-    message_id = uuid5(MADE_HERE, json.dumps([place, record.topic, record.part, record.offset]))
+    # Not an id that its headers say: whether that is its own is not known.
+    message_id = record.id or _made_id(record, place)
     named = record.subject or record.topic
     topic = named if TOPIC.match(named) else "undecodable"
     at = _in_range(record.at)
     key, value = str(message_id), NULL if raw is None else codec.encode(raw)
-    return Incoming(message_id, topic, key, "M", "U", None, value, None, None, None, at, None, None, None)
+    is_named = record.id is not None
+    return Incoming(message_id, topic, key, "M", "U", None, value, None, None, None, at, None, None, None, is_named)
 
 
 def _incoming(record: Arrived, how: Intake, place: str) -> Incoming:
@@ -162,7 +170,8 @@ def _incoming(record: Arrived, how: Intake, place: str) -> Incoming:
         raise _Unfit(record.fault)
     named = dict(record.headers)
     decoded, value = _value(record.value, named, how.decode)
-    message_id = _id(record, named, place)
+    own_id = _id(record, named)
+    message_id = own_id or _made_id(record, place)
     sender, link, clock = _sender(named)
     kind, message_type, event_type = _kind(named)
     return Incoming(
@@ -180,6 +189,7 @@ def _incoming(record: Arrived, how: Intake, place: str) -> Incoming:
         sender,
         link,
         clock,
+        own_id is not None,
     )
 
 
@@ -214,13 +224,20 @@ def _matched(named: Mapping[str, bytes | None], name: str, form: re.Pattern[str]
 # --- what it is ----------------------------------------------------------------------------------------------------
 
 
-def _id(record: Arrived, named: Mapping[str, bytes | None], place: str) -> UUID:
+def _id(record: Arrived, named: Mapping[str, bytes | None]) -> UUID | None:
+    """Return the id that a record says."""
     if (given := _matched(named, "mailroom-id", UUID_TEXT, _uuid)) is not None:
         return given
     for name in ("ce_id", "id"):
         text = (named.get(name) or b"").decode(errors="replace")
         if UUID_TEXT.match(text):
             return _uuid(text)
+    return record.id
+
+
+def _made_id(record: Arrived, place: str) -> UUID:
+    if record.is_queued:
+        return uuid4()  # a count may stand for another one later
     # As JSON: no two places have the same text, whatever characters are in a name.
     return uuid5(MADE_HERE, json.dumps([place, record.topic, record.part, record.offset]))
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from mailroom.bridges.settings import InSettings
 from mailroom.bridges.source import BrokerPosition
@@ -165,6 +165,21 @@ ON CONFLICT (origin, topic, part, sender, link) DO UPDATE SET clock = excluded.c
 )
 
 
+# By origin: the same id may have come by another bridge, or may have been sent here.
+KNOWN = Sql("SELECT id FROM {schema}.outbox_jdbc_id WHERE id = ANY (%(ids)s::uuid[])", columns=("uuid",))
+REMEMBER = Sql(
+    """
+WITH new AS (
+    INSERT INTO {schema}.outbox_jdbc_id (id) SELECT pg_catalog.unnest(%(ids)s::uuid[]) ON CONFLICT DO NOTHING
+    RETURNING 1)
+SELECT count(*) FROM new
+""",
+    columns=("bigint",),
+)
+# This must never change: with another one, what was taken in would be taken in again.
+TAKEN_IN = UUID("0b6b1c2c-3b0e-5f0e-8f5e-6a3c9d0f4e51")
+
+
 class Overtaken(MailroomError):
     """Another dispatcher has taken in since, or somebody has set the position: read again where the database says."""
 
@@ -195,8 +210,12 @@ def moving_position(
     origin: int,
     moves: Sequence[tuple[BrokerPosition, BrokerPosition]],
     marks: Mapping[Mark, int],
+    ids: Sequence[UUID] = (),
 ) -> Operation[None]:
-    """Move positions, each from one to the other, and set marks, with what is received. Raises `Overtaken`."""
+    """Move positions, each from one to the other, and set marks, with what is received. Raises `Overtaken`.
+
+    `ids` are those of `id_taken_in` that come with it, and are known from then on.
+    """
     [(moved,)] = yield MOVE.at(schema=schema)(
         origin=origin,
         topics=[before.topic for before, _ in moves],
@@ -216,6 +235,20 @@ def moving_position(
             links=[link for _, _, _, link in marks],
             clocks=list(marks.values()),
         )
+    if ids:
+        [(new,)] = yield REMEMBER.at(schema=schema)(ids=list(ids))
+        if new != len(ids):
+            raise Overtaken("some of it has come already")
+
+
+def id_taken_in(origin: int, message_id: UUID) -> UUID:
+    """Return the id under which it is remembered, for seven days, that a message came from a queue by this origin."""
+    return uuid5(TAKEN_IN, f"{origin}:{message_id}")
+
+
+def knowing_taken(schema: str, ids: Collection[UUID]) -> Operation[set[UUID]]:
+    """Return those of these ids, of `id_taken_in`, that are known."""
+    return {id for (id,) in (yield KNOWN.at(schema=schema)(ids=list(ids)))}
 
 
 # -- What an operator does --------------------------------------------------------------------------------------------

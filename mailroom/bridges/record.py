@@ -31,9 +31,10 @@ The headers come in this order:
 | any other | all | the message's own headers, in UTF-8 |
 
 A header of the message cannot stand by itself if its name is one of these, or begins with `ce_`, `mailroom-` or
-`nats-` (which tell a server of NATS what to do), in whichever case; if its name has anything but letters, digits, dots,
-hyphens and underscores; or if its text has control characters, or spaces at its ends. Not in a record are `source`,
-which says who sent it within the node, and `after_clock`, which the clock of the send is later than.
+`nats-` (which tell a server of NATS what to do), or is `cc`, `bcc`, `x-delay` or `x-death` (which tell RabbitMQ), in
+whichever case; if its name has anything but letters, digits, dots, hyphens and underscores; or if its text has control
+characters, or spaces at its ends. Not in a record are `source`, which says who sent it within the node, and
+`after_clock`, which the clock of the send is later than.
 """
 
 import json
@@ -67,6 +68,7 @@ VERSION: Header = ("ce_specversion", b"1.0")
 CONTENT_TYPE = "content-type"
 CONTENT_TYPES: Mapping[Encoding, bytes] = {"json": b"application/json", "cbor": b"application/cbor"}
 NAME = re.compile(r"[A-Za-z0-9_.-]+\Z")
+RESERVED = frozenset({"id", CONTENT_TYPE, "cc", "bcc", "x-delay", "x-death"})
 
 
 class Unencodable(MailroomError):
@@ -215,7 +217,7 @@ def one_of(given: object, what: str, allowed: tuple[str, ...]) -> None:
 def is_reserved(name: str) -> bool:
     """Return whether a header of this name is not the message's own, in a record of ours."""
     name = name.lower()
-    return name in ("id", CONTENT_TYPE) or name.startswith(("ce_", "mailroom-", "nats-"))
+    return name in RESERVED or name.startswith(("ce_", "mailroom-", "nats-"))
 
 
 def _value(message: Carried, encode: Encoding) -> bytes:

@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from mailroom.bridges.arrival import Intake
+from mailroom.bridges.rabbitmq_address import amqp_servers
 from mailroom.bridges.record import Form
 from mailroom.bridges.webhook_url import stored_url
 from mailroom.errors import ConfigurationError
 
 OnFailure: TypeAlias = Literal["stop", "skip"]
 
-BROKERS = ("kafka", "nats", "webhook")
+BROKERS = ("kafka", "nats", "rabbitmq", "webhook")
 # A publisher of a user's own: `module:Class`.
 OWN_BROKER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z", re.ASCII)
 # A user and a password before the host. A broker's address is stored and shown.
 USERINFO = re.compile(r"(^|/|,)[^/,@\s]*@")
+EXCHANGE = re.compile(r"[A-Za-z0-9_.:/-]{0,255}\Z")
 FIELDS = ("format", "encode", "tombstones")
 
 
@@ -51,7 +53,8 @@ class OutSettings:
     With `exactly_once` the broker keeps, in each of its transactions, a mark of what was published; `mark_topic` is the
     topic at the broker under which Kafka keeps it. `on_failure` says what happens with a message that the broker
     refuses or that the form cannot hold: `stop`, so that nothing is published before somebody acts, or `skip`, so that
-    it goes to `dead_letter`. Raises `ConfigurationError`.
+    it goes to `dead_letter`. `exchange` is RabbitMQ's: without one the topic of a record names its queue. Raises
+    `ConfigurationError`.
     """
 
     broker: str
@@ -60,6 +63,7 @@ class OutSettings:
     exactly_once: bool = False
     mark_topic: str | None = None
     on_failure: OnFailure = "stop"
+    exchange: str = ""
 
     def __post_init__(self) -> None:
         """Check the settings against each other."""
@@ -68,6 +72,7 @@ class OutSettings:
             self._check_webhook()
         else:
             address_text(self.address)
+        self._check_rabbitmq()
         if self.on_failure not in get_args(OnFailure):
             raise ConfigurationError("on_failure is stop or skip.", code="MR-bridge-settings")
         if self.exactly_once and self.broker == "nats":
@@ -89,6 +94,24 @@ class OutSettings:
                 code="MR-bridge-settings",
             )
 
+    def _check_rabbitmq(self) -> None:
+        if self.broker != "rabbitmq":
+            if self.exchange:
+                raise ConfigurationError("Only RabbitMQ has an exchange.", code="MR-bridge-settings")
+            return
+        amqp_servers(self.address)
+        if self.exactly_once:
+            raise ConfigurationError(
+                "RabbitMQ is at least once, and its readers know repeats by their ids: leave out exactly_once.",
+                code="MR-bridge-settings",
+            )
+        if not isinstance(self.exchange, str) or not EXCHANGE.match(self.exchange):
+            raise ConfigurationError(
+                "The name of an exchange has at most 255 letters, digits and - _ . : / characters. Without a name it "
+                "is the default one.",
+                code="MR-bridge-settings",
+            )
+
     def text(self) -> str:
         """Return the settings as the database keeps them."""
         form = {name: getattr(self.form, name) for name in FIELDS}
@@ -96,6 +119,7 @@ class OutSettings:
             {
                 "broker": self.broker, "address": self.address, "topic": self.form.topic, **form,
                 "exactly_once": self.exactly_once, "mark_topic": self.mark_topic, "on_failure": self.on_failure,
+                "exchange": self.exchange,
             }
         )  # fmt: skip
 
@@ -104,7 +128,10 @@ class OutSettings:
         """Read what `text` returned."""
         kept: Mapping[str, Any] = json.loads(text)
         form = Form(kept["topic"], **{name: kept[name] for name in FIELDS})
-        return cls(kept["broker"], kept["address"], form, kept["exactly_once"], kept["mark_topic"], kept["on_failure"])
+        return cls(
+            kept["broker"], kept["address"], form, kept["exactly_once"], kept["mark_topic"], kept["on_failure"],
+            kept["exchange"],
+        )  # fmt: skip
 
 
 Start: TypeAlias = Literal["earliest", "latest"]
@@ -114,6 +141,8 @@ INTAKE = ("as_topic", "key", "decode")
 @dataclass(frozen=True, slots=True)
 class InSettings:
     """How a bridge takes in: from which `topics` of which `broker`, at which `address`, and how by `intake`.
+
+    At NATS the one topic is a stream, at RabbitMQ the topics are queues.
 
     `start` says where it begins in a log of which it has read nothing yet: with the `earliest` record there, or with
     what comes from now on (`latest`). `on_failure` says what happens with a record that is no message: it goes to
@@ -135,6 +164,13 @@ class InSettings:
                 "Webhooks are taken in by a server of its own: mailroom bridge serve", code="MR-bridge-settings"
             )
         address_text(self.address)
+        if self.broker == "rabbitmq":
+            amqp_servers(self.address)
+            if self.start != "earliest":
+                raise ConfigurationError(
+                    "A queue of RabbitMQ gives out what it has, from its beginning: leave out --start.",
+                    code="MR-bridge-settings",
+                )
         if not self.topics or not all(isinstance(topic, str) and topic for topic in self.topics):
             raise ConfigurationError("Name the topics at the broker that are taken in.", code="MR-bridge-settings")
         if self.start not in get_args(Start):

@@ -77,7 +77,10 @@ class RecordSource(Protocol):
         ...
 
     async def taken(self, positions: Sequence[BrokerPosition]) -> None:
-        """Be told that everything before these positions is committed; for a broker that shows it, or deletes it."""
+        """Be told that everything before these positions is committed; for a broker that shows it, or deletes it.
+
+        A queue forgets it then, and gives out again what it has given out and was not told of.
+        """
         ...
 
     async def close(self) -> None:

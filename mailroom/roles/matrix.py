@@ -220,7 +220,7 @@ DISPATCHER = (
       for name, end in (("make", "s"), ("empty", ""), ("drop", ""))),
     on("attempt", "SELECT", "DELETE"),
     on("audit", "SELECT", "DELETE"),
-    on("outbox_jdbc_id", "SELECT", "DELETE"),
+    on("outbox_jdbc_id", "SELECT", "INSERT (id)", "DELETE", why="INSERT of what bridges take in from queues"),
     on("my_stat_minute", "SELECT", "INSERT", "UPDATE"),
     on("stat_minute", "SELECT", "DELETE", why="DELETE, as only who has it may write rows of no inbox"),
     on("commit_token", "SELECT", "DELETE"),

@@ -266,6 +266,23 @@ def test_a_server_is_named_by_an_address_of_any_form_and_shows_no_query() -> Non
     assert "hunter2" not in json.dumps(found)
 
 
+def test_rabbitmq_has_routing_keys_of_an_exchange_and_queues() -> None:
+    settings = OutSettings("rabbitmq", "mq:5672/shop,amqps://mq2/shop", Form("stock"), exchange="shop")
+    into = replace(IN, settings=InSettings("rabbitmq", "mq:5672/shop,amqps://mq2/shop", ("stock",)))
+    found = made(replace(OUT, settings=settings), into=(into,))
+    assert list(found["servers"].values())[:2] == [
+        {"host": "mq:5672", "protocol": "amqp", "pathname": "/shop"},
+        {"host": "mq2", "protocol": "amqps", "pathname": "/shop"},
+    ]
+    bound = [each["bindings"]["amqp"] for each in found["channels"].values() if each["address"] == "stock"]
+    assert bound == [
+        {"is": "routingKey", "exchange": {"name": "shop"}, "bindingVersion": "0.3.0"},
+        {"is": "queue", "queue": {"name": "stock"}, "bindingVersion": "0.3.0"},
+    ]
+    told = [each["summary"] for each in found["operations"].values() if each["action"] == "receive"]
+    assert told == ["Taken in by bridge stock, once per id."]
+
+
 def test_topics_alone_have_channels_and_no_servers() -> None:
     found = document([ORDERS, ORDERS], title="Shop", version="1.2")
     assert OFFICIAL.is_valid(found)

@@ -2605,9 +2605,9 @@ CREATE TABLE mailroom.outbox_jdbc_id (
 )
 WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='20000');
 
-COMMENT ON TABLE mailroom.outbox_jdbc_id IS 'Ids of the messages that came through outbox_jdbc, kept for seven days.';
+COMMENT ON TABLE mailroom.outbox_jdbc_id IS 'Ids of the messages that came through outbox_jdbc, or by a bridge from a queue, kept for seven days.';
 
-COMMENT ON COLUMN mailroom.outbox_jdbc_id.id IS 'The message_id, written in the transaction that wrote the message.';
+COMMENT ON COLUMN mailroom.outbox_jdbc_id.id IS 'The message_id, or what is made of the bridge and it; written in the transaction that wrote the message.';
 
 COMMENT ON COLUMN mailroom.outbox_jdbc_id.at IS 'When it was written.';
 

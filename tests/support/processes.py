@@ -60,6 +60,10 @@ class ServerProcess:
         said = self._log.read_text(errors="replace")[-2_000:]
         assert ended is None, f"{self._process.args!r} ended with {ended}: {said}"
 
+    def ended(self) -> int:
+        """Wait until it has ended, and return its exit code."""
+        return self._process.wait(WITHIN_S)
+
     def pause(self) -> None:
         """Stop all its processes where they are: connections stay open and nothing answers."""
         os.killpg(self.pid, signal.SIGSTOP)

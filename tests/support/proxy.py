@@ -43,12 +43,14 @@ class Proxy:
         self._swallowed: bytes | None = None
         self._choose: Callable[[], CommitFault] = lambda: CommitFault.NONE
         self._held_s: float | None = None
+        self._holds_answers = False
         self._released = asyncio.Event()
         self._ended = (b"", b"")
         self._streams: set[asyncio.StreamWriter] = set()
         self._pumps: set[asyncio.Task[Any]] = set()
         self.port = 0
         self.swallowed = 0  # bytes that went into the black hole
+        self.held = 0  # bytes of answers that were not passed on
         self.endings = 0  # sessions that are yet to be ended
         self.commits: list[CommitFault] = []  # what happened to each COMMIT so far
         self._listener: asyncio.Server
@@ -65,6 +67,10 @@ class Proxy:
     def black_hole(self, only: bytes = b"") -> None:
         """Keep connections open and forward nothing more of those in whose beginning `only` occurs."""
         self._do(self._swallow(only))
+
+    def hold_answers(self) -> None:
+        """Pass on what clients say, and nothing of what they are answered, until they are cut off."""
+        self._holds_answers = True
 
     def forward(self) -> None:
         """Swallow nothing any more; what was swallowed is lost, so only new connections work."""
@@ -105,6 +111,7 @@ class Proxy:
         self.port = self._listener.sockets[0].getsockname()[1]
 
     async def _cut(self) -> None:
+        self._holds_answers = False
         for socket in self._listener.sockets:
             self._loop.remove_reader(socket.fileno())  # a closed listener would leave open what it is accepting
         while asyncio.all_tasks() - {asyncio.current_task()}:  # what is being accepted has no pump yet
@@ -149,7 +156,9 @@ class Proxy:
 
     async def _answers(self, source: asyncio.StreamReader, link: "_Link") -> None:
         while data := await source.read(65_536):
-            if not self._swallows(data, link):
+            if self._holds_answers:
+                self.held += len(data)
+            elif not self._swallows(data, link):
                 if link.fault is not CommitFault.NONE and DONE in data:
                     break
                 if end := self._end(data, link):

@@ -12,6 +12,7 @@ from tests.support.waiting import eventually
 # What a client says first, and how the server's first method begins: a frame on channel 0.
 GREETING = b"AMQP\x00\x00\x09\x01"
 METHOD = b"\x01\x00\x00"
+MAX_MESSAGE_BYTES = 1_000_000  # so that a test can send more
 
 
 def rabbitmq_program() -> str | None:
@@ -32,20 +33,23 @@ class RabbitMQ(Broker):
         self._account = server_account()
         if self._account.switched:
             os.chown(directory, self._account.uid, self._account.gid)
-        self._port, self._names_port, distribution = free_port(), free_port(), free_port()
-        self.url = f"amqp://guest:guest@127.0.0.1:{self._port}/"
+        self.port, self._names_port, distribution = free_port(), free_port(), free_port()
+        self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/"
         plugins, settings = directory / "enabled_plugins", directory / "rabbitmq.conf"
         plugins.write_text("[].")
-        settings.write_text("log.console = true\nlog.console.level = warning\nlog.file = false\n")
+        settings.write_text(
+            "log.console = true\nlog.console.level = warning\nlog.file = false\n"
+            f"max_message_size = {MAX_MESSAGE_BYTES}\n"
+        )
         for file in (plugins, settings):
             file.chmod(0o644)
         self._environment = {
             "HOME": str(directory),  # of the cookie
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": str(self._names_port),
-            "RABBITMQ_NODENAME": f"mailroom-{self._port}@localhost",
+            "RABBITMQ_NODENAME": f"mailroom-{self.port}@localhost",
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODE_PORT": str(self._port),
+            "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(distribution),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             "RABBITMQ_CONF_ENV_FILE": str(directory / "none"),
@@ -67,6 +71,17 @@ class RabbitMQ(Broker):
             f"_{queue}".encode() in file.read_bytes() for file in self._directory.glob("mnesia/*/quorum/*/names.dets")
         )
 
+    def control(self, *words: str) -> None:
+        """Have rabbitmqctl do something at the node."""
+        program = rabbitmq_program()
+        assert program, "make brokers"
+        node = self._environment["RABBITMQ_NODENAME"]
+        ctl = self._run(str(Path(program).with_name("rabbitmqctl")), "-n", node, *words)
+        try:
+            assert ctl.ended() == 0, self.log.read_text(errors="replace")[-2_000:]
+        finally:
+            ctl.kill()
+
     def close(self) -> None:
         """End it for good, with its name service."""
         super().close()
@@ -83,8 +98,8 @@ class RabbitMQ(Broker):
             eventually(lambda: answer(self._names_port, b"\x00\x01n"))
         return self._run(program)
 
-    def _run(self, program: str) -> ServerProcess:
-        return ServerProcess([program], log=self.log, environment=self._environment, account=self._account)
+    def _run(self, program: str, *words: str) -> ServerProcess:
+        return ServerProcess([program, *words], log=self.log, environment=self._environment, account=self._account)
 
     def _answers(self) -> bool:
-        return answer(self._port, GREETING).startswith(METHOD)
+        return answer(self.port, GREETING).startswith(METHOD)

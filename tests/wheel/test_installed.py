@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 both = pytest.mark.parametrize("versions", [NEWEST, LOWEST])
 
 # What imports the client of a broker, which an extra brings.
-BROKERS = tuple(f"dispatcher/bridges/{broker}/" for broker in ("kafka", "nats", "webhook"))
+BROKERS = tuple(f"dispatcher/bridges/{broker}/" for broker in ("kafka", "nats", "rabbitmq", "webhook"))
 # All modules of the distribution but those that begin with an argument, each imported after the ones before it.
 # Migrations are alembic's to run, the plugin pytest's to load, and `models` is imported where pydantic is.
 IMPORT_ALL = """
