@@ -18,8 +18,7 @@ from tests.project.test_public import LISTED, MODULES, PACKAGES
 ATTRIBUTES = {
     "CommitUnknown": "token",
     "LamportClock": "clock history receive tick",
-    "Arrived": "at fault headers key leader_epoch offset part place subject topic value",
-    "Arrived": "at headers id is_queued key leader_epoch offset part subject topic value",
+    "Arrived": "at fault headers id is_queued key leader_epoch offset part place subject topic value",
     "BridgeStates": "into out",
     "Bridges": "cut into out remove resume schema status waiting",
     "BrokerPosition": "leader_epoch next part topic",

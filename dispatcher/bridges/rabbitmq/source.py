@@ -172,5 +172,5 @@ def _arrived(queue: _Queue, message: DeliveredMessage) -> Arrived:
     value = None if is_ours and not message.body else message.body
     return Arrived(
         queue.name, 0, queue.beyond, named.get(KEY) if is_ours else None, value, headers, properties.timestamp,
-        None, message.routing_key or None, id_in(properties), is_queued=True,
+        None, message.routing_key or None, id=id_in(properties), is_queued=True,
     )  # fmt: skip
