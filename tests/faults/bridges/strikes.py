@@ -245,8 +245,7 @@ class BrokerStriker:
     def _is_hit(self, daemon: Actor, failpoint: Failpoint) -> bool:
         if daemon.arm(failpoint) and daemon.hit.wait(PASSED_WITHIN_S):
             return True
-        daemon.arm(None)
-        daemon.signal(signal.SIGCONT)  # it may just have been struck
+        daemon.disarm()
         self._tally.missed_one()
         return False
 
@@ -320,8 +319,7 @@ class BrokerStriker:
                 place = self._deleted() if all(each.hit.wait(STOPPED_WITHIN_S) for each in daemons) else None
             finally:
                 for daemon in daemons:
-                    daemon.arm(None, 0.0)
-                    daemon.signal(signal.SIGCONT)
+                    daemon.disarm()
             self._tally.did("both daemons killed")
             if place is None:
                 self._tally.missed_one()
