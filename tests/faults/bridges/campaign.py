@@ -33,7 +33,7 @@ WAITING = 8_000  # rows not published or not handled, at which writers rest
 ROUND_S = 60.0
 FLOWS_WITHIN_S = 60.0
 SETTLED_WITHIN_S = 180.0
-PAUSE_S = {"out": 0.4, "into": 0.4, "broker": 3.0}  # between two faults, at most
+PAUSE_S = {"out": 0.2, "into": 0.2, "broker": 1.0}  # between two faults, at most
 OPTIONS = {"RECONNECT_BACKOFF_MAX_MS": "500"}
 BATCHES = {"BATCH_NUM_MESSAGES": "20"}  # several of a partition are under way at once
 # A daemon that gets no processor for a second is no fault of it: a lease that is shorter than that goes to and fro, and
