@@ -28,7 +28,7 @@ from mailroom.sql import runner as transaction
 from mailroom.sql.operation import Execute, Fill, Sql, Statement, Step
 from tests.faults import awaits
 
-LINGERS_S = 2.5
+LINGERS_S = 4.0
 PACKAGES = ("mailroom", "outbox", "inbox", "dispatcher")
 COMMANDS = ("BEGIN", "COMMIT", "ROLLBACK")
 RAW = ("LISTEN", "SELECT 1")  # what the product executes on a connection of its own, without the runner

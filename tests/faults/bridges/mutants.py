@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from confluent_kafka import Consumer, Producer, TopicPartition
+
 from mailroom.sql.operation import Sql
 
 Points: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]  # by node: a statement or a call, and how to strike there
@@ -29,7 +31,7 @@ class Mutant:
 MUTANTS: dict[str, Mutant] = {}
 ACKNOWLEDGE = "dispatcher.links.at_source.acknowledge.ACKNOWLEDGE"
 COMMITTING = "kafka commit_transaction"
-GIVEN_UP_MS = "500"
+GIVEN_UP_MS = "2000"
 # Faults of the broker's striker, by name.
 REPEATED, SLOWLY, BY_HAND = "repeated to a new reader", "handed over slowly", "position set by hand"
 
@@ -72,7 +74,7 @@ def _mark_not_read() -> None:
 def _mark_not_committed() -> None:
     from dispatcher.bridges.kafka import publisher
 
-    class Forgetful(publisher.Producer):
+    class Forgetful(Producer):
         def send_offsets_to_transaction(self, *_: Any) -> None:
             pass
 
@@ -104,7 +106,7 @@ def _acknowledged_before_published() -> None:
 def _finite_delivery_timeout() -> None:
     from dispatcher.bridges.kafka import publisher
 
-    class Impatient(publisher.Producer):
+    class Impatient(Producer):
         def __init__(self, options: dict[str, Any], **others: Any) -> None:
             if options.pop("enable.gapless.guarantee", None):
                 options["message.timeout.ms"] = GIVEN_UP_MS
@@ -132,11 +134,9 @@ def _position_not_compared() -> None:
     Aim({"into": (("kafka commit", "killed before it"), ("kafka commit", "its own server killed behind it"))}),
 )
 def _sought_by_kafka() -> None:
-    from confluent_kafka import TopicPartition
-
     from dispatcher.bridges.kafka import source
 
-    class Resetting(source.Consumer):
+    class Resetting(Consumer):
         def __init__(self, options: dict[str, Any], **others: Any) -> None:
             super().__init__({**options, "auto.offset.reset": "earliest"}, **others)
 

@@ -57,8 +57,9 @@ WORST_WEIGHT = 80
 AIMED = 0.7  # of what is struck at a statement
 TURNS, TURNS_WEIGHT = 3, 4
 PASSED_WITHIN_S = 3.0
-HANDED_OVER = (5, 60)  # records of a batch, after which whoever hands it over lingers
-AWAY_SHARE = 0.7  # of that time
+HANDED_OVER = (5, 40)  # records of a batch, after which whoever hands it over lingers,
+HANDED_OVER_THEN = 20  # and those after which it lingers once more
+AWAY_SHARE = 0.8  # of that time
 CAUGHT_UP_WITHIN_S = 5.0
 DOWN_S = (0.0, 2.0)
 AWAY_S = (0.3, 4.0)
@@ -242,8 +243,9 @@ class BrokerStriker:
             if is_struck:
                 self._tally.did("published again, to the next reader")
 
-    def _is_hit(self, daemon: Actor, failpoint: Failpoint) -> bool:
-        if daemon.arm(failpoint) and daemon.hit.wait(PASSED_WITHIN_S):
+    def _is_hit(self, daemon: Actor, failpoint: Failpoint | None = None) -> bool:
+        """Wait until the daemon is at the failpoint, or at the one that is armed already."""
+        if (failpoint is None or daemon.arm(failpoint)) and daemon.hit.wait(PASSED_WITHIN_S + LINGERS_S):
             return True
         daemon.disarm()
         self._tally.missed_one()
@@ -262,7 +264,11 @@ class BrokerStriker:
         return {place: (at, ends[place]) for place, at in positions.items() if at < ends[place]}
 
     def _hand_over_slowly(self) -> None:
-        """Take the broker away while a batch is handed to the client: the first records wait long, the last do not."""
+        """Take the broker away while a batch is handed to the client: the first records wait long, the last do not.
+
+        It is back before the rest is handed over, and the client sends that before it can tell what became of the first
+        ones: whoever gives those up has a gap in the log.
+        """
         topic = self._dice.choice((LEAST, LEAST, EXACTLY))
         with self._writer.turn, self._broker.down:
             leader = self._out.leaders().get("links")
@@ -273,12 +279,15 @@ class BrokerStriker:
             network.be(Trouble("black hole"))
             network.cut()
             try:
-                if self._is_hit(leader, replace(first, nth=self._dice.randint(*HANDED_OVER))):
+                is_away = self._is_hit(leader, replace(first, nth=self._dice.randint(*HANDED_OVER)))
+                if is_away:
+                    leader.arm(replace(first, nth=HANDED_OVER_THEN))
                     time.sleep(LINGERS_S * AWAY_SHARE)
-                    self._tally.did("broker away while a batch is handed over")
             finally:
                 network.cut()  # what was sent into it never comes
                 network.be(QUIET)
+            if is_away and self._is_hit(leader):
+                self._tally.did("broker away while a batch is handed over")
 
     def _set_by_hand(self) -> None:
         """Set positions behind what a daemon has just read: it may not take that in any more."""
