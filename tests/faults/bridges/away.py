@@ -91,6 +91,7 @@ class _Load:
         self._each = max(1, round(rate * STEP_S / 2))  # to each of the two topics
         self._dice = random.Random(seed)
         self._nth = 0
+        self._is_sent = threading.Event()  # all of it
 
     @contextlib.contextmanager
     def at_work(self, *others: Callable[[], None]) -> Iterator[None]:
@@ -125,11 +126,12 @@ class _Load:
                 with session.transaction():
                     Outbox().send_many(session, outgoing)
                 self.invoices += self._each
+        self._is_sent.set()
 
     def _reap(self) -> None:
         inbox = Inbox("billing")
         with self._host.session() as session:
-            while not self.over.is_set() or self.handled < self.invoices:
+            while not self._is_sent.is_set() or self.handled < self.invoices:
                 with session.transaction():
                     messages = inbox.reap_any(session, KEYS, 20)
                 now = time.monotonic()
