@@ -8,6 +8,7 @@ back everything that waited is published, each once and in its order.
 
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -24,6 +25,7 @@ from typing import Any, cast
 from uuid import UUID, uuid4
 
 import click
+import psycopg
 import sqlalchemy
 from confluent_kafka import Consumer, TopicPartition
 
@@ -47,6 +49,7 @@ SETTLE_S = 10.0  # behind a change, of which no figure is taken
 MOST_RATIO = 1.2
 MOST_IDLE_S = 1.0  # in a transaction; between two statements of one it is milliseconds
 DRAINED_WITHIN_S = 300.0
+REAPED_WITHIN_S = 60.0
 READ_WITHIN_S = 120.0
 IDLE = """
 SELECT coalesce(max(extract(epoch FROM clock_timestamp() - state_change)), 0)::float8 FROM pg_stat_activity
@@ -83,7 +86,7 @@ class _Load:
     def __init__(self, host: Host, rate: int, seed: int) -> None:
         self.over = threading.Event()
         self.latencies: list[float] = []  # of the window
-        self.sent: dict[UUID, tuple[str, int]] = {}  # of what is published: its key and number
+        self.sent: set[UUID] = set()  # what is to be published
         self.invoices = 0
         self.handled = 0
         self.errors: list[BaseException] = []
@@ -114,24 +117,34 @@ class _Load:
             self.errors.append(error)
 
     def _send(self) -> None:
-        with self._host.session() as session:
-            while not self.over.wait(STEP_S):
-                outgoing = []
-                for _ in range(self._each):
-                    self._nth += 1
-                    id, key = uuid4(), f"k{self._dice.randrange(KEYS)}"
-                    self.sent[id] = (key, self._nth)
-                    outgoing.append(Outgoing(OUT, {"nth": self._nth}, key=key, id=id))
-                    outgoing.append(Outgoing(HERE, {"at": time.monotonic()}, key=key))
-                with session.transaction():
-                    Outbox().send_many(session, outgoing)
-                self.invoices += self._each
-        self._is_sent.set()
+        try:
+            with self._host.session() as session:
+                while not self.over.wait(STEP_S):
+                    self._send_once(session)
+        finally:
+            self._is_sent.set()
+
+    def _send_once(self, session: psycopg.Connection[Any]) -> None:
+        outgoing = []
+        for _ in range(self._each):
+            self._nth += 1
+            id, key = uuid4(), f"k{self._dice.randrange(KEYS)}"
+            self.sent.add(id)
+            outgoing.append(Outgoing(OUT, {"nth": self._nth}, key=key, id=id))
+            outgoing.append(Outgoing(HERE, {"at": time.monotonic()}, key=key))
+        with session.transaction():
+            Outbox().send_many(session, outgoing)
+        self.invoices += self._each
 
     def _reap(self) -> None:
         inbox = Inbox("billing")
+        deadline = math.inf
         with self._host.session() as session:
-            while not self._is_sent.is_set() or self.handled < self.invoices:
+            while self.handled < self.invoices or not self._is_sent.is_set():
+                if self._is_sent.is_set():
+                    deadline = min(deadline, time.monotonic() + REAPED_WITHIN_S)
+                if time.monotonic() > deadline:
+                    return  # the figures say what is missing
                 with session.transaction():
                     messages = inbox.reap_any(session, KEYS, 20)
                 now = time.monotonic()
@@ -276,10 +289,8 @@ def _check_log(kafka: Kafka, load: _Load, seen: Seen) -> None:
     consumer.close()
     if left:
         seen.wrong.append(f"the log's ends were not reached: {left}")
-    if found != load.sent.keys():
-        seen.wrong.append(
-            f"{len(load.sent.keys() - found)} are not in the log, {len(found - load.sent.keys())} foreign"
-        )
+    if found != load.sent:
+        seen.wrong.append(f"{len(load.sent - found)} are not in the log, {len(found - load.sent)} foreign")
 
 
 @click.command()
