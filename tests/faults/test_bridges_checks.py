@@ -1,5 +1,7 @@
-"""The checker of the campaign of bridges notices each kind of corrupted ledger and log; and its places are there."""
+"""The checker of the campaign of bridges notices what is corrupted; its places are there, and its mutants apply."""
 
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from uuid import UUID
@@ -39,19 +41,19 @@ def test_sound_round_violates_nothing() -> None:
 
 
 @pytest.mark.parametrize("nth", [0, 4])
-def test_lost_message_is_noticed_unless_it_was_truncated(nth: int) -> None:
+def test_lost_message_is_noticed_unless_it_is_gone_from_the_log(nth: int) -> None:
     one = Round()
     lost = one.handled.pop(nth)
     assert [f"{lost.inbox}: 1 lost, as {lost.id}"] == one.found()
-    assert one.found(truncated={lost.id}) == []
+    assert one.found(gone={lost.id}) == []
 
 
 def test_message_that_an_operator_has_left_out_may_be_lost_and_not_taken_in() -> None:
     one = Round()
     left_out = one.handled[0].id
-    assert one.found(skipped={left_out}) == [f"1 taken in that an operator had left out, as {left_out}"]
+    assert one.found(gone={left_out}, barred={left_out}) == [f"1 taken in that an operator had left out, as {left_out}"]
     del one.handled[0]
-    assert one.found(skipped={left_out}) == []
+    assert one.found(gone={left_out}, barred={left_out}) == []
 
 
 def test_message_that_was_handled_twice_is_noticed() -> None:
@@ -104,3 +106,8 @@ def test_places_that_are_struck_are_there() -> None:
     points = [*WORST.values(), *(each for mutant in MUTANTS.values() for each in mutant.aim.points.values())]
     worst = {name for each in points for name, _ in each} - set(COMMANDS)
     assert {*CENTRAL, *worst} <= {*names_of_statements().values(), *calls}
+
+
+def test_mutants_apply() -> None:
+    program = "from tests.faults.bridges.mutants import MUTANTS, apply\nfor name in MUTANTS: apply(name)"
+    subprocess.run([sys.executable, "-c", program], check=True)

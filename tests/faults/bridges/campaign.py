@@ -111,12 +111,12 @@ class Bridged:
             return seen
         sent = [*self._out.take_sent(), *self._load.foreign.take_sent()]
         handled, log = self._into.take_handled(), self._auditor.take()
-        truncated, skipped = self._at_broker.truncated, self._at_broker.left_out()
+        truncated, (skipped, barred) = self._at_broker.truncated, self._at_broker.left_out()
         self.sent += len(sent)
         self.handled += len(handled)
         self.truncated += len(truncated)
         self.skipped += len(skipped)
-        found = self.checker.check(sent, handled, log, truncated, self._undone, skipped)
+        found = self.checker.check(sent, handled, log, {*truncated, *skipped}, self._undone, barred)
         found += [*self._out.dead(), *self._into.dead()]
         if not found:
             self._at_broker.forget_mark()

@@ -30,17 +30,17 @@ class Checker:
         sent: Sequence[Sent],
         handled: Sequence[Handled],
         log: Mapping[str, Counter[UUID]],
-        truncated: Collection[UUID] = (),
+        gone: Collection[UUID] = (),
         undone: Collection[UUID] = (),
-        skipped: Collection[UUID] = (),
+        barred: Collection[UUID] = (),
     ) -> list[str]:
         """Return what this round violates.
 
-        `log` says how often each message is in a topic at the broker, those of this round. What is `truncated` was
-        deleted there before it was taken in, what is `undone` had been sent by a node that was put back since, and what
-        is `skipped` was left out by an operator, who set the position behind it.
+        `log` says how often each message is in a topic at the broker, those of this round. What is `gone` was deleted
+        there before it was taken in, or left out by an operator, who set the position behind it. What is `undone` had
+        been sent by a node that was put back since. What is `barred` may not be taken in any more.
         """
-        return list(self._violations(sent, handled, log, {*truncated, *skipped}, undone, skipped))
+        return list(self._violations(sent, handled, log, gone, undone, barred))
 
     def _violations(
         self,
@@ -49,7 +49,7 @@ class Checker:
         log: Mapping[str, Counter[UUID]],
         gone: Collection[UUID],
         undone: Collection[UUID],
-        skipped: Collection[UUID],
+        barred: Collection[UUID],
     ) -> Iterator[str]:
         for topic in PARTITIONS:
             wanted = {each.id for each in sent if each.topic == topic}
@@ -60,7 +60,7 @@ class Checker:
             # A daemon that goes on late may repeat there what an earlier round has sent.
             if foreign := log[topic].keys() - wanted - set(undone) - self._logged[topic]:
                 yield f"{topic}: {len(foreign)} in the log that nobody sent in this round, as {min(foreign)}"
-        if taken := {each.id for each in handled} & set(skipped):
+        if taken := {each.id for each in handled} & set(barred):
             yield f"{len(taken)} taken in that an operator had left out, as {min(taken)}"
         self.repeats += sum(log[LEAST].values()) - len(log[LEAST].keys() - self._logged[LEAST])
         for topic in (EXACTLY, FOREIGN):

@@ -305,13 +305,16 @@ class BrokerStriker:
             finally:
                 leader.signal(signal.SIGCONT)
 
-    def left_out(self) -> set[UUID]:
-        """Return what only those records were that positions were set behind, in this round."""
-        places = {place: self._auditor.places[place] for place, _, _ in self.skipped}
-        found = {id for place, log in places.items() for at, id in log.items() if self._is_skipped(place, at)}
-        return found - {
-            id for place, log in places.items() for at, id in log.items() if not self._is_skipped(place, at)
-        }
+    def left_out(self) -> tuple[set[UUID], set[UUID]]:
+        """Return what stood in the records that positions were set behind, in this round; and what stood only there.
+
+        A repeat of the former may be taken in, if no later message of its link was taken in before it.
+        """
+        inside, outside = set[UUID](), set[UUID]()
+        for place in {place for place, _, _ in self.skipped}:
+            for at, id in self._auditor.places[place].items():
+                (inside if self._is_skipped(place, at) else outside).add(id)
+        return inside, inside - outside
 
     def _is_skipped(self, place: Place, at: int) -> bool:
         return any(place == each and was <= at < offset for each, was, offset in self.skipped)
