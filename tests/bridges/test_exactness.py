@@ -12,7 +12,7 @@ from typing import Any, cast
 from uuid import UUID, uuid4
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from dispatcher.bridges.kafka.publisher import KafkaPublisher
 from dispatcher.bridges.kafka.source import KafkaSource, own_group
@@ -195,6 +195,49 @@ async def test_log_is_read_to_the_end_of_each_partition_also_while_others_write_
         assert await publishing.published(0, datetime.now(UTC)) == [(7, UUID(int=7))]
     finally:
         await publishing.close()
+
+
+class Failing:
+    """A consumer of which records come while a look for partitions fails once."""
+
+    def __init__(self, options: dict[str, Any], **others: Any) -> None:
+        self._lists = [KafkaException(KafkaError(KafkaError._TRANSPORT)), None]
+        self._is_assigned = False
+        self._given = [SimpleNamespace(
+            error=lambda: None, topic=lambda: "kept", partition=lambda: 0, offset=lambda offset=offset: offset,
+            key=lambda: b"k", value=lambda: b"1", headers=list, leader_epoch=lambda: 0,
+            timestamp=lambda: (TIMESTAMP_NOT_AVAILABLE, 0),
+        ) for offset in range(3)]  # fmt: skip
+
+    def list_topics(self, topic: str | None = None, timeout: float = 0) -> Any:
+        if self._is_assigned and self._lists and (failure := self._lists.pop(0)) is not None:
+            raise failure
+        return SimpleNamespace(cluster_id="mock", topics={"kept": SimpleNamespace(partitions={0: None}, error=None)})
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        self._is_assigned = True
+
+    def poll(self, timeout: float) -> Any:
+        return self._given.pop(0) if self._is_assigned and self._given else None
+
+    def consume(self, number: int, timeout: float) -> list[Any]:
+        taken, self._given = self._given[:number], self._given[number:]
+        return taken
+
+    def close(self) -> None:
+        pass
+
+
+async def test_no_record_is_lost_to_a_look_for_partitions_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dispatcher.bridges.kafka.source.Consumer", Failing)
+    monkeypatch.setattr("dispatcher.bridges.kafka.source.LOOK_S", 0)  # it looks at each read
+    source = KafkaSource(InBridge("told", 1, NODE_ID, InSettings("kafka", "localhost:9092", ("kept",)), OPTIONS))
+    try:
+        await source.open()
+        assert await source.begin([BrokerPosition("kept", 0, 0)]) == []
+        assert [each.offset for each in await source.read(1)] == [0, 1, 2]
+    finally:
+        await source.close()
 
 
 # -- Publishing ------------------------------------------------------------------------------------------------------

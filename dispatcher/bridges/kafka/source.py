@@ -45,6 +45,7 @@ class KafkaSource(KafkaClient):
         self._consumer: Consumer | None = None
         self._positions: dict[tuple[str, int], BrokerPosition] = {}
         self._left: list[Arrived] = []
+        self._polled: list[Message] = []
         self._looked_at = 0.0
 
     async def open(self) -> str:
@@ -78,8 +79,9 @@ class KafkaSource(KafkaClient):
         return str(self._again(lambda: self._going().list_topics(timeout=STEP_S)).cluster_id)
 
     def _serve_callbacks(self) -> None:
-        if self._consumer is not None:
-            self._consumer.poll(0)  # nothing is assigned yet, so no record is lost
+        # A look for new partitions fails while records come: whoever polls meanwhile is given one of them.
+        if self._consumer is not None and (message := self._consumer.poll(0)) is not None:
+            self._polled.append(message)
 
     def _going(self) -> Consumer:
         self._check_open()
@@ -102,8 +104,9 @@ class KafkaSource(KafkaClient):
     def _begin(self, known: Sequence[BrokerPosition]) -> list[BrokerPosition]:
         self._looked_at = time.monotonic()
         self._positions = {(each.topic, each.part): each for each in known}
-        self._left.clear()
         parts = self._parts()
+        self._left.clear()
+        self._polled.clear()  # of what was assigned before
         # Nothing of a topic that the bridge no longer has.
         wanted = [self._positions[part] for part in parts if part in self._positions]
         self._going().assign([_assigned(each) for each in wanted])
@@ -126,7 +129,8 @@ class KafkaSource(KafkaClient):
             if time.monotonic() - self._looked_at >= (STEP_S if self._error is not None else LOOK_S):
                 self._look()
             # The client waits for as many as it is asked for. So one is awaited, and what came with it is taken.
-            first = self._going().consume(1, min(wait_s, STEP_S))
+            polled, self._polled = self._polled, []
+            first = polled or self._going().consume(1, min(wait_s, STEP_S))
             for message in first + (self._going().consume(ROWS - 1, GATHER_S) if first else []):
                 if (error := message.error()) is None:
                     self._left.append(_arrived(message))
