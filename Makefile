@@ -171,15 +171,21 @@ links-soak: $(STAMP) ## Break two nodes, and then three, that read each other, f
 bridges-soak: $(STAMP) kafka ## Break two nodes and the Kafka between them for SOAK_S=1800
 	$(BIN)/python -m tests.faults.bridges --seconds $(SOAK_S) $(if $(SEED),--seed $(SEED))
 
+AWAY_S ?= 600
+.PHONY: bridges-away
+bridges-away: $(STAMP) kafka ## Take the broker away under load for AWAY_S=600: nothing but the bridge may notice
+	$(BIN)/python -m tests.faults.bridges.away --seconds $(AWAY_S)
+
 DOCTOR_MINUTES ?= 10
 .PHONY: doctor-soak
 doctor-soak: $(STAMP) pgbouncer promtool ## Break a node in 18 ways: the doctor or an alert names each, and nothing for DOCTOR_MINUTES=10 without
 	$(BIN)/python -m tests.doctor.soak --minutes $(DOCTOR_MINUTES)
 
 .PHONY: fault-mutants
-fault-mutants: $(STAMP) ## Break rules of Mailroom in the processes of a campaign: its checker has to notice each
+fault-mutants: $(STAMP) kafka ## Break rules of Mailroom in the processes of a campaign: its checker has to notice each
 	$(FAULTS) --mutants
 	$(BIN)/python -m tests.faults.links --mutants
+	$(BIN)/python -m tests.faults.bridges --mutants
 
 RUNS ?= 1000000
 .PHONY: fuzz

@@ -5,12 +5,14 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from dispatcher.bridges.kafka.publisher import KafkaPublisher
 from dispatcher.bridges.kafka.source import KafkaSource, own_group
@@ -139,6 +141,60 @@ async def test_source_reads_from_where_it_is_told_and_not_from_where_kafka_would
         assert found == [2, 3, 4, 5]
     finally:
         await source.close()
+
+
+@dataclass
+class Read:
+    """What a consumer gives: a record of the bridge with this clock, or the end of the partition."""
+
+    part: int
+    clock: int | None = None
+
+    def topic(self) -> str:
+        return "kept"
+
+    def partition(self) -> int:
+        return self.part
+
+    def error(self) -> KafkaError | None:
+        return KafkaError(KafkaError._PARTITION_EOF) if self.clock is None else None
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return list(records(self.clock or 0, topic="kept")[0].headers)
+
+
+class Written:
+    """A consumer of two partitions, to one of which others write."""
+
+    def __init__(self, options: dict[str, Any], **others: Any) -> None:
+        self._given = [[Read(0), Read(0), Read(0)], [Read(1, 7)], [Read(0), Read(1)]]
+
+    def list_topics(self, timeout: float) -> Any:
+        return SimpleNamespace(topics={"kept": SimpleNamespace(partitions={0: None, 1: None})})
+
+    def offsets_for_times(self, places: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        return [TopicPartition(each.topic, each.partition, 0) for each in places]
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        assert len(places) == 2
+
+    def consume(self, number: int, timeout: float) -> list[Read]:
+        return self._given.pop(0)
+
+    def close(self) -> None:
+        pass
+
+
+async def test_log_is_read_to_the_end_of_each_partition_also_while_others_write_to_one(
+    mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end comes again and again. Who counted ends lacked what stands in others, or never came to an end."""
+    monkeypatch.setattr("dispatcher.bridges.kafka.publisher.Consumer", Written)
+    publishing = publisher(mock_kafka, "kept")
+    try:
+        assert await publishing.published(0, datetime.now(UTC)) == [(7, UUID(int=7))]
+    finally:
+        await publishing.close()
 
 
 # -- Publishing ------------------------------------------------------------------------------------------------------

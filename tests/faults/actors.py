@@ -52,6 +52,18 @@ class Actor:
         fields = None if failpoint is None else [failpoint.name, failpoint.when, failpoint.action, failpoint.nth]
         return self._tell(arm=fields) and self.armed.wait(timeout_s)
 
+    def disarm(self, within_s: float = 60.0) -> None:
+        """Have it pass by everything. One that is slow may be struck only now: it goes on until it says it is disarmed.
+
+        One that is being started is told as soon as it listens.
+        """
+        self._next = None
+        deadline = time.monotonic() + within_s
+        self.signal(signal.SIGCONT)
+        while not self.arm(None) and time.monotonic() < deadline:
+            self.signal(signal.SIGCONT)
+            time.sleep(0.05)
+
     def restart(self, failpoint: Failpoint | None = None, how: signal.Signals = signal.SIGKILL) -> None:
         """End the process; the next one begins with the failpoint armed."""
         self.hit.clear()

@@ -2,6 +2,9 @@
 
 import ast
 import importlib
+import sys
+import threading
+import traceback
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -107,6 +110,19 @@ def stack(coroutine: Any) -> str:
             places.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}")
         coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
     return " > ".join(places)
+
+
+def threads() -> list[str]:
+    """Return where the threads of this process stand, from the outside in; who asks, too."""
+    frames = sys._current_frames()
+    return [
+        " > ".join([f"thread {each.name}", *map(_place, traceback.extract_stack(frames[each.ident]))])
+        for each in threading.enumerate() if each.ident in frames
+    ]  # fmt: skip
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    return f"{Path(frame.filename).name}:{frame.lineno} {frame.name}"
 
 
 class Driven:

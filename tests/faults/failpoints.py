@@ -28,6 +28,7 @@ from mailroom.sql import runner as transaction
 from mailroom.sql.operation import Execute, Fill, Sql, Statement, Step
 from tests.faults import awaits
 
+LINGERS_S = 4.0
 PACKAGES = ("mailroom", "outbox", "inbox", "dispatcher")
 COMMANDS = ("BEGIN", "COMMIT", "ROLLBACK")
 RAW = ("LISTEN", "SELECT 1")  # what the product executes on a connection of its own, without the runner
@@ -124,10 +125,17 @@ class Failpoints:
                 _end_process(armed.action)
 
     def at_call(self, name: str, when: str) -> None:
-        """Pass a call of another client than the database's; the process is killed or stopped there."""
+        """Pass a call of another client than the database's; the process is killed or stopped there, or it lingers.
+
+        Who lingers is the thread that calls, as one that gets no processor: the client's own threads go on.
+        """
         if when == "before":
             self.passes[name] += 1
-        if (armed := self._struck(name, when)) is not None:
+        if (armed := self._struck(name, when)) is None:
+            return
+        if armed.action == "linger":
+            time.sleep(LINGERS_S)
+        else:
             _end_process(armed.action)
 
     def suspended(self, coroutine: Any) -> BaseException | None:

@@ -61,6 +61,11 @@ class Network:
         """Forward new connections to this port: a server that is started again may have another one."""
         self._target = (self._target[0], port)
 
+    @property
+    def trouble(self) -> Trouble:
+        """What it does now."""
+        return self._trouble
+
     def be(self, trouble: Trouble) -> None:
         """Have this trouble from now on, in the place of any other."""
         self._loop.call_soon_threadsafe(setattr, self, "_trouble", trouble)

@@ -77,7 +77,7 @@ class Control:
                 elif "use up" in order:
                     threading.Thread(target=self._using_up, args=(order["use up"],), daemon=True).start()
                 elif "stacks" in order:
-                    self.report(stacks=[awaits.stack(each) for each in list(self._failpoints.coroutines)])
+                    self.report(stacks=[*map(awaits.stack, list(self._failpoints.coroutines)), *awaits.threads()])
                 elif "passes" in order:
                     self.report(passes=self.passes)
         os._exit(ORPHANED)

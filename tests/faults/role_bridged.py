@@ -7,14 +7,20 @@ from typing import Any
 from dispatcher.bridges import publishing, tending
 from dispatcher.bridges.kafka import publisher, source
 from dispatcher.daemon import all_lanes, run_until_signalled
+from tests.faults.bridges import mutants
 from tests.faults.role import Control
 from tests.faults.role_linked import shorten_links
 from tests.faults.task import Task
 
 ROWS = 300  # so that there are many batches
+RECORDS = "kafka records"  # passed behind a read that has found some
+PRODUCE = "kafka produce"  # with the topic behind it
 # By name: in which module the client is made, and by which class.
 CALLS = {
-    "Producer": (publisher, ("init_transactions", "poll", "send_offsets_to_transaction", "commit_transaction")),
+    "Producer": (
+        publisher,
+        ("init_transactions", "produce", "poll", "send_offsets_to_transaction", "commit_transaction"),
+    ),
     "Consumer": (source, ("consume", "commit")),
 }
 
@@ -28,6 +34,8 @@ def play(task: Task, control: Control) -> None:
         (tending, "LEASE_S", task.habits.lease_s),
     ):
         setattr(module, name, value)
+    if task.habits.bridge_mutant:
+        mutants.apply(task.habits.bridge_mutant)
     for name, (module, calls) in CALLS.items():
         setattr(module, name, _passing(getattr(module, name), calls, control))
     asyncio.run(run_until_signalled(all_lanes(task.dsn, poll_interval_s=task.habits.poll_s)))
@@ -40,9 +48,12 @@ def _passing(client: type, calls: tuple[str, ...], control: Control) -> type:
 
 def _wrapped(method: Callable[..., Any], call: str, control: Control) -> Callable[..., Any]:
     def passed(*arguments: Any, **options: Any) -> Any:
-        control.at_call(f"kafka {call}", "before")
+        place = f"{PRODUCE} {arguments[1]}" if call == "produce" else f"kafka {call}"
+        control.at_call(place, "before")
         result = method(*arguments, **options)
-        control.at_call(f"kafka {call}", "after")
+        control.at_call(place, "after")
+        if call == "consume" and result:
+            control.at_call(RECORDS, "after")
         return result
 
     return passed

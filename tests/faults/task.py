@@ -15,7 +15,8 @@ class Habits:
     ceiling_step: int = 5_000  # clocks; raised while we look, and not once in a campaign
     failing: float = 0.004  # the share of sound messages whose handler fails
     mutant: str = ""  # which rule is broken
-    link_mutant: str = ""  # and which of links
+    link_mutant: str = ""  # and which of links,
+    bridge_mutant: str = ""  # and of bridges
 
 
 USUAL = Habits()

@@ -1,5 +1,7 @@
-"""The checker of the campaign of bridges notices each kind of corrupted ledger and log; and its places are there."""
+"""The checker of the campaign of bridges notices what is corrupted; its places are there, and its mutants apply."""
 
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from uuid import UUID
@@ -7,16 +9,17 @@ from uuid import UUID
 import pytest
 
 from dispatcher import daemon
-from tests.faults.bridges.checks import EXACTLY, LEAST, Checker
+from tests.faults.bridges.checks import EXACTLY, FOREIGN, LEAST, PARTITIONS, Checker
+from tests.faults.bridges.mutants import MUTANTS
 from tests.faults.bridges.strikes import CENTRAL, WORST
 from tests.faults.failpoints import COMMANDS, names_of_statements
 from tests.faults.links.checks import Handled, Sent
-from tests.faults.role_bridged import CALLS
+from tests.faults.role_bridged import CALLS, RECORDS
 
 pytestmark = pytest.mark.one_version
 
 HERE = UUID(int=1)
-IDS = {topic: [UUID(int=100 * number + nth) for nth in range(3)] for number, topic in enumerate((LEAST, EXACTLY), 1)}
+IDS = {topic: [UUID(int=100 * number + nth) for nth in range(3)] for number, topic in enumerate(PARTITIONS, 1)}
 
 
 class Round:
@@ -38,11 +41,19 @@ def test_sound_round_violates_nothing() -> None:
 
 
 @pytest.mark.parametrize("nth", [0, 4])
-def test_lost_message_is_noticed_unless_it_was_truncated(nth: int) -> None:
+def test_lost_message_is_noticed_unless_it_is_gone_from_the_log(nth: int) -> None:
     one = Round()
     lost = one.handled.pop(nth)
     assert [f"{lost.inbox}: 1 lost, as {lost.id}"] == one.found()
-    assert one.found(truncated={lost.id}) == []
+    assert one.found(gone={lost.id}) == []
+
+
+def test_message_that_an_operator_has_left_out_may_be_lost_and_not_taken_in() -> None:
+    one = Round()
+    left_out = one.handled[0].id
+    assert one.found(gone={left_out}, barred={left_out}) == [f"1 taken in that an operator had left out, as {left_out}"]
+    del one.handled[0]
+    assert one.found(gone={left_out}, barred={left_out}) == []
 
 
 def test_message_that_was_handled_twice_is_noticed() -> None:
@@ -78,8 +89,8 @@ def test_repeats_in_the_log_are_counted_at_least_once_and_noticed_at_exactly_onc
 def test_repeat_of_an_earlier_round_is_noticed() -> None:
     one, checker = Round(), Checker()
     checker.check(one.sent, one.handled, one.log)
-    late = {LEAST: Counter(IDS[LEAST][:1]), EXACTLY: Counter(IDS[EXACTLY][:1])}
-    assert [each.partition(":")[0] for each in checker.check([], [], late)] == [EXACTLY]
+    late = {topic: Counter(ids[:1]) for topic, ids in IDS.items()}
+    assert [each.partition(":")[0] for each in checker.check([], [], late)] == [EXACTLY, FOREIGN]
     assert checker.repeats == 1
 
 
@@ -91,6 +102,12 @@ def test_message_that_is_not_in_the_log_is_noticed() -> None:
 
 def test_places_that_are_struck_are_there() -> None:
     assert daemon  # it has loaded all modules
-    calls = {f"kafka {call}" for _, calls in CALLS.values() for call in calls}
-    worst = {name for points in WORST.values() for name, _ in points} - set(COMMANDS)
+    calls = {RECORDS, *(f"kafka {call}" for _, calls in CALLS.values() for call in calls)}
+    points = [*WORST.values(), *(each for mutant in MUTANTS.values() for each in mutant.aim.points.values())]
+    worst = {name for each in points for name, _ in each} - set(COMMANDS)
     assert {*CENTRAL, *worst} <= {*names_of_statements().values(), *calls}
+
+
+def test_mutants_apply() -> None:
+    program = "from tests.faults.bridges.mutants import MUTANTS, apply\nfor name in MUTANTS: apply(name)"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -183,10 +183,12 @@ class KafkaPublisher(KafkaClient):
         if not wanted:
             return []
         found = self._again(lambda: consumer.offsets_for_times(wanted, timeout=STEP_S))
+        if errors := [each.error for each in found if each.error is not None]:
+            raise KafkaException(errors[0])  # of one partition, whose offset means nothing then
         reading = [each for each in found if each.offset >= 0]  # the others have nothing of that time
         consumer.assign(reading)
         mine = {"mailroom-origin": str(self._bridge.node_id).encode(), "mailroom-link": str(self._bridge.link).encode()}
-        published, left = [], len(reading)
+        published, left = [], {(each.topic, each.partition) for each in reading}
         while left:
             self._check_open()
             for message in consumer.consume(1_000, POLL_S):
@@ -199,7 +201,8 @@ class KafkaPublisher(KafkaClient):
                             if (clock := int(headers["mailroom-clock"])) > after:
                                 published.append((clock, id_of(headers)))
                 elif error.code() == KafkaError._PARTITION_EOF:
-                    left -= 1
+                    # To one that others write to it comes to an end again and again.
+                    left.discard((str(message.topic()), int(message.partition() or 0)))
                 elif not error.retriable():
                     raise KafkaException(error)
         return published

@@ -15,8 +15,9 @@ import click
 
 from tests.faults.actors import Actor
 from tests.faults.bridges.broker import Auditor, CampaignBroker
-from tests.faults.bridges.checks import PARTITIONS, Checker
-from tests.faults.bridges.load import load
+from tests.faults.bridges.checks import BRIDGED, PARTITIONS, Checker
+from tests.faults.bridges.load import Load
+from tests.faults.bridges.mutants import Aim
 from tests.faults.bridges.nodes import InNode, OutNode, into
 from tests.faults.bridges.strikes import BrokerStriker, NodeStriker
 from tests.faults.links.campaign import close, keep_logs
@@ -26,14 +27,18 @@ from tests.faults.links.struck import DAEMONS, LOST
 from tests.faults.nursery import Nursery
 from tests.faults.report import unasked
 from tests.faults.stage import home_of_campaign
-from tests.faults.task import USUAL, Task
+from tests.faults.task import Habits, Task
 
 WAITING = 8_000  # rows not published or not handled, at which writers rest
 ROUND_S = 60.0
 FLOWS_WITHIN_S = 60.0
 SETTLED_WITHIN_S = 180.0
-PAUSE_S = {"out": 0.4, "into": 0.4, "broker": 3.0}  # between two faults, at most
+PAUSE_S = {"out": 0.2, "into": 0.2, "broker": 1.0}  # between two faults, at most
 OPTIONS = {"RECONNECT_BACKOFF_MAX_MS": "500"}
+BATCHES = {"BATCH_NUM_MESSAGES": "20"}  # several of a partition are under way at once
+# A daemon that gets no processor for a second is no fault of it: a lease that is shorter than that goes to and fro, and
+# none leads for as long as a publisher takes to begin.
+HABITS = Habits(lease_s=2.0)
 
 
 class Bridged:
@@ -41,11 +46,12 @@ class Bridged:
 
     def __init__(
         self, home: Path, out: OutNode, reader: InNode, broker: CampaignBroker, tally: Tally, endings: Counter[str],
-        seed: int, *, puts_back: bool,
+        seed: int, aim: Aim | None,
     ) -> None:  # fmt: skip
         self.sent = 0
         self.handled = 0
         self.truncated = 0
+        self.skipped = 0
         self.settled_s = 0.0  # how long the last round took to come to an end
         self.checker = Checker()
         self._copy = home / "copy"
@@ -54,23 +60,22 @@ class Bridged:
         self._broker = broker
         self._tally = tally
         self._endings = endings
-        self._puts_back = puts_back
         self._dice = random.Random(seed)
         self._signals = Signals()
-        self._senders = load(out, reader, self._signals, seed)
+        self._load = Load(out, reader, broker, self._signals, seed)
         self._auditor = Auditor(broker)
         self._strikers = {
-            "out": NodeStriker(out, broker, tally, seed),
-            "into": NodeStriker(reader, broker, tally, seed),
+            "out": NodeStriker(out, broker, tally, seed, aim),
+            "into": NodeStriker(reader, broker, tally, seed, aim),
         }
-        self._at_broker = BrokerStriker(broker, self._auditor, out, reader, self._strikers["into"], tally, seed)
+        self._at_broker = BrokerStriker(broker, self._auditor, out, reader, self._strikers, tally, seed, aim)
         self._undone: set[UUID] = set()
         self._errors: list[BaseException] = []
 
     @contextlib.contextmanager
     def under_load(self) -> Iterator[None]:
         """Have the load work in this block."""
-        works = [sender.run for sender in self._senders]
+        works = [sender.run for sender in self._load.senders]
         threads = [threading.Thread(target=self._guarded, args=(work,)) for work in (*works, self._watch)]
         for thread in threads:
             thread.start()
@@ -84,14 +89,15 @@ class Bridged:
     def round(self, seconds: float, settled_within_s: float) -> list[str]:
         """Strike for so long, let everything come to an end, and return what is violated."""
         self._at_broker.truncated.clear()
+        self._at_broker.skipped.clear()
+        self._at_broker.keeps.clear()
         self._undone.clear()
         self._signals.rests.clear()
         end = time.monotonic() + seconds
         works: dict[str, Callable[[], None]] = {name: each.strike for name, each in self._strikers.items()}
         works["broker"] = self._at_broker.strike
         threads = [threading.Thread(target=self._guarded, args=(self._strike, *each, end)) for each in works.items()]
-        if self._puts_back:
-            threads.append(threading.Thread(target=self._guarded, args=(self._put_back, seconds)))
+        threads.append(threading.Thread(target=self._guarded, args=(self._put_back, seconds)))
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -103,12 +109,14 @@ class Bridged:
             raise self._errors[0]
         if seen := [*self._tally.violations, *map(str, unasked(self._endings)), *stuck]:
             return seen
-        sent, handled, log = self._out.take_sent(), self._into.take_handled(), self._auditor.take()
-        truncated = self._at_broker.truncated
+        sent = [*self._out.take_sent(), *self._load.foreign.take_sent()]
+        handled, log = self._into.take_handled(), self._auditor.take()
+        truncated, (skipped, barred) = self._at_broker.truncated, self._at_broker.left_out()
         self.sent += len(sent)
         self.handled += len(handled)
         self.truncated += len(truncated)
-        found = self.checker.check(sent, handled, log, truncated, self._undone)
+        self.skipped += len(skipped)
+        found = self.checker.check(sent, handled, log, {*truncated, *skipped}, self._undone, barred)
         found += [*self._out.dead(), *self._into.dead()]
         if not found:
             self._at_broker.forget_mark()
@@ -134,12 +142,13 @@ class Bridged:
         What it had sent since is undone, whether or not it was published.
         """
         time.sleep(seconds / 4)
+        self._at_broker.keeps.set()
         with self._strikers["out"].turn, self._out.server:
             self._out.copy(self._copy)
         time.sleep(seconds / 4)
         self._signals.rests.set()
         with self._strikers["out"].turn, self._out.server, ExitStack() as turns:
-            for sender in self._senders:
+            for sender in self._load.at_nodes:
                 turns.enter_context(sender.turn)
             before = self._out.sent_ids()
             self._out.put_back(self._copy)
@@ -157,15 +166,20 @@ class Bridged:
     def _settle(self, within_s: float) -> list[str]:
         """Wait until all is published, taken in and handled; return what is known if that does not happen."""
         self._signals.rests.set()
-        for sender in self._senders:
+        for sender in self._load.senders:
             with sender.turn:  # nothing is being sent by who has not seen it
                 pass
         deadline = time.monotonic() + within_s
         while not self._is_at_rest():
             if self._errors or time.monotonic() > deadline:
-                return ["stuck:", self._out.situation(), self._into.situation(), f"log: {self._auditor.ends()}"]
+                return ["stuck:", self._situation()]
             time.sleep(0.25)
         return []
+
+    def _situation(self) -> str:
+        """Return what there is to know when nothing comes to an end."""
+        told = [self._out.situation(), self._into.situation(), f"log: {self._auditor.ends()}"]
+        return "\n".join([*told, f"broker: {self._broker.network.trouble}"])
 
     def _is_at_rest(self) -> bool:
         if self._out.waiting():
@@ -176,7 +190,9 @@ class Bridged:
 
 
 @contextlib.contextmanager
-def bridged(tally: Tally, seed: int, logs: Path | None = None, *, puts_back: bool = False) -> Iterator[Bridged]:
+def bridged(
+    tally: Tally, seed: int, logs: Path | None = None, habits: Habits = HABITS, aim: Aim | None = None
+) -> Iterator[Bridged]:
     """Make two nodes and a Kafka between them, with their daemons and under load."""
     endings: Counter[str] = Counter()
     with home_of_campaign() as home, ExitStack() as stack:
@@ -190,11 +206,11 @@ def bridged(tally: Tally, seed: int, logs: Path | None = None, *, puts_back: boo
             stack.callback(close, node)
             node.start()
             node.bridge(broker.kafka.fronted)
-        names = [*PARTITIONS, *map(into, PARTITIONS)]
+        names = [*BRIDGED, *map(into, PARTITIONS)]
         options = {
             f"MAILROOM_BRIDGE_{name.upper().replace('-', '_')}_{option}": value
             for name in names
-            for option, value in OPTIONS.items()
+            for option, value in (OPTIONS | (BATCHES if name in BRIDGED else {})).items()
         }
         for nth in range(DAEMONS):
             nursery = Nursery(home, options)
@@ -202,11 +218,11 @@ def bridged(tally: Tally, seed: int, logs: Path | None = None, *, puts_back: boo
             for node in (out, reader):
                 task = Task(
                     "bridged", f"{node.name}-{nth}", node.dsn(nth), node.host.dsn, str(home), seed, "", False, 0.0,
-                    USUAL,
+                    habits,
                 )  # fmt: skip
                 node.daemons.append(Actor(task, nursery, endings))
         _await_positions(reader)
-        made = Bridged(home, out, reader, broker, tally, endings, seed, puts_back=puts_back)
+        made = Bridged(home, out, reader, broker, tally, endings, seed, aim)
         with made.under_load():
             yield made
 
@@ -221,17 +237,18 @@ def _await_positions(reader: InNode) -> None:
 
 
 def play(
-    seconds: float, seed: int, tally: Tally, logs: Path | None = None, round_s: float = ROUND_S, *,
-    puts_back: bool = False,
+    seconds: float, seed: int, tally: Tally, logs: Path | None = None, round_s: float = ROUND_S,
+    settled_within_s: float = SETTLED_WITHIN_S, habits: Habits = HABITS, aim: Aim | None = None,
 ) -> tuple[int, list[str]]:  # fmt: skip
     """Run a campaign until the time is over or something is violated; return the number of messages, and what is."""
-    with bridged(tally, seed, logs, puts_back=puts_back) as made:
+    with bridged(tally, seed, logs, habits, aim) as made:
         end = time.monotonic() + seconds
         found: list[str] = []
         while not found and (left := end - time.monotonic()) > 1:
-            found = made.round(min(round_s, left), SETTLED_WITHIN_S)
+            found = made.round(min(round_s, left), settled_within_s)
             click.echo(
                 f"{made.sent:,} messages, {made.handled:,} handled, {made.truncated:,} truncated, "
+                f"{made.skipped:,} left out, "
                 f"{made.checker.repeats:,} repeats at least once, {sum(tally.kinds.values()):,} faults, "
                 f"at rest after {made.settled_s:.0f} s, {len(found)} violations"
             )

@@ -7,8 +7,11 @@ from uuid import UUID
 
 from tests.faults.links.checks import Handled, Sent, once
 
-LEAST, EXACTLY = "least", "exactly"  # topics, here and at the broker, and inboxes
-PARTITIONS = {LEAST: 6, EXACTLY: 3}
+# Topics, here and at the broker, and inboxes. Records of the last one are written by no bridge, so they have no clock,
+# and nothing but the position keeps the one that takes them in from taking them in twice.
+LEAST, EXACTLY, FOREIGN = "least", "exactly", "foreign"
+PARTITIONS = {LEAST: 6, EXACTLY: 3, FOREIGN: 2}
+BRIDGED = (LEAST, EXACTLY)  # those that a bridge publishes to
 
 Place: TypeAlias = tuple[str, int]  # a topic at the broker and a partition of it
 
@@ -27,36 +30,42 @@ class Checker:
         sent: Sequence[Sent],
         handled: Sequence[Handled],
         log: Mapping[str, Counter[UUID]],
-        truncated: Collection[UUID] = (),
+        gone: Collection[UUID] = (),
         undone: Collection[UUID] = (),
+        barred: Collection[UUID] = (),
     ) -> list[str]:
         """Return what this round violates.
 
-        `log` says how often each message is in a topic at the broker, those of this round. What is `truncated` was
-        deleted there before it was taken in, and what is `undone` had been sent by a node that was put back since.
+        `log` says how often each message is in a topic at the broker, those of this round. What is `gone` was deleted
+        there before it was taken in, or left out by an operator, who set the position behind it. What is `undone` had
+        been sent by a node that was put back since. What is `barred` may not be taken in any more.
         """
-        return list(self._violations(sent, handled, log, truncated, undone))
+        return list(self._violations(sent, handled, log, gone, undone, barred))
 
     def _violations(
         self,
         sent: Sequence[Sent],
         handled: Sequence[Handled],
         log: Mapping[str, Counter[UUID]],
-        truncated: Collection[UUID],
+        gone: Collection[UUID],
         undone: Collection[UUID],
+        barred: Collection[UUID],
     ) -> Iterator[str]:
         for topic in PARTITIONS:
             wanted = {each.id for each in sent if each.topic == topic}
             came = [each for each in handled if each.inbox == topic]
-            yield from once(topic, wanted, came, {*truncated, *undone})
+            yield from once(topic, wanted, came, {*gone, *undone})
             if unpublished := wanted - log[topic].keys():
                 yield f"{topic}: {len(unpublished)} are not in the log, as {min(unpublished)}"
             # A daemon that goes on late may repeat there what an earlier round has sent.
             if foreign := log[topic].keys() - wanted - set(undone) - self._logged[topic]:
                 yield f"{topic}: {len(foreign)} in the log that nobody sent in this round, as {min(foreign)}"
+        if taken := {each.id for each in handled} & set(barred):
+            yield f"{len(taken)} taken in that an operator had left out, as {min(taken)}"
         self.repeats += sum(log[LEAST].values()) - len(log[LEAST].keys() - self._logged[LEAST])
-        if twice := [id for id, times in log[EXACTLY].items() if times > 1 or id in self._logged[EXACTLY]]:
-            yield f"{EXACTLY}: {len(twice)} in the log more than once, as {min(twice)}"
+        for topic in (EXACTLY, FOREIGN):
+            if twice := [id for id, times in log[topic].items() if times > 1 or id in self._logged[topic]]:
+                yield f"{topic}: {len(twice)} in the log more than once, as {min(twice)}"
         for topic, ids in log.items():
             self._logged[topic] |= ids.keys()
         yield from self._keys(handled, {each.id: each.nth for each in sent})

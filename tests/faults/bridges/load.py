@@ -1,15 +1,21 @@
-"""The load: what is sent at one node, and handled at the other."""
+"""The load: what is sent at one node, what others write at the broker, and what is handled at the other node."""
 
+import json
 from typing import Any
+from uuid import uuid4
 
 import psycopg
+from confluent_kafka import Producer
 
-from tests.faults.bridges.checks import PARTITIONS
+from tests.faults.bridges.broker import CLIENT, CampaignBroker
+from tests.faults.bridges.checks import BRIDGED, FOREIGN, PARTITIONS
 from tests.faults.bridges.nodes import InNode, OutNode
-from tests.faults.links.load import HANDLED, ROLLED_BACK, Sender, Signals
+from tests.faults.links.checks import Sent
+from tests.faults.links.load import HANDLED, KEYS, ROLLED_BACK, Sender, Signals
 
 BATCH = 200  # messages of a transaction, at most
 PAUSE_S = 0.4  # between two transactions of a writer, on average
+FOREIGN_BATCH = 40  # records, at most
 
 
 class Writer(Sender):
@@ -21,6 +27,42 @@ class Writer(Sender):
         with session.transaction(force_rollback=self._dice.random() < ROLLED_BACK):
             self._send(session, [(0, None)] * self._dice.randint(1, BATCH))
         return self._dice.uniform(0, 2 * PAUSE_S)
+
+
+class ForeignWriter(Sender):
+    """Writes records that no bridge of ours has made, straight to the broker. Its client gives none of them up."""
+
+    def __init__(self, node: InNode, broker: CampaignBroker, signals: Signals, seed: int) -> None:
+        super().__init__(node, FOREIGN, FOREIGN, signals, seed)
+        options = {"enable.idempotence": True, "acks": "all", "message.timeout.ms": 0}
+        self._producer = Producer({**broker.kafka.client, **CLIENT, **options})
+        self._sent: list[Sent] = []
+
+    def run(self) -> None:
+        """Work until it is over."""
+        pause_s = 0.0
+        while not self._signals.over.wait(pause_s):
+            with self.turn:
+                pause_s = self._step()
+        self._producer.purge()
+
+    def _step(self) -> float:
+        if self._signals.rests.is_set() or self._signals.crowded.is_set():
+            return 0.1
+        for _ in range(self._dice.randint(1, FOREIGN_BATCH)):
+            id, key = uuid4(), f"{self._name}-{self._dice.randrange(KEYS)}"
+            self._nth += 1
+            self._sent.append(Sent(id, FOREIGN, key, self._nth))
+            value = json.dumps({"nth": self._nth})
+            self._producer.produce(FOREIGN, value, key, headers={"ce_id": str(id)})
+        while self._producer.flush(0.2) and not self._signals.over.is_set():
+            pass
+        return self._dice.uniform(0, 2 * PAUSE_S)
+
+    def take_sent(self) -> list[Sent]:
+        """Return what was written since the last time, and forget it. Only at rest."""
+        sent, self._sent = self._sent, []
+        return sent
 
 
 class Reaper(Sender):
@@ -39,7 +81,15 @@ class Reaper(Sender):
         return 0.0 if messages else 0.03
 
 
-def load(out: OutNode, into: InNode, signals: Signals, seed: int) -> list[Sender]:
-    """Return those who work at the nodes."""
-    writers = [Writer(out, f"new-{topic}", topic, signals, seed) for topic in PARTITIONS]
-    return [*writers, *(Reaper(into, topic, signals, seed) for topic in PARTITIONS)]
+class Load:
+    """Those who work at the nodes and at the broker. `at_nodes` have sessions."""
+
+    def __init__(self, out: OutNode, into: InNode, broker: CampaignBroker, signals: Signals, seed: int) -> None:
+        self.foreign = ForeignWriter(into, broker, signals, seed)
+        writers = [Writer(out, f"new-{topic}", topic, signals, seed) for topic in BRIDGED]
+        self.at_nodes: list[Sender] = [*writers, *(Reaper(into, topic, signals, seed) for topic in PARTITIONS)]
+
+    @property
+    def senders(self) -> list[Sender]:
+        """All of them."""
+        return [*self.at_nodes, self.foreign]

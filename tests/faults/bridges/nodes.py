@@ -13,7 +13,10 @@ from mailroom.bridges.record import Form
 from mailroom.bridges.settings import InSettings, OutSettings
 from mailroom.bridges.source import BrokerPosition
 from mailroom.node import advance_clock
-from tests.faults.bridges.checks import EXACTLY, PARTITIONS, Place
+from mailroom.order.clock import LOCK
+from mailroom.sql.operation import Operation
+from mailroom.sql.runner import run
+from tests.faults.bridges.checks import BRIDGED, EXACTLY, PARTITIONS, Place
 from tests.faults.links.checks import Handled, Sent
 from tests.faults.links.struck import StruckNode
 
@@ -30,12 +33,21 @@ SELECT (SELECT count(*) FROM mailroom.inbox) + (SELECT count(*) FROM mailroom.ou
 POSITIONS = """
 SELECT p.topic, p.part, p.next FROM mailroom.bridge_position AS p
 """
+SESSIONS = """
+SELECT pid, application_name, state, wait_event, pg_blocking_pids(pid), left(query, 60),
+       round(extract(epoch FROM clock_timestamp() - xact_start), 1)::text
+FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() ORDER BY application_name, pid
+"""
 DEAD = "SELECT stage, reason, count(*) FROM mailroom.dead_letter GROUP BY 1, 2"
 
 
 def into(topic: str) -> str:
     """Return the name of the bridge that takes a topic in."""
     return f"from-{topic}"
+
+
+def _locking() -> Operation[None]:
+    yield LOCK.at(schema="mailroom")()
 
 
 class _Node(StruckNode):
@@ -48,10 +60,15 @@ class _Node(StruckNode):
         return [f"{self.name}: dead letters: {dead[:5]}"] if dead else []
 
     def situation(self) -> str:
-        """Return what there is to know about a node that waits."""
+        """Return what there is to know about a node that waits: tables, sessions, and where its daemons stand."""
         with self.host.session() as session:
-            rows = {name: session.execute(query.encode()).fetchall() for name, query in self.situations.items()}
-        return "\n  ".join([f"{self.name}:", *(f"{name}: {found}" for name, found in rows.items())])
+            queries = self.situations | {"sessions": SESSIONS}
+            rows = {name: session.execute(query.encode()).fetchall() for name, query in queries.items()}
+        lines = [f"{name}: {found}" for name, found in rows.items()]
+        for daemon in self.daemons:
+            stacks = [each for each in daemon.stacks() if each] or ["no answer"]
+            lines += [f"daemon {daemon.pid} of {daemon.lives} lives", *(f"  {each}" for each in stacks)]
+        return "\n  ".join([f"{self.name}:", *lines])
 
 
 class OutNode(_Node):
@@ -68,7 +85,7 @@ class OutNode(_Node):
     def bridge(self, address: str) -> None:
         """Publish each topic to the one of its name at Kafka."""
         with self.host.session() as session, session.transaction():
-            for topic in PARTITIONS:
+            for topic in BRIDGED:
                 exactly = topic == EXACTLY
                 settings = OutSettings(
                     "kafka", address, Form("{topic}", encode="cbor"), exactly, topic if exactly else None
@@ -160,13 +177,16 @@ class InNode(_Node):
         return str(why) if state == "stopped" else ""
 
     def go_on(self, place: Place, offset: int) -> int:
-        """Resume a bridge at an offset; return where it was."""
+        """Resume a bridge at an offset, unless it is further by now; return where it was."""
         topic, part = place
-        with self.host.session() as session, session.transaction():
+        # Who stands still may have a transaction open, and nothing goes on before it does.
+        with self.host.session(options="-c lock_timeout=3s") as session, session.transaction():
+            run(session, _locking())  # nothing is taken in meanwhile
             [(was,)] = session.execute(
-                "SELECT next FROM mailroom.bridge_position WHERE topic = %s AND part = %s FOR UPDATE", [topic, part]
+                "SELECT next FROM mailroom.bridge_position WHERE topic = %s AND part = %s", [topic, part]
             ).fetchall()
-            Bridges().resume(session, into(topic), actor="campaign", at=BrokerPosition(topic, part, offset))
+            if was < offset:
+                Bridges().resume(session, into(topic), actor="campaign", at=BrokerPosition(topic, part, offset))
         return int(was)
 
     def take_handled(self) -> list[Handled]:

@@ -6,35 +6,40 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from confluent_kafka import KafkaException
 
 from tests.faults.actors import Actor
 from tests.faults.bridges.broker import Auditor, CampaignBroker
-from tests.faults.bridges.checks import EXACTLY, Place
+from tests.faults.bridges.checks import EXACTLY, FOREIGN, LEAST, Place
+from tests.faults.bridges.mutants import ACKNOWLEDGE, BY_HAND, COMMITTING, REPEATED, SLOWLY, Aim
 from tests.faults.bridges.nodes import InNode, OutNode
-from tests.faults.failpoints import Failpoint
-from tests.faults.links.strikes import LINGERS_S, OTHER_SERVER, OWN_SERVER, WAYS, Striker, Tally
+from tests.faults.failpoints import LINGERS_S, Failpoint
+from tests.faults.links.strikes import AIMED as AIMED_AT_MUTANT
+from tests.faults.links.strikes import LINGERS_S as READ_S
+from tests.faults.links.strikes import OTHER_SERVER, OWN_SERVER, WAYS, Striker, Tally
 from tests.faults.links.struck import LOST, StruckNode
 from tests.faults.network import QUIET, Trouble
+from tests.faults.role_bridged import PRODUCE, RECORDS
 
 BROKER = "the broker killed behind it"
 # A call of Kafka's client, and what is behind it: at these a process is killed or stopped.
 CALL_WAYS = ("killed before it", "killed behind it", "paused", OWN_SERVER, OTHER_SERVER, BROKER)
+RECORDS_WAYS = ("killed behind it", "paused behind it", OWN_SERVER, OTHER_SERVER, BROKER)
 # Between the broker's acknowledgement and `acked`, between Kafka's commit and ours, and between a reception and the
 # next read.
 CENTRAL = (
     "dispatcher.links.at_source.acknowledge.ACKNOWLEDGE", "dispatcher.links.at_source.fetch.FETCH",
-    "dispatcher.delivery.deliver.DELIVER_FULL", "dispatcher.links.receive.RECEIVE", "mailroom.bridges.out.FLUSH",
+    "dispatcher.delivery.deliver.DELIVER_FULL", "dispatcher.links.receive.TAKE_IN", "mailroom.bridges.out.FLUSH",
     "mailroom.bridges.out.TAKE", "mailroom.bridges.into.MOVE", "mailroom.bridges.into.NOTE",
     "mailroom.bridges.into.POSITIONS", "mailroom.bridges.into.MARKS", "kafka init_transactions", "kafka poll",
-    "kafka send_offsets_to_transaction", "kafka commit_transaction", "kafka consume",
+    "kafka send_offsets_to_transaction", "kafka commit_transaction", "kafka consume", "kafka commit",
 )  # fmt: skip
 # The worst moments of each node. A paused daemon goes on once another one has worked, so it has been overtaken.
-ACKNOWLEDGE, FLUSH = "dispatcher.links.at_source.acknowledge.ACKNOWLEDGE", "mailroom.bridges.out.FLUSH"
-MOVE, COMMITTING = "mailroom.bridges.into.MOVE", "kafka commit_transaction"
+FLUSH, MOVE = "mailroom.bridges.out.FLUSH", "mailroom.bridges.into.MOVE"
 WORST = {
     "out": (
         (ACKNOWLEDGE, "killed before it"), (ACKNOWLEDGE, "paused"), (ACKNOWLEDGE, OWN_SERVER),
@@ -44,12 +49,18 @@ WORST = {
     ),
     "into": (
         (MOVE, "killed behind it"), (MOVE, "paused"), (MOVE, OWN_SERVER), ("COMMIT", "killed behind it"),
-        ("COMMIT", "sent and its answer lost"), ("kafka consume", "paused"), ("kafka consume", "killed behind it"),
-        ("kafka consume", BROKER),
+        ("COMMIT", "sent and its answer lost"), (RECORDS, "paused behind it"), (RECORDS, "killed behind it"),
+        (RECORDS, BROKER), ("kafka commit", "killed before it"), ("kafka commit", OWN_SERVER),
     ),
 }  # fmt: skip
 WORST_WEIGHT = 80
 AIMED = 0.7  # of what is struck at a statement
+TURNS, TURNS_WEIGHT = 3, 4
+PASSED_WITHIN_S = 3.0
+HANDED_OVER = (5, 40)  # records of a batch, after which whoever hands it over lingers,
+HANDED_OVER_THEN = 20  # and those after which it lingers once more
+AWAY_SHARE = 0.8  # of that time
+CAUGHT_UP_WITHIN_S = 5.0
 DOWN_S = (0.0, 2.0)
 AWAY_S = (0.3, 4.0)
 STOPPED_WITHIN_S = 15.0
@@ -62,19 +73,36 @@ class NodeStriker(Striker):
     """Strikes a node as in the campaign of links, and at its calls of Kafka's client."""
 
     central = CENTRAL
-    ways = WAYS | {BROKER: ("after", "stop")}
-    passed_within_s = 3.0
+    ways = WAYS | {BROKER: ("after", "stop"), "paused behind it": ("after", "stop")}
+    passed_within_s = PASSED_WITHIN_S
 
-    def __init__(self, node: StruckNode, broker: CampaignBroker, tally: Tally, seed: int) -> None:
+    def __init__(
+        self, node: StruckNode, broker: CampaignBroker, tally: Tally, seed: int, aim: Aim | None = None
+    ) -> None:
         super().__init__(node, tally, seed)
         self.turn = threading.Lock()  # held while it strikes
         self._broker = broker
+        self._points = () if aim is None else aim.points.get(node.name, ())
         self._kinds[self._at_worst] = WORST_WEIGHT
+        self._kinds[self._take_turns] = TURNS_WEIGHT
 
     def strike(self) -> None:
         """Make one fault, drawn from the seed."""
         with self.turn:
-            super().strike()
+            if self._points and self._dice.random() < AIMED_AT_MUTANT:
+                with contextlib.suppress(*LOST):
+                    self._strike_at(self._leader(), *self._dice.choice(self._points))
+            else:
+                super().strike()
+
+    def _take_turns(self) -> None:
+        """Have the daemons take the lane from each other, back and forth: each finds what the other left under way."""
+        for _ in range(TURNS):
+            if (leader := self._node.leaders().get("links")) is None:
+                return
+            leader.signal(signal.SIGSTOP)
+            if self._other_works(leader):
+                self._tally.did("lane taken by the other daemon, in turns")
 
     def _at_worst(self) -> None:
         leader = self._node.leaders().get("links")
@@ -86,6 +114,8 @@ class NodeStriker(Striker):
         return self._dice.choice(central) if central and self._dice.random() < AIMED else super()._choice(passing)
 
     def _way(self, name: str) -> str:
+        if name == RECORDS:
+            return self._dice.choice(RECORDS_WAYS)
         return self._dice.choice(CALL_WAYS if name.startswith("kafka ") else list(self.ways))
 
     def _struck(self, daemon: Actor, name: str, way: str, *, again: bool = False) -> None:
@@ -93,7 +123,7 @@ class NodeStriker(Striker):
             super()._struck(daemon, name, way, again=again)
             return
         try:
-            time.sleep(self._dice.uniform(0, LINGERS_S))
+            time.sleep(self._dice.uniform(0, READ_S))
             with _down(self._broker):
                 self._broker.kafka.kill()
         finally:
@@ -105,15 +135,17 @@ class BrokerStriker:
     """Strikes the broker, its network and what it keeps for the bridges, one fault after the other."""
 
     def __init__(
-        self, broker: CampaignBroker, auditor: Auditor, out: OutNode, into: InNode, reader: NodeStriker, tally: Tally,
-        seed: int,
+        self, broker: CampaignBroker, auditor: Auditor, out: OutNode, into: InNode, strikers: Mapping[str, NodeStriker],
+        tally: Tally, seed: int, aim: Aim | None = None,
     ) -> None:  # fmt: skip
         self.truncated: set[UUID] = set()  # of this round
+        self.skipped: list[tuple[Place, int, int]] = []  # of this round: by hand, from one offset to another
+        self.keeps = threading.Event()  # the log of what bridges publish: who is put back finds there what it has lost
         self._broker = broker
         self._auditor = auditor
         self._out = out
         self._into = into
-        self._reader = reader
+        self._writer, self._reader = strikers["out"], strikers["into"]
         self._tally = tally
         self._dice = random.Random(f"{seed} broker")
         self._kinds: dict[Callable[[], None], int] = {
@@ -125,11 +157,18 @@ class BrokerStriker:
             self._fence: 16,
             self._forget_readers: 4,
             self._truncate: 6,
+            self._set_by_hand: 8,
+            self._repeat: 10,
+            self._hand_over_slowly: 10,
         }
+        named = {REPEATED: self._repeat, SLOWLY: self._hand_over_slowly, BY_HAND: self._set_by_hand}
+        self._aimed = None if aim is None else named.get(aim.fault)
 
     def strike(self) -> None:
         """Make one fault, drawn from the seed."""
         [kind] = self._dice.choices(list(self._kinds), list(self._kinds.values()))
+        if self._aimed is not None and self._dice.random() < AIMED_AT_MUTANT:
+            kind = self._aimed
         # Of the campaign's own clients, while the other strikers have the broker or a node down.
         with contextlib.suppress(*LOST, KafkaException, TimeoutError):
             kind()
@@ -179,6 +218,107 @@ class BrokerStriker:
         if self._broker.delete_group(self._out.own_id(EXACTLY)):
             self._tally.did("mark at the broker deleted")
 
+    # -- Combined with who publishes and who takes in ------------------------------------------------------------------
+
+    def _repeat(self) -> None:
+        """Have rows published twice, of which the one daemon takes the first in, and another one reads the second."""
+        with self._writer.turn, self._reader.turn:
+            if (leader := self._out.leaders().get("links")) is None:
+                return
+            others = [each for each in self._out.daemons if each is not leader]
+            for each in others:
+                each.signal(signal.SIGSTOP)
+            is_struck = False
+            try:
+                is_struck = self._is_hit(leader, Failpoint(ACKNOWLEDGE, "before", "stop"))
+                if is_struck:
+                    self._catch_up()
+                    for each in self._into.daemons:
+                        each.restart()
+            finally:
+                if is_struck:
+                    leader.signal(signal.SIGKILL)
+                for each in others:
+                    each.signal(signal.SIGCONT)
+            if is_struck:
+                self._tally.did("published again, to the next reader")
+
+    def _is_hit(self, daemon: Actor, failpoint: Failpoint | None = None) -> bool:
+        """Wait until the daemon is at the failpoint, or at the one that is armed already."""
+        if (failpoint is None or daemon.arm(failpoint)) and daemon.hit.wait(PASSED_WITHIN_S + LINGERS_S):
+            return True
+        daemon.disarm()
+        self._tally.missed_one()
+        return False
+
+    def _catch_up(self) -> None:
+        deadline = time.monotonic() + CAUGHT_UP_WITHIN_S
+        while self._behind() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _behind(self) -> dict[Place, tuple[int, int]]:
+        """Return the partitions that are not taken in up to their end: the position, and the end."""
+        positions = self._into.positions()
+        self._auditor.read()
+        ends = self._auditor.ends()
+        return {place: (at, ends[place]) for place, at in positions.items() if at < ends[place]}
+
+    def _hand_over_slowly(self) -> None:
+        """Take the broker away while a batch is handed to the client: the first records wait long, the last do not.
+
+        It is back before the rest is handed over, and the client sends that before it can tell what became of the first
+        ones: whoever gives those up has a gap in the log.
+        """
+        topic = self._dice.choice((LEAST, LEAST, EXACTLY))
+        with self._writer.turn, self._broker.down:
+            leader = self._out.leaders().get("links")
+            first = Failpoint(f"{PRODUCE} {topic}", "before", "linger")
+            if leader is None or not self._is_hit(leader, first):
+                return
+            network = self._broker.network
+            network.be(Trouble("black hole"))
+            network.cut()
+            try:
+                is_away = self._is_hit(leader, replace(first, nth=self._dice.randint(*HANDED_OVER)))
+                if is_away:
+                    leader.arm(replace(first, nth=HANDED_OVER_THEN))
+                    time.sleep(LINGERS_S * AWAY_SHARE)
+            finally:
+                network.cut()  # what was sent into it never comes
+                network.be(QUIET)
+            if is_away and self._is_hit(leader):
+                self._tally.did("broker away while a batch is handed over")
+
+    def _set_by_hand(self) -> None:
+        """Set positions behind what a daemon has just read: it may not take that in any more."""
+        with self._reader.turn:
+            leader = self._into.leaders().get("links")
+            if leader is None or not self._is_hit(leader, Failpoint(RECORDS, "after", "stop")):
+                return
+            try:
+                for place, (at, end) in self._behind().items():
+                    offset = self._dice.randint(at + 1, end)
+                    was = self._into.go_on(place, offset)
+                    if was < offset:
+                        self.skipped.append((place, was, offset))
+                        self._tally.did("position set by hand")
+            finally:
+                leader.signal(signal.SIGCONT)
+
+    def left_out(self) -> tuple[set[UUID], set[UUID]]:
+        """Return what stood in the records that positions were set behind, in this round; and what stood only there.
+
+        A repeat of the former may be taken in, if no later message of its link was taken in before it.
+        """
+        inside, outside = set[UUID](), set[UUID]()
+        for place in {place for place, _, _ in self.skipped}:
+            for at, id in self._auditor.places[place].items():
+                (inside if self._is_skipped(place, at) else outside).add(id)
+        return inside, inside - outside
+
+    def _is_skipped(self, place: Place, at: int) -> bool:
+        return any(place == each and was <= at < offset for each, was, offset in self.skipped)
+
     # -- What retention takes away ------------------------------------------------------------------------------------
 
     def _truncate(self) -> None:
@@ -191,8 +331,7 @@ class BrokerStriker:
                 place = self._deleted() if all(each.hit.wait(STOPPED_WITHIN_S) for each in daemons) else None
             finally:
                 for daemon in daemons:
-                    daemon.arm(None, 0.0)
-                    daemon.signal(signal.SIGCONT)
+                    daemon.disarm()
             self._tally.did("both daemons killed")
             if place is None:
                 self._tally.missed_one()
@@ -203,13 +342,12 @@ class BrokerStriker:
         """Delete something that was not taken in; return where, and up to which offset."""
         deadline = time.monotonic() + WRITTEN_WITHIN_S
         while time.monotonic() < deadline:
-            positions = self._into.positions()
-            self._auditor.read()
-            ends = self._auditor.ends()
-            behind = [place for place in ends if ends[place] > positions.get(place, ends[place])]
-            if behind:
-                place = self._dice.choice(behind)
-                offset = self._dice.randint(positions[place] + 1, ends[place])
+            behind = self._behind()
+            places = [place for place in behind if place[0] == FOREIGN or not self.keeps.is_set()]
+            if places:
+                place = self._dice.choice(places)
+                at, end = behind[place]
+                offset = self._dice.randint(at + 1, end)
                 self._broker.truncate(place, offset)
                 return place, offset
             time.sleep(0.2)

@@ -166,13 +166,8 @@ class Striker:
         if daemon.arm(Failpoint(name, *self.ways[way], nth)) and daemon.hit.wait(self.passed_within_s):
             self._struck(daemon, name, way)
         else:
-            self._disarm(daemon, way)
+            daemon.disarm()
             self._tally.missed_one()
-
-    def _disarm(self, daemon: Actor, way: str) -> None:
-        daemon.arm(None)
-        if self.ways[way][1] == "stop":
-            daemon.signal(signal.SIGCONT)  # it may just have been struck
 
     def _struck(self, daemon: Actor, name: str, way: str, *, again: bool = False) -> None:
         if way in (OWN_SERVER, OTHER_SERVER):
@@ -209,7 +204,7 @@ class Striker:
                 left.remove(daemon)
                 self._struck(daemon, name, way, again=True)
         for daemon in left:
-            self._disarm(daemon, way)
+            daemon.disarm()
         if len(left) == len(self._node.daemons):
             self._tally.missed_one()
 
