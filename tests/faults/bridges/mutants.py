@@ -60,7 +60,7 @@ def _replace(owner: Any, name: str, value: object) -> None:
     setattr(owner, name, value)
 
 
-BETWEEN_COMMITS = Aim({"out": ((COMMITTING, "killed behind it"), (ACKNOWLEDGE, "killed before it"))})
+BETWEEN_COMMITS = Aim({"out": ((COMMITTING, "killed behind it"),)})
 
 
 @_mutant("the mark is not read when a publisher begins", BETWEEN_COMMITS)
@@ -142,13 +142,3 @@ def _sought_by_kafka() -> None:
 
     _replace(source, "Consumer", Resetting)
     _replace(source, "_assigned", lambda position: TopicPartition(position.topic, position.part))
-
-
-@_mutant(
-    "what was read may be published before it is durable",
-    Aim({"out": (("mailroom.bridges.out.FLUSH", "its own server killed behind it"),)}),
-)
-def _published_before_durable() -> None:
-    from mailroom.bridges.out import FLUSH
-
-    _rewrite(FLUSH, "pg_catalog.pg_logical_emit_message(true, 'mailroom'::text, ''::text) IS NULL", "false")
