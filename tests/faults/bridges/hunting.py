@@ -11,7 +11,7 @@ from tests.faults.bridges.mutants import MUTANTS
 from tests.faults.links.strikes import Tally
 
 CAUGHT_WITHIN_S = 180.0
-ROUND_S = 15.0
+ROUND_S = 30.0
 SETTLED_WITHIN_S = 150.0
 
 

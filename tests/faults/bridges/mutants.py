@@ -31,7 +31,6 @@ class Mutant:
 MUTANTS: dict[str, Mutant] = {}
 ACKNOWLEDGE = "dispatcher.links.at_source.acknowledge.ACKNOWLEDGE"
 COMMITTING = "kafka commit_transaction"
-GIVEN_UP_MS = "2000"
 # Faults of the broker's striker, by name.
 REPEATED, SLOWLY, BY_HAND = "repeated to a new reader", "handed over slowly", "position set by hand"
 
@@ -60,7 +59,7 @@ def _replace(owner: Any, name: str, value: object) -> None:
     setattr(owner, name, value)
 
 
-BETWEEN_COMMITS = Aim({"out": ((COMMITTING, "killed behind it"), (ACKNOWLEDGE, "killed before it"))})
+BETWEEN_COMMITS = Aim({"out": ((COMMITTING, "killed behind it"),)})
 
 
 @_mutant("the mark is not read when a publisher begins", BETWEEN_COMMITS)
@@ -102,19 +101,6 @@ def _acknowledged_before_published() -> None:
     _replace(Publishing, "_acknowledge", first)
 
 
-@_mutant("records are given up while the broker is away", Aim(fault=SLOWLY))
-def _finite_delivery_timeout() -> None:
-    from dispatcher.bridges.kafka import publisher
-
-    class Impatient(Producer):
-        def __init__(self, options: dict[str, Any], **others: Any) -> None:
-            if options.pop("enable.gapless.guarantee", None):
-                options["message.timeout.ms"] = GIVEN_UP_MS
-            super().__init__(options, **others)
-
-    _replace(publisher, "Producer", Impatient)
-
-
 @_mutant("the marks of what is taken in are not stored", Aim(fault=REPEATED))
 def _marks_not_stored() -> None:
     from mailroom.bridges.into import NOTE
@@ -142,13 +128,3 @@ def _sought_by_kafka() -> None:
 
     _replace(source, "Consumer", Resetting)
     _replace(source, "_assigned", lambda position: TopicPartition(position.topic, position.part))
-
-
-@_mutant(
-    "what was read may be published before it is durable",
-    Aim({"out": (("mailroom.bridges.out.FLUSH", "its own server killed behind it"),)}),
-)
-def _published_before_durable() -> None:
-    from mailroom.bridges.out import FLUSH
-
-    _rewrite(FLUSH, "pg_catalog.pg_logical_emit_message(true, 'mailroom'::text, ''::text) IS NULL", "false")

@@ -18,7 +18,6 @@ from tests.faults.bridges.checks import EXACTLY, FOREIGN, LEAST, Place
 from tests.faults.bridges.mutants import ACKNOWLEDGE, BY_HAND, COMMITTING, REPEATED, SLOWLY, Aim
 from tests.faults.bridges.nodes import InNode, OutNode
 from tests.faults.failpoints import LINGERS_S, Failpoint
-from tests.faults.links.strikes import AIMED as AIMED_AT_MUTANT
 from tests.faults.links.strikes import LINGERS_S as READ_S
 from tests.faults.links.strikes import OTHER_SERVER, OWN_SERVER, WAYS, Striker, Tally
 from tests.faults.links.struck import LOST, StruckNode
@@ -55,6 +54,7 @@ WORST = {
 }  # fmt: skip
 WORST_WEIGHT = 80
 AIMED = 0.7  # of what is struck at a statement
+AIMED_AT_MUTANT = 0.9
 TURNS, TURNS_WEIGHT = 3, 4
 PASSED_WITHIN_S = 3.0
 HANDED_OVER = (5, 40)  # records of a batch, after which whoever hands it over lingers,
@@ -91,7 +91,7 @@ class NodeStriker(Striker):
         with self.turn:
             if self._points and self._dice.random() < AIMED_AT_MUTANT:
                 with contextlib.suppress(*LOST):
-                    self._strike_at(self._leader(), *self._dice.choice(self._points))
+                    self._at_one_of(self._points)
             else:
                 super().strike()
 
@@ -105,9 +105,12 @@ class NodeStriker(Striker):
                 self._tally.did("lane taken by the other daemon, in turns")
 
     def _at_worst(self) -> None:
+        self._at_one_of(WORST[self._node.name])
+
+    def _at_one_of(self, points: Sequence[tuple[str, str]]) -> None:
         leader = self._node.leaders().get("links")
         if leader is not None:
-            self._strike_at(leader, *self._dice.choice(WORST[self._node.name]))
+            self._strike_at(leader, *self._dice.choice(points))
 
     def _choice(self, passing: Sequence[str]) -> str:
         central = [name for name in passing if name in CENTRAL]
