@@ -175,7 +175,8 @@ class KafkaPublisher(KafkaClient):
 
     def _read(self, consumer: Consumer, after: int, since_ms: int) -> list[tuple[int, UUID]]:
         cluster = self._again(lambda: consumer.list_topics(timeout=STEP_S))
-        name = re.compile(re.escape(self._bridge.settings.form.topic).replace(re.escape("{topic}"), ".+"))
+        # Not topics of the cluster's own, such as __consumer_offsets, which this client may not be allowed to read.
+        name = re.compile(re.escape(self._bridge.settings.form.topic).replace(re.escape("{topic}"), "[A-Za-z].*"))
         wanted = [
             TopicPartition(topic, part, since_ms)
             for topic, told in cluster.topics.items() if name.fullmatch(topic) for part in told.partitions
