@@ -1,5 +1,10 @@
-"""docs/cli.md, made from what the commands say of themselves: `python -m tests.cli_reference` writes it."""
+"""docs/cli.md, made from what the commands say of themselves: `python -m tests.cli_reference` writes it.
 
+In a process of its own: click keeps a command's option for help as whoever asked first has made it, and tests call
+commands without those that they belong to. With `--print` it is printed, for the test.
+"""
+
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,4 +42,7 @@ def _sections(command: click.Command, parent: click.Context | None, name: str) -
 
 
 if __name__ == "__main__":
-    PAGE.write_text(reference())
+    if sys.argv[1:] == ["--print"]:
+        sys.stdout.write(reference())
+    else:
+        PAGE.write_text(reference())

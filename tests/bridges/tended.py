@@ -95,3 +95,9 @@ def in_state(node: Node) -> InState:
     with node.connection.transaction():
         [state] = Bridges().status(node.connection).into
     return state
+
+
+def why_stopped(node: Node) -> str:
+    """Return why the only bridge in stands, nothing while it does not: it is open whenever it begins anew."""
+    state = in_state(node)
+    return (state.why or "") if state.state == "stopped" else ""

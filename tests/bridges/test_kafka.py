@@ -21,7 +21,7 @@ from mailroom.errors import ConfigurationError
 from mailroom.links.start import jumping
 from mailroom.sql.runner import run
 from outbox import Outbox, Outgoing
-from tests.bridges.tended import in_state, out_state, tended
+from tests.bridges.tended import in_state, out_state, tended, why_stopped
 from tests.support.command import error_of, mailroom
 from tests.support.kafka import Kafka
 from tests.support.kafka_mock import MockKafka
@@ -354,8 +354,7 @@ async def test_log_that_was_cut_back_stops_the_bridge_which_says_how_many_are_mi
     [gone] = kafka.admin.delete_records([TopicPartition("retention", 0, 25)]).values()
     gone.result()
     async with tended(node) as lane:
-        await eventually_async(lambda: in_state(node).state == "stopped")
-        why = in_state(node).why or ""
+        why = await eventually_async(lambda: why_stopped(node))
         assert "partition 0 of retention: records 10 to 24 (15) are deleted there." in why
         assert "mailroom bridge resume in --at retention/0=25" in why
         with node.connection.transaction():

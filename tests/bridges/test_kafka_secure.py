@@ -13,7 +13,7 @@ from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.record import Form
 from mailroom.bridges.settings import InSettings, OnFailure, OutSettings
 from outbox import Outbox
-from tests.bridges.tended import in_state, out_state, tended
+from tests.bridges.tended import in_state, out_state, tended, why_stopped
 from tests.support.kafka_secure import PASSWORD, SecureKafka
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually_async
@@ -147,9 +147,10 @@ async def test_each_right_that_a_bridge_in_lacks_is_named_and_no_other_is_needed
     async with tended(node):
         missing = dict(INTO)
         while missing:  # the topic and the group are asked at the same time
-            await eventually_async(lambda: any(right in (in_state(node).why or "") for right in missing))
-            assert (in_state(node).state, node.dead()) == ("stopped", [])
-            why = in_state(node).why or ""
+            why = await eventually_async(
+                lambda: next((why for right in missing if right in (why := why_stopped(node))), "")
+            )
+            assert node.dead() == []
             kafka.grant(*[missing.pop(right) for right in INTO if right in missing and right in why])
             resume(node, "in")
         await eventually_async(lambda: in_state(node).state == "open" and in_state(node).received == 3)

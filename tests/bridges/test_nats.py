@@ -27,7 +27,7 @@ from mailroom.bridges.source import BrokerPosition
 from mailroom.errors import ConfigurationError
 from outbox import Outbox, Outgoing
 from tests.bridges.nats_records import a_bridge, quicken, record
-from tests.bridges.tended import in_state, out_state, tended
+from tests.bridges.tended import in_state, out_state, tended, why_stopped
 from tests.support.command import error_of, mailroom
 from tests.support.nats import Nats
 from tests.support.node import Node
@@ -265,8 +265,7 @@ async def test_several_streams_are_read_each_from_its_own_position(node: Node, n
             await js.publish("left.x", b"0")
         with node.connection.transaction():
             Bridges().resume(node.connection, "in", at=BrokerPosition("left", 0, 50), actor="me")
-        await lane.follow_until(lambda: in_state(node).state == "stopped")
-    assert "resume in --at left/0=104" in (in_state(node).why or "")  # also once it has ended
+        await lane.follow_until(lambda: "resume in --at left/0=104" in why_stopped(node))
     assert got("left") == [*range(103)] * 2
     assert got("right") == [*range(103)]
     ids = [count for (count,) in node.rows("SELECT count(*) FROM mailroom.inbox GROUP BY message_id")]
@@ -286,8 +285,7 @@ async def test_position_that_was_purged_or_whose_stream_is_a_new_one_stops_the_b
         await js.delete_msg("purged", 28)  # that one is no loss of ours
         await js.purge_stream("purged", seq=25)
     async with tended(node) as lane:
-        await eventually_async(lambda: in_state(node).state == "stopped")
-        why = in_state(node).why or ""
+        why = await eventually_async(lambda: why_stopped(node))
         assert "partition 0 of purged: records 11 to 24 (14) are deleted there." in why
         assert "mailroom bridge resume in --at purged/0=25" in why
         with node.connection.transaction():
@@ -300,8 +298,9 @@ async def test_position_that_was_purged_or_whose_stream_is_a_new_one_stops_the_b
         async with jetstream(nats) as js:
             for n in range(40):
                 await js.publish("purged.foreign", str(n).encode())
-        await eventually_async(lambda: "was made anew" in (in_state(node).why or ""))
-        assert "mailroom bridge resume in --at purged/0=1" in (in_state(node).why or "")
+        why = await eventually_async(lambda: why_stopped(node))
+        assert "was made anew" in why
+        assert "mailroom bridge resume in --at purged/0=1" in why
 
 
 GUARDED = """

@@ -14,7 +14,7 @@ from mailroom.links.links import Links
 from mailroom.testing import publish
 from outbox import Outbox
 from tests.bridges.log import Log
-from tests.bridges.tended import bridge_in, bridge_out, in_state, tended
+from tests.bridges.tended import bridge_in, bridge_out, in_state, tended, why_stopped
 from tests.support.databases import Databases
 from tests.support.node import Node
 from tests.support.waiting import eventually_async
@@ -140,9 +140,8 @@ async def test_bridge_may_stop_at_such_a_record(node: Node, log: Log) -> None:
     log.add("log", b"\xff", content_type="application/json")
     log.add("log", b"3")
     async with tended(node) as lane:
-        await eventually_async(lambda: in_state(node).state == "stopped")
+        why = await eventually_async(lambda: why_stopped(node))
         assert taken(node) == [1]
-        why = in_state(node).why or ""
         assert "log[0]@1" in why
         assert "--on-failure skip" in why
         bridge_in(node)
@@ -168,8 +167,7 @@ async def test_records_that_the_broker_lost_stop_the_bridge_until_somebody_says_
         log.add("log", str(n).encode())
     log.parts["log", 0][:3] = [None, None, None]
     async with tended(node) as lane:
-        await eventually_async(lambda: in_state(node).state == "stopped")
-        why = in_state(node).why or ""
+        why = await eventually_async(lambda: why_stopped(node))
         assert "mailroom bridge resume in --at log/0=3" in why
         assert taken(node) == []
         with node.connection.transaction():

@@ -72,8 +72,8 @@ def test_link_that_wants_a_pattern_carries_messages_and_events_only(node: Node, 
     assert transit(node) == [(1, "M"), (2, "E")]
     [reason] = {reason for _, _, reason in node.dead()}
     assert reason == (
-        "no inbox gets this topic: patterns get no commands and no replies, nor do readers that are not allowed the "
-        "topic by its name (mailroom link allow)"
+        "no inbox gets this topic: patterns get no commands and no replies, nor do readers and bridges without the "
+        "topic by its name (mailroom link allow, mailroom bridge out)"
     )
 
 

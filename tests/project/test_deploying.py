@@ -26,8 +26,6 @@ def check_command(words: list[str]) -> dict[str, Any]:
         found = command.get_command(context, name)
         assert found is not None, name
         command = found
-        # A command keeps the names of its help option from its first context: without the parents' settings it would
-        # have no -h for every later test of this process.
         context = click.Context(command, parent=context, info_name=name)
     assert context.parent is not None
     return command.make_context(name, words, parent=context.parent).params
