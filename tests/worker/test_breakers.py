@@ -361,18 +361,19 @@ def test_workers_stop_one_prefix_try_one_and_go_on(
 ) -> None:
     caplog.set_level(logging.INFO, "mailroom.worker")
     node.inbox("shipping", backoff_s=3_600)
-    sent = [f"{prefix}/{nth % 40}" for nth in range(80) for prefix in ("down", "well")]
+    # More keys than two workers have failed with by the time that one of them has failed 20 times.
+    sent = [f"{prefix}/{nth % 60}" for nth in range(120) for prefix in ("down", "well")]
     deliver(node, *sent)
     handler = Handler("down")
     workers = [Worker(node.dsn, "shipping", handler, batch=4, poll_interval_s=0.1) for _ in range(2)]
     with working(workers[0]), working(workers[1]):
         eventually(lambda: is_open(node) == ["down"])
-        eventually(lambda: len(ledger_keys(node)) == 80)
+        eventually(lambda: len(ledger_keys(node)) == 120)
         before = len(handler.of("down"))
-        assert before < 40
+        assert before < 60
         deliver(node, *(f"down/new{nth}" for nth in range(5)), *(f"well/new{nth}" for nth in range(5)))
-        eventually(lambda: len(ledger_keys(node)) == 85)
-        eventually(lambda: len(waiting(node)) == 45)
+        eventually(lambda: len(ledger_keys(node)) == 125)
+        eventually(lambda: len(waiting(node)) == 65)
         assert len(handler.of("down")) == before  # what comes later waits as well
         due_now(node, "down")
         eventually(lambda: len(handler.of("down")) == before + 1)
@@ -385,7 +386,7 @@ def test_workers_stop_one_prefix_try_one_and_go_on(
         handler.down.clear()
         due_now(node, "down")
         eventually(lambda: is_open(node) == [])
-        eventually(lambda: len(ledger_keys(node)) == 170)
+        eventually(lambda: len(ledger_keys(node)) == 250)
     assert [(each.is_open, each.prefix) for each in turns] == [(True, "down"), (False, "down")]
     assert Counter(ledger_keys(node)) == Counter(
         sent + [f"{prefix}/new{nth}" for prefix in ("down", "well") for nth in range(5)]
