@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,8 @@ def test_mutant_applies_and_its_tests_exist(mutant: Mutant) -> None:
 @pytest.mark.slow
 def test_cases_that_mutants_name_exist() -> None:
     named = {test for mutant in MUTANTS for test in mutant.tests if "[" in test}
+    if find_spec("pyspark") is None:  # its tests cannot be collected then
+        named = {test for test in named if not test.startswith("tests/spark/")}
     files = sorted({test.partition("::")[0] for test in named})
     command = [sys.executable, "-m", "pytest", "--collect-only", "--verbosity=-1", "--override-ini=addopts=", *files]
     collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
