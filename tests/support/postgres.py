@@ -28,6 +28,8 @@ FAST_SETTINGS = {
     "full_page_writes": "off",
     "max_connections": "200",
     "max_prepared_transactions": "20",
+    # Our processes turn jit off. A test's own session does not, and 15 compiled one statement for up to 50 s.
+    "jit_above_cost": "-1",
 }
 
 _PREFIX = "mailroom-tests-"
