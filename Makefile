@@ -69,12 +69,17 @@ promtool: ## Install promtool for the tests of the alert rules, where root and a
 
 # Where nothing but Maven Central has it. The folder's copy of the file that names the versions says that it is whole.
 KAFKA := tests/support/kafka.pom.xml
+SPARK_KAFKA := tests/support/spark_kafka.pom.xml
 .PHONY: kafka
 kafka: ## Fetch Apache Kafka for its tests by Maven into .kafka; without it or Java they are skipped
 	@cmp -s $(KAFKA) .kafka/pom.xml \
 	  || { rm -rf .kafka && mvn --quiet --batch-mode --file $(KAFKA) dependency:copy-dependencies \
 	         -DincludeScope=runtime -DoutputDirectory="$(CURDIR)/.kafka" && cp $(KAFKA) .kafka/pom.xml; } >/dev/null 2>&1 \
 	  || { rm -rf .kafka; echo "Apache Kafka could not be fetched by Maven (mvn): its tests are skipped"; }
+	@cmp -s $(SPARK_KAFKA) .kafka/spark/pom.xml \
+	  || { rm -rf .kafka/spark && mvn --quiet --batch-mode --file $(SPARK_KAFKA) dependency:copy-dependencies \
+	         -DincludeScope=runtime -DoutputDirectory="$(CURDIR)/.kafka/spark" && cp $(SPARK_KAFKA) .kafka/spark/pom.xml; } >/dev/null 2>&1 \
+	  || { rm -rf .kafka/spark; echo "Spark's source for Kafka could not be fetched by Maven (mvn): its test is skipped"; }
 
 # Not as services, as above.
 .PHONY: brokers

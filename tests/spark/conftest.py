@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from mailroom.embedded import find_binaries
 from mailroom.errors import ConfigurationError
 from tests.spark import quick
 from tests.support.databases import Databases
+from tests.support.kafka import Kafka, kafka_jars, spark_kafka_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,13 +47,16 @@ def password(_databases_of: Callable[[int | None], Databases], pytestconfig: pyt
 @pytest.fixture(scope="session")
 def spark(password: None) -> "Iterator[SparkSession]":
     """The session: two threads, and a task is tried four times."""
-    from spark_jobs.session import java_version, spark_session
+    from spark_jobs.session import java_version, jdbc_config, spark_session
 
     try:
         java_version()
     except ConfigurationError as error:
         pytest.skip(str(error))
-    session = spark_session("mailroom tests", "local[2,4]", {"spark.sql.session.timeZone": "UTC", **quick.FILES})
+    # A source has to be named before the session starts.
+    jars = [*jdbc_config().values(), *map(str, spark_kafka_jars())]
+    settings = {"spark.sql.session.timeZone": "UTC", "spark.jars": ",".join(jars), **quick.FILES}
+    session = spark_session("mailroom tests", "local[2,4]", settings)
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
@@ -62,3 +67,12 @@ def spark_dsn(password: None, dsn: str) -> str:
     """The connection string of the test's database without its password."""
     parts = conninfo.conninfo_to_dict(dsn)
     return conninfo.make_conninfo("", **{name: value for name, value in parts.items() if name != "password"})
+
+
+@pytest.fixture(scope="session")
+def kafka(shared_home: Path) -> Iterator[Kafka]:
+    """A real Apache Kafka."""
+    if find_spec("confluent_kafka") is None or kafka_jars() is None:
+        pytest.skip("Apache Kafka or its client is not installed: make kafka, and the extra kafka")
+    with Kafka(shared_home / "kafka-of-spark") as broker:
+        yield broker

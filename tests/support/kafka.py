@@ -63,6 +63,12 @@ def kafka_jars() -> Path | None:
     return folder if any(folder.glob("kafka_2.13-*.jar")) and java_program() else None
 
 
+def spark_kafka_jars() -> list[Path]:
+    """Return Spark's source for Kafka, which `make kafka` puts into a folder there; none if it or Kafka is missing."""
+    folder = kafka_jars()
+    return [] if folder is None else sorted((folder / "spark").glob("*.jar"))
+
+
 def java_program() -> str | None:
     """Return Java's program, if it is installed."""
     home = os.environ.get("JAVA_HOME")
