@@ -37,7 +37,8 @@ from mailroom.bridges.source import BrokerPosition, PartsChanged, PositionGone, 
 from mailroom.links.handshake.target import failing, opening, stopping
 from mailroom.links.handshake.wire import COLUMNS
 from mailroom.message.headers import as_json
-from mailroom.sql.operation import Operation, bytea_array
+from mailroom.sql.arrays import array
+from mailroom.sql.operation import Operation
 
 log = logging.getLogger("mailroom.dispatcher")
 
@@ -237,18 +238,20 @@ class TakingIn(Tending):
 
     def _batch(self, rows: Sequence[Incoming], times: Sequence[datetime | None]) -> FetchedBatch:
         now, first = datetime.now(UTC), self._position.seq + 1
-        of_the_wire: dict[str, object] = {
-            "seq": [*range(first, first + len(rows))],
+        of_the_wire: dict[str, Sequence[object]] = {
+            "seq": range(first, first + len(rows)),
             "sent_clock": [row.clock or seq for seq, row in enumerate(rows, first)],
             "stamped_at": [at or now for at in times],
             "sent_at": [row.sent_at or now for row in rows],
             "headers": [None if row.headers is None else as_json(row.headers) for row in rows],
-            "value": bytea_array([row.value for row in rows]),
             "value_json": [None] * len(rows),
             "after_clock": [None] * len(rows),
         }
         own = {name: [*map(attrgetter(name), rows)] for name in COLUMNS.keys() - of_the_wire.keys()}
-        return FetchedBatch(len(rows), {**of_the_wire, **own})
+        columns: dict[str, object] = {
+            name: array(COLUMNS[name][0], items) for name, items in (of_the_wire | own).items()
+        }
+        return FetchedBatch(len(rows), columns)
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import Literal, TypeAlias, TypeVar, cast, get_args
 from uuid import UUID, uuid4, uuid5
 
 from mailroom import codec
@@ -221,6 +221,17 @@ def _matched(named: Mapping[str, bytes | None], name: str, form: re.Pattern[str]
     return make(text)
 
 
+def _of_few(named: Mapping[str, bytes | None], name: str, form: re.Pattern[str], make: Callable[[str], T]) -> T | None:
+    """Return the same of a header that has few values, in many records."""
+    raw = named.get(name)
+    return None if raw is None else cast("T | None", _remembered(raw, name, form, make))
+
+
+@lru_cache(maxsize=256)
+def _remembered(raw: bytes, name: str, form: re.Pattern[str], make: Callable[[str], object]) -> object:
+    return _matched({name: raw}, name, form, make)
+
+
 # --- what it is ----------------------------------------------------------------------------------------------------
 
 
@@ -258,21 +269,17 @@ def _topic(record: Arrived, named: Mapping[str, bytes | None], as_topic: str | N
 
 
 def _kind(named: Mapping[str, bytes | None]) -> tuple[str, str, str | None]:
-    return _matched(named, "mailroom-kind", KIND, _letters) or ("M", "U", None)
+    return _of_few(named, "mailroom-kind", KIND, _letters) or ("M", "U", None)
 
 
 def _letters(text: str) -> tuple[str, str, str | None]:
     return text[0], text[1], text[2:] or None
 
 
-@lru_cache(maxsize=256)  # a few nodes write many records
-def _node_id(text: str) -> UUID:
-    return UUID(text)
-
-
 def _sender(named: Mapping[str, bytes | None]) -> tuple[UUID, int, int] | tuple[None, None, None]:
-    sender = _matched(named, "mailroom-origin", UUID_TEXT, _node_id)
-    link, clock = (_matched(named, name, COUNT, int) for name in ("mailroom-link", "mailroom-clock"))
+    sender = _of_few(named, "mailroom-origin", UUID_TEXT, _uuid)
+    link = _of_few(named, "mailroom-link", COUNT, int)
+    clock = _matched(named, "mailroom-clock", COUNT, int)
     if sender is None and link is None and clock is None:
         return None, None, None
     # Half of them would be a record that looks new each time, or one of nobody whose marks decide what is new.

@@ -27,6 +27,7 @@ from mailroom.message.headers import TEXT
 # A longer number has more digits than a decimal of ours: sign, digits, point, and an exponent of four digits.
 LONG = re.compile(r"[0-9]{19}")
 MAX_NUMBER = MAX_DECIMAL_DIGITS * 2 + 10
+EXACT_DIGITS = 15  # of so many digits every decimal is a float's own text again (DBL_DIG of C)
 
 
 class NotJson(ValueError):
@@ -97,6 +98,8 @@ def _whole(text: str) -> int | Decimal:
 
 
 def _fraction(text: str) -> float | Decimal:
+    if len(text) <= EXACT_DIGITS and "e" not in text and "E" not in text:
+        return float(text)
     exact = _decimal(text)
     number = float(text)
     # A float is what most readers expect. It is not taken where it would be another number.

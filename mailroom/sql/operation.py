@@ -9,7 +9,6 @@ from collections import namedtuple
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from struct import pack
 from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -151,15 +150,6 @@ class Undecoded:
     def __repr__(self) -> str:
         # Without the bytes, since a repr ends up in logs.
         return f"Undecoded(oid={self.oid}, {len(self.data)} bytes)"
-
-
-_BYTEA, _BYTEA_ARRAY = 17, 1001  # types that every PostgreSQL has under these numbers
-
-
-def bytea_array(items: Sequence[bytes]) -> Undecoded:
-    """Return an array for a statement in the server's own form; psycopg would write text, which takes far longer."""
-    head = pack("!iiIii", 1, 0, _BYTEA, len(items), 1) if items else pack("!iiI", 0, 0, _BYTEA)
-    return Undecoded(_BYTEA_ARRAY, head + b"".join([part for item in items for part in (pack("!i", len(item)), item)]))
 
 
 class Execute(NamedTuple):

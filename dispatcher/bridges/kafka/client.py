@@ -35,10 +35,10 @@ POLL_S = 0.1
 _HEADERS = methodcaller("headers")
 
 
-def headers_of(message: Message) -> list[tuple[str, bytes | str | None]] | None:
+def headers_of(message: Message) -> list[tuple[str, bytes | None]] | None:
     """Return a record's headers, None if one has a name that is not UTF-8, which the client cannot hand out."""
     try:
-        return cast("list[tuple[str, bytes | str | None]]", _HEADERS(message) or [])
+        return cast("list[tuple[str, bytes | None]]", _HEADERS(message) or [])
     except (SystemError, UnicodeDecodeError):
         return None
 

@@ -207,11 +207,10 @@ def _arrived(message: Message) -> Arrived:
     kind, at_ms = message.timestamp()
     at = None if kind == TIMESTAMP_NOT_AVAILABLE else _moment(at_ms)
     given = headers_of(message)
-    headers = [(name, value if type(value) is bytes else _bytes(value)) for name, value in given or []]
     epoch = message.leader_epoch()
     return Arrived(
         str(message.topic()), int(message.partition() or 0), int(message.offset() or 0), _bytes(message.key()),
-        _bytes(message.value()), headers, at,
+        _bytes(message.value()), given or [], at,
         None if epoch is None or epoch < 0 else epoch,
         fault=None if given is not None else "the name of one of its headers is not UTF-8",
     )  # fmt: skip
