@@ -30,6 +30,7 @@ CREATE TABLE bridge_position (  -- Up to where the log of a broker was taken in:
     part         bigint NOT NULL,  -- The partition.
     next         bigint NOT NULL,  -- The offset of the next record.
     leader_epoch bigint,           -- The epoch of the partition's leader with the record before it, by which a truncated log is noticed.
+    log          text,             -- Which log it is, where the broker tells: another one may get its name.
     PRIMARY KEY (origin, topic, part)
 ) WITH ({hot});
 

@@ -80,8 +80,8 @@ class TakingIn(Tending):
         try:
             self._place = await self._waiting(source, source.open(), OPEN_S)
             while not self._stopping.is_set():
-                await self._begin(source)
                 try:
+                    await self._begin(source)
                     while not self._stopping.is_set():
                         await self._step(source)
                 except PartsChanged:
@@ -277,6 +277,6 @@ def _after(records: Sequence[Arrived | BrokerPosition]) -> dict[tuple[str, int],
     last = {(each.topic, each.part): each for each in records}
     return {
         place: each if isinstance(each, BrokerPosition)
-        else BrokerPosition(each.topic, each.part, each.offset + 1, each.leader_epoch)
+        else BrokerPosition(each.topic, each.part, each.offset + 1, each.leader_epoch, each.log)
         for place, each in last.items()
     }  # fmt: skip

@@ -70,7 +70,7 @@ class Arrived:
     given where the broker calls a record's topic so, and `topic` is only the log in which it lies. `place` is given
     where the log has a name that no other one has, and the cluster has none. `id` is the record's own at the broker,
     which no other one has. With `is_queued` it lay in a queue, and may come again at another offset. `fault` is given
-    where its client could not read it, and says why: it is no message.
+    where its client could not read it, and says why: it is no message. `log` is that of its `BrokerPosition`.
     """
 
     topic: str
@@ -86,6 +86,7 @@ class Arrived:
     fault: str | None = None
     id: UUID | None = None
     is_queued: bool = False
+    log: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

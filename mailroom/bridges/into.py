@@ -121,9 +121,9 @@ def reading_ins(schema: str, name: str | None = None) -> Operation[list[InRow]]:
 Mark: TypeAlias = tuple[str, int, UUID, int]
 
 POSITIONS = Sql(
-    "SELECT topic, part, next, leader_epoch FROM {schema}.bridge_position WHERE origin = %(origin)s::bigint "
+    "SELECT topic, part, next, leader_epoch, log FROM {schema}.bridge_position WHERE origin = %(origin)s::bigint "
     "ORDER BY topic, part",
-    columns=("text", "bigint", "bigint", "bigint"),
+    columns=("text", "bigint", "bigint", "bigint", "text"),
 )
 MARKS = Sql(
     "SELECT topic, part, sender, link, clock FROM {schema}.bridge_mark WHERE origin = %(origin)s::bigint",
@@ -131,22 +131,24 @@ MARKS = Sql(
 )
 BEGIN = Sql(
     """
-INSERT INTO {schema}.bridge_position (origin, topic, part, next, leader_epoch)
-SELECT %(origin)s::bigint, t.topic, t.part, t.next, t.epoch
+INSERT INTO {schema}.bridge_position (origin, topic, part, next, leader_epoch, log)
+SELECT %(origin)s::bigint, t.topic, t.part, t.next, t.epoch, t.log
 FROM ROWS FROM (pg_catalog.unnest(%(topics)s::text[]), pg_catalog.unnest(%(parts)s::bigint[]),
-                pg_catalog.unnest(%(nexts)s::bigint[]), pg_catalog.unnest(%(epochs)s::bigint[]))
-     AS t (topic, part, next, epoch)
+                pg_catalog.unnest(%(nexts)s::bigint[]), pg_catalog.unnest(%(epochs)s::bigint[]),
+                pg_catalog.unnest(%(logs)s::text[])) AS t (topic, part, next, epoch, log)
 ON CONFLICT DO NOTHING
 """
 )
-# Compare and set: whoever has read from another place than the database says, has been overtaken.
+# Compare and set: whoever has read from another place than the database says, has been overtaken. A broker that did not
+# tell in time which log it is has not made another one of it.
 MOVE = Sql(
     """
 WITH moved AS (
-    UPDATE {schema}.bridge_position AS p SET next = t.next, leader_epoch = t.epoch
+    UPDATE {schema}.bridge_position AS p SET next = t.next, leader_epoch = t.epoch, log = coalesce(t.log, p.log)
     FROM ROWS FROM (pg_catalog.unnest(%(topics)s::text[]), pg_catalog.unnest(%(parts)s::bigint[]),
                     pg_catalog.unnest(%(befores)s::bigint[]), pg_catalog.unnest(%(nexts)s::bigint[]),
-                    pg_catalog.unnest(%(epochs)s::bigint[])) AS t (topic, part, before, next, epoch)
+                    pg_catalog.unnest(%(epochs)s::bigint[]), pg_catalog.unnest(%(logs)s::text[]))
+         AS t (topic, part, before, next, epoch, log)
     WHERE p.origin = %(origin)s::bigint AND p.topic = t.topic AND p.part = t.part AND p.next = t.before
     RETURNING 1)
 SELECT count(*) FROM moved
@@ -202,6 +204,7 @@ def beginning(schema: str, origin: int, positions: Collection[BrokerPosition]) -
     yield BEGIN.at(schema=schema)(
         origin=origin, topics=[each.topic for each in positions], parts=[each.part for each in positions],
         nexts=[each.next for each in positions], epochs=[each.leader_epoch for each in positions],
+        logs=[each.log for each in positions],
     )  # fmt: skip
 
 
@@ -223,6 +226,7 @@ def moving_position(
         befores=[before.next for before, _ in moves],
         nexts=[after.next for _, after in moves],
         epochs=[after.leader_epoch for _, after in moves],
+        logs=[after.log for _, after in moves],
     )
     if moved != len(moves):
         raise Overtaken("the position at the broker is another one by now")
@@ -256,7 +260,7 @@ def knowing_taken(schema: str, ids: Collection[UUID]) -> Operation[set[UUID]]:
 SET = Sql(
     """
 WITH moved AS (
-    UPDATE {schema}.bridge_position SET next = %(next)s::bigint, leader_epoch = NULL
+    UPDATE {schema}.bridge_position SET next = %(next)s::bigint, leader_epoch = NULL, log = NULL
     WHERE origin = %(origin)s::bigint AND topic = %(topic)s::text AND part = %(part)s::bigint RETURNING origin)
 UPDATE {schema}.bridge_in AS b SET moves = moves + 1 FROM moved AS m WHERE b.origin = m.origin RETURNING true
 """,

@@ -32,17 +32,22 @@ class BrokerPosition:
     """Where to go on in one partition of a topic: with the record at offset `next`.
 
     `leader_epoch` is that of the record before it, where the broker has such epochs: by it a log is noticed that was
-    cut back and written anew.
+    cut back and written anew. `log` says which log it is, where the broker tells that: a topic, or stream, that was
+    deleted and made anew under the same name is another one.
     """
 
     topic: str
     part: int
     next: int
     leader_epoch: int | None = None
+    log: str | None = None
 
 
 class PositionGone(Exception):
-    """The broker no longer has the record at a position: `why` says so, and `first` is the next offset that it has."""
+    """The broker no longer has the record at a position: `why` says so, and `first` is the next offset that it has.
+
+    So it is if another log has the name of that one now.
+    """
 
     def __init__(self, position: BrokerPosition, first: int, why: str) -> None:
         super().__init__(why)
@@ -64,7 +69,7 @@ class RecordSource(Protocol):
     async def begin(self, known: Sequence[BrokerPosition]) -> Sequence[BrokerPosition]:
         """Read from these positions on; return those at which it begins in partitions that are not among them.
 
-        It reads nothing of the latter until it is called again with them.
+        It reads nothing of the latter until it is called again with them. Raises `PositionGone`.
         """
         ...
 

@@ -1,13 +1,15 @@
 """Through Kafka's protocol: the main ways on librdkafka's mock cluster, what that cannot do on a real one."""
 
+import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
 from dispatcher.bridges import tending
 from dispatcher.bridges.kafka import source as kafka_source
@@ -26,7 +28,7 @@ from tests.support.command import error_of, mailroom
 from tests.support.kafka import Kafka
 from tests.support.kafka_mock import MockKafka
 from tests.support.node import SCHEMA, Node
-from tests.support.waiting import eventually_async
+from tests.support.waiting import eventually, eventually_async
 
 pytestmark = pytest.mark.one_version
 
@@ -360,6 +362,51 @@ async def test_log_that_was_cut_back_stops_the_bridge_which_says_how_many_are_mi
         with node.connection.transaction():
             Bridges().resume(node.connection, "in", at=BrokerPosition("retention", 0, 25), actor="me")
         await lane.follow_until(lambda: count(node) == 15)
+
+
+def make_anew(kafka: Kafka, topic: str, records: int) -> None:
+    """Delete a topic, make one of the same name, and write so many records into it."""
+    [gone] = kafka.admin.delete_topics([topic]).values()
+    gone.result()
+
+    def made() -> bool:
+        with suppress(KafkaException):  # while it is not gone everywhere
+            kafka.create(topic, 1)
+            return True
+        return False
+
+    eventually(made)
+    producer = Producer(dict(kafka.client))
+    for n in range(records):
+        producer.produce(topic, f"anew {n}".encode(), b"k")
+    assert producer.flush(30) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runs", [False, True], ids=["while the dispatcher is stopped", "while it runs"])
+async def test_topic_that_was_made_anew_stops_the_bridge_however_far_it_reaches(
+    node: Node, kafka: Kafka, runs: bool
+) -> None:
+    topic = f"anew-{runs}"
+    kafka.create(topic, 1)
+    bridged(node, kafka.bootstrap, topic)
+    send(node, 0, 5)
+    async with tended(node):
+        await eventually_async(lambda: count(node) == 5)
+        if runs:
+            await asyncio.to_thread(make_anew, kafka, topic, 12)
+            await eventually_async(lambda: "made anew" in why_stopped(node))
+    if not runs:
+        make_anew(kafka, topic, 12)
+    async with tended(node) as lane:
+        why = await eventually_async(lambda: why_stopped(node))
+        assert f"partition 0 of {topic}: the topic was made anew" in why
+        assert f"mailroom bridge resume in --at {topic}/0=0" in why
+        with node.connection.transaction():
+            Bridges().resume(node.connection, "in", at=BrokerPosition(topic, 0, 0), actor="me")
+        before = count(node)
+        await lane.follow_until(lambda: count(node) == before + 12)
+        assert not why_stopped(node)
 
 
 @pytest.mark.slow

@@ -18,10 +18,10 @@ from tests.project.test_public import LISTED, MODULES, PACKAGES
 ATTRIBUTES = {
     "CommitUnknown": "token",
     "LamportClock": "clock history receive tick",
-    "Arrived": "at fault headers id is_queued key leader_epoch offset part place subject topic value",
+    "Arrived": "at fault headers id is_queued key leader_epoch log offset part place subject topic value",
     "BridgeStates": "into out",
     "Bridges": "cut into out remove resume schema status waiting",
-    "BrokerPosition": "leader_epoch next part topic",
+    "BrokerPosition": "leader_epoch log next part topic",
     "BrokerRefused": "code",
     "BrokerTrouble": "",
     "Fenced": "",

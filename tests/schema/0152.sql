@@ -1281,7 +1281,8 @@ CREATE TABLE mailroom.bridge_position (
     topic text NOT NULL COLLATE pg_catalog."C",
     part bigint NOT NULL,
     next bigint NOT NULL,
-    leader_epoch bigint
+    leader_epoch bigint,
+    log text
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='20000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_scale_factor='0', autovacuum_vacuum_insert_threshold='100000', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000');
 
@@ -1296,6 +1297,8 @@ COMMENT ON COLUMN mailroom.bridge_position.part IS 'The partition.';
 COMMENT ON COLUMN mailroom.bridge_position.next IS 'The offset of the next record.';
 
 COMMENT ON COLUMN mailroom.bridge_position.leader_epoch IS 'The epoch of the partition''s leader with the record before it, by which a truncated log is noticed.';
+
+COMMENT ON COLUMN mailroom.bridge_position.log IS 'Which log it is, where the broker tells: another one may get its name.';
 
 CREATE TABLE mailroom.commit_token (
     token uuid NOT NULL,

@@ -2,11 +2,12 @@
 
 All partitions are assigned by hand, not through a group: one dispatcher leads, so there is nothing to share out, and no
 rebalance that would hand a partition to somebody else in the middle of a batch. The group's offsets at Kafka are
-committed for others, who watch the lag there. A position that is gone is an error and never reset.
+committed for others, who watch the lag there. A position that is gone is an error and never reset; so is one of a topic
+that was made anew under the same name, however far its records reach by now.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -14,6 +15,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Kafka
 from dispatcher.bridges.kafka.client import STEP_S, KafkaClient, headers_of, log
 from dispatcher.bridges.kafka.meaning import advice
 from dispatcher.bridges.kafka.options import hiding
+from dispatcher.bridges.kafka.topic_ids import TopicIds
 from mailroom.bridges.arrival import Arrived
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble
 from mailroom.bridges.source import BrokerPosition, InBridge, PartsChanged, PositionGone
@@ -43,6 +45,8 @@ class KafkaSource(KafkaClient):
         super().__init__(bridge.name, own_group(bridge), bridge.settings.address, bridge.options)
         self._bridge = bridge
         self._consumer: Consumer | None = None
+        self._topic_ids: TopicIds | None = None
+        self._logs: dict[str, str] = {}
         self._positions: dict[tuple[str, int], BrokerPosition] = {}
         self._left: list[Arrived | BrokerPosition] = []
         self._ends_seen: dict[tuple[str, int], int] = {}
@@ -76,7 +80,10 @@ class KafkaSource(KafkaClient):
         except KafkaException as error:
             text = hiding(self._options, error.args[0].str())
             raise ConfigurationError(f"Bridge {self._name}: {text}", code="MR-bridge-options") from None
-        return str(self._again(lambda: self._going().list_topics(timeout=STEP_S)).cluster_id)
+        cluster = self._again(lambda: self._going().list_topics(timeout=STEP_S))
+        if cluster.controller_id in cluster.brokers:  # it answers for the others
+            self._topic_ids = TopicIds(self._options, self._bridge.settings.topics)
+        return str(cluster.cluster_id)
 
     def _serve_callbacks(self) -> None:
         told = None if self._consumer is None else self._consumer.poll(0)
@@ -111,6 +118,9 @@ class KafkaSource(KafkaClient):
         self._left.clear()
         self._ends_seen.clear()
         parts = self._parts()
+        if self._topic_ids is not None:
+            self._topic_ids.ask()
+            self._compare(self._topic_ids.told(STEP_S))
         # Nothing of a topic that the bridge no longer has.
         wanted = [self._positions[part] for part in parts if part in self._positions]
         self._going().assign([_assigned(each) for each in wanted])
@@ -120,8 +130,18 @@ class KafkaSource(KafkaClient):
             if (topic, part) not in self._positions:
                 low, high = self._ends(topic, part)
                 # A partition that was added later is read from its beginning.
-                found.append(BrokerPosition(topic, part, low if is_first or self._positions else high))
+                start = low if is_first or self._positions else high
+                found.append(BrokerPosition(topic, part, start, log=self._logs.get(topic)))
         return found
+
+    def _compare(self, told: Mapping[str, str]) -> None:
+        """Compare the topics with those in which the positions are."""
+        self._logs |= told
+        for (topic, part), position in self._positions.items():
+            if position.log is not None and told.get(topic, position.log) != position.log:
+                low, _ = self._ends(topic, part)
+                why = f"the topic was made anew since it was read up to {position.next}: other records are there"
+                raise PositionGone(position, low, why)
 
     def _ends(self, topic: str, part: int) -> tuple[int, int]:
         place = TopicPartition(topic, part)
@@ -149,7 +169,7 @@ class KafkaSource(KafkaClient):
     def _keep(self, message: Message) -> None:
         """Keep a record for `read`; or raise what is told in its place."""
         if (error := message.error()) is None:
-            self._left.append(_arrived(message))
+            self._left.append(_arrived(message, self._logs.get(str(message.topic()))))
         elif error.code() == KafkaError._PARTITION_EOF:
             self._ends_seen[str(message.topic()), int(message.partition() or 0)] = int(message.offset() or 0)
         elif error.code() in GONE and message.topic() is not None:
@@ -167,11 +187,14 @@ class KafkaSource(KafkaClient):
             return
         if any(part not in self._positions for part in parts):
             raise PartsChanged
+        if self._topic_ids is not None:
+            self._compare(self._topic_ids.told())  # since the look before: no record waits for it
+            self._topic_ids.ask()
         # What lies between the last record and the end are ends of transactions, and what was aborted. Kafka deletes
         # them as it does records, and who came back then would miss them.
         for part, end in self._ends_seen.items():
             if (was := self._positions[part]).next < end:
-                self._left.append(BrokerPosition(*part, end, was.leader_epoch))
+                self._left.append(BrokerPosition(*part, end, was.leader_epoch, was.log))
 
     def _gone(self, topic: str, part: int) -> PositionGone:
         position = self._positions[topic, part]
@@ -192,6 +215,7 @@ class KafkaSource(KafkaClient):
         )
 
     def _drop(self) -> None:
+        self._topic_ids = None
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()
@@ -203,7 +227,7 @@ def _assigned(position: BrokerPosition) -> TopicPartition:
     return TopicPartition(position.topic, position.part, position.next, leader_epoch=position.leader_epoch)
 
 
-def _arrived(message: Message) -> Arrived:
+def _arrived(message: Message, topic_id: str | None) -> Arrived:
     kind, at_ms = message.timestamp()
     at = None if kind == TIMESTAMP_NOT_AVAILABLE else _moment(at_ms)
     given = headers_of(message)
@@ -212,6 +236,7 @@ def _arrived(message: Message) -> Arrived:
         str(message.topic()), int(message.partition() or 0), int(message.offset() or 0), _bytes(message.key()),
         _bytes(message.value()), given or [], at,
         None if epoch is None or epoch < 0 else epoch,
+        log=topic_id,
         fault=None if given is not None else "the name of one of its headers is not UTF-8",
     )  # fmt: skip
 

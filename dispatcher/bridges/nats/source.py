@@ -1,7 +1,7 @@
 """Takes in from streams of NATS JetStream: from the sequence that the database says, and never from where NATS would.
 
 A position is of a stream: its topic is the stream's name, it has one part, and its offsets are the sequences. A
-record that does not say its topic has that of its subject (`Arrived.subject`). The epoch of a position says when the
+record that does not say its topic has that of its subject (`Arrived.subject`). The log of a position says when the
 stream was made: a stream that was deleted and made anew has the same sequences, and other records. Nothing is
 acknowledged there. A record that somebody has deleted from within the stream is passed over; if its beginning is gone,
 that is an error and never passed over.
@@ -25,11 +25,11 @@ from mailroom.bridges.source import BrokerPosition, InBridge, PositionGone
 
 @dataclass(slots=True)
 class _Stream:
-    """A stream: which sequence is `next`, when the stream was made (`epoch`), and what reads it, and what is read."""
+    """A stream: which sequence is `next`, when the stream was made (`log`), and what reads it, and what is read."""
 
     name: str
     next: int
-    epoch: int | None
+    log: str | None
     reader: StreamReader | None = None
     reading: "asyncio.Task[list[Msg]] | None" = None
 
@@ -59,12 +59,12 @@ class NatsSource(NatsClient):
         new = []
         for name in self._bridge.settings.topics:
             if name in positions:
-                self._streams[name] = _Stream(name, positions[name].next, positions[name].leader_epoch)
+                self._streams[name] = _Stream(name, positions[name].next, positions[name].log)
                 continue
             info = await self._info(name)
             is_first = self._bridge.settings.start == "earliest"
             start = max(1, info.state.first_seq) if is_first else info.state.last_seq + 1
-            new.append(BrokerPosition(name, 0, start, _made(info)))
+            new.append(BrokerPosition(name, 0, start, log=_made(info)))
         return new
 
     async def read(self, wait_s: float) -> Sequence[Arrived]:
@@ -124,7 +124,7 @@ class NatsSource(NatsClient):
     async def _begin(self, stream: _Stream) -> StreamReader:
         info = await self._info(stream.name)
         _check(stream, info)
-        stream.epoch = _made(info)
+        stream.log = _made(info)
         reader = StreamReader(self._nats, self._js, stream.name)
         start = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=stream.next)
         await self._asked(lambda: reader.open(start))
@@ -145,8 +145,8 @@ class NatsSource(NatsClient):
 def _check(stream: _Stream, info: StreamInfo) -> None:
     """Look whether the stream still has what comes next."""
     first, last = max(1, info.state.first_seq), info.state.last_seq
-    position = BrokerPosition(stream.name, 0, stream.next, stream.epoch)
-    if stream.next > last + 1 or stream.epoch not in (None, _made(info)):
+    position = BrokerPosition(stream.name, 0, stream.next, log=stream.log)
+    if stream.next > last + 1 or stream.log not in (None, _made(info)):
         why = f"the stream was made anew, or put back: it ends at {last}, and was read up to {stream.next - 1}"
         raise PositionGone(position, first, why)
     if stream.next < first:
@@ -154,9 +154,9 @@ def _check(stream: _Stream, info: StreamInfo) -> None:
         raise PositionGone(position, first, why)
 
 
-def _made(info: StreamInfo) -> int | None:
+def _made(info: StreamInfo) -> str | None:
     """Return when the stream was made, in microseconds."""
-    return None if info.created is None else int(info.created.timestamp() * 1_000_000)
+    return None if info.created is None else str(int(info.created.timestamp() * 1_000_000))
 
 
 def _arrived(stream: _Stream, message: Msg) -> Arrived:
@@ -168,5 +168,7 @@ def _arrived(stream: _Stream, message: Msg) -> Arrived:
     given = [(name, text.encode()) for name, text in headers.items()]
     at = message.metadata.timestamp.astimezone(UTC)
     sequence = message.metadata.sequence.stream
-    place = f"{stream.name} of {stream.epoch}"
-    return Arrived(stream.name, 0, sequence, key, value, given, at, stream.epoch, message.subject, place)
+    place = f"{stream.name} of {stream.log}"
+    return Arrived(
+        stream.name, 0, sequence, key, value, given, at, subject=message.subject, place=place, log=stream.log
+    )  # fmt: skip
