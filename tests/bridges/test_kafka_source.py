@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -14,7 +15,7 @@ from dispatcher.bridges.kafka import source as kafka_source
 from dispatcher.bridges.kafka.source import KafkaSource
 from mailroom.bridges.arrival import Arrived, Intake, Undecodable, incoming
 from mailroom.bridges.settings import InSettings
-from mailroom.bridges.source import InBridge
+from mailroom.bridges.source import BrokerPosition, InBridge, PositionGone
 from tests.support.kafka_mock import MockKafka
 from tests.support.waiting import WITHIN_S, eventually_async
 
@@ -70,6 +71,41 @@ async def test_record_that_comes_while_the_broker_is_asked_for_partitions_is_kep
         monkeypatch.setattr(kafka_source, "LOOK_S", 60.0)
         found += await read(source, 20 - len(found))
     assert [record.offset for record in found] == list(range(20))
+
+
+class Told:
+    """A cluster that says this topic's id; the mock cluster has none."""
+
+    def __init__(self, ids: dict[str, str]) -> None:
+        self._ids = ids
+
+    def ask(self) -> None:
+        pass
+
+    def told(self, _wait_s: float = 0.0) -> dict[str, str]:
+        return self._ids
+
+
+async def test_topic_that_is_another_one_is_not_read_on(mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_source, "LOOK_S", 0.0)
+    mock_kafka.create("told", 1)
+    put(mock_kafka, "told", 4)
+    ids: dict[str, str] = {}  # nothing in time
+    async with reading(mock_kafka, "told") as source:
+        source._topic_ids = Told(ids)  # type: ignore[assignment]
+        place = BrokerPosition("told", 0, 2, log="old")
+        assert await source.begin([place]) == []
+        assert [each.log for each in await read(source, 2)] == [None, None]
+        ids["told"] = "new"
+        with pytest.raises(PositionGone, match="made anew since it was read up to 2") as gone:
+            await source.begin([place])
+        assert gone.value.first == 0
+        assert await source.begin([replace(place, log=None)]) == []  # somebody has set it there
+        assert [each.log for each in await read(source, 2)] == ["new", "new"]
+        await source.taken([replace(place, next=4, log="new")])
+        ids["told"] = "newer"
+        with pytest.raises(PositionGone, match="made anew since it was read up to 4"):
+            await source.read(0.0)
 
 
 def put_raw(bootstrap: str, topic: str, header: bytes) -> None:
