@@ -105,6 +105,29 @@ async def test_who_repeats_itself_is_heard_once_per_link_and_partition(node: Nod
     assert node.value("SELECT bool_and(clock > sent_clock) FROM mailroom.inbox WHERE origin = %s", OURS)
 
 
+async def test_position_says_in_which_log_it_is_until_another_one_is_told_or_somebody_sets_it(
+    node: Node, log: Log
+) -> None:
+    log.add("log", b"1")
+    [first] = log.parts["log", 0]
+    assert first is not None
+    first.log = "first"
+    async with tended(node):
+        await eventually_async(lambda: positions(node) == [("log", 0, 1)])
+        assert in_log(node) == "first"
+        log.add("log", b"2")
+        await eventually_async(lambda: positions(node) == [("log", 0, 2)])
+        assert in_log(node) == "first"
+    with node.connection.transaction():
+        Bridges().resume(node.connection, "in", at=BrokerPosition("log", 0, 1), actor="me")
+    assert in_log(node) is None
+
+
+def in_log(node: Node) -> object:
+    """Return in which log the position is."""
+    return node.value("SELECT log FROM mailroom.bridge_position")
+
+
 async def test_dispatcher_that_was_overtaken_takes_nothing_in_twice(node: Node, log: Log) -> None:
     log.add("log", b"1")
     async with tended(node):
