@@ -1,22 +1,26 @@
 """The pages about bridges are true: the class of a broker of one's own works, and the first steps with Kafka do."""
 
+import asyncio
 import json
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import aio_pika
 import psycopg
 import pytest
+from aio_pika.abc import AbstractIncomingMessage
 from click.testing import CliRunner
 from confluent_kafka import Consumer, Producer
 
 from mailroom.cli.root import root
 from tests.project.test_docs import Block, blocks
 from tests.support.kafka_mock import ROOT, MockKafka
+from tests.support.rabbitmq import RabbitMQ
 from tests.support.waiting import WITHIN_S, eventually
 
 pytestmark = pytest.mark.one_version
@@ -113,3 +117,69 @@ def test_first_steps_with_kafka_lead_to_a_record_and_to_a_message(desk: str) -> 
             eventually(lambda: received(desk, "reorder"))
             follow(seen)
             assert [row[1:] for row in received(desk, "reorder")] == [("stock.levels", "teapot")]
+
+
+def administer(rabbitmq: RabbitMQ, words: Sequence[str]) -> None:
+    """Do what `rabbitmqadmin` does by these words; it needs a plugin, and is not in every package."""
+    what = dict(word.split("=", 1) for word in words[3:])
+
+    async def declare() -> None:
+        async with await aio_pika.connect(rabbitmq.url) as connection:
+            channel = await connection.channel()
+            match words[1:3]:
+                case ["declare", "queue"]:
+                    arguments = {"x-queue-type": what["queue_type"]} | json.loads(what.get("arguments", "{}"))
+                    await channel.declare_queue(what["name"], durable=True, arguments=arguments)
+                case ["declare", "exchange"]:
+                    await channel.declare_exchange(what["name"], what["type"], durable=True)
+                case ["declare", "binding"]:
+                    queue = await channel.get_queue(what["destination"])
+                    await queue.bind(what["source"], what["routing_key"])
+                case other:
+                    raise AssertionError(other)
+
+    asyncio.run(declare())
+
+
+async def in_queue(rabbitmq: RabbitMQ, name: str) -> AbstractIncomingMessage | None:
+    """Take a message from a queue, if there is one."""
+    async with await aio_pika.connect(rabbitmq.url) as connection:
+        queue = await (await connection.channel()).get_queue(name)
+        return await queue.get(no_ack=True, fail=False)
+
+
+@pytest.mark.slow
+def test_first_steps_with_rabbitmq_lead_to_a_record_and_to_a_message(desk: str, rabbitmq: RabbitMQ) -> None:
+    to_queue, to_exchange, into = found(
+        "rabbitmq.md", "console", "--topic shop.orders", "--exchange shop", "bridge in stock"
+    )
+
+    def follow(block: Block) -> None:
+        for words in block.commands():
+            if words[0] == "rabbitmqadmin":
+                administer(rabbitmq, words)
+            elif words[0] == "mailroom" and words[1:] != ["dispatcher", "run"]:
+                run(*(word.replace("localhost:5672", f"127.0.0.1:{rabbitmq.port}") for word in words[1:]))
+
+    run("migrate")
+    run("inbox", "create", "reorder")
+    for block in (to_queue, to_exchange):
+        follow(block)
+        with dispatcher():
+            sent = run("outbox", "send", "order.paid", "--key", "42", "--value", '{"order":42}').strip()
+            record = eventually(lambda: asyncio.run(in_queue(rabbitmq, "shop.orders")))
+        assert record is not None
+        assert (record.message_id, record.body) == (sent, b'{"order":42}')
+        assert record.headers["mailroom-key"] == "42"
+    follow(into)
+    asyncio.run(put(rabbitmq, "stock.levels", b'{"left": 3}'))
+    with dispatcher():
+        eventually(lambda: received(desk, "reorder"))
+    assert [topic for _, topic, _ in received(desk, "reorder")] == ["stock.levels"]
+
+
+async def put(rabbitmq: RabbitMQ, queue: str, body: bytes) -> None:
+    """Put a message into a queue."""
+    async with await aio_pika.connect(rabbitmq.url) as connection:
+        exchange = (await connection.channel()).default_exchange
+        await exchange.publish(aio_pika.Message(body), queue)

@@ -15,6 +15,7 @@ from tests.faults.task import Task
 ROWS = 300  # so that there are many batches
 RECORDS = "kafka records"  # passed behind a read that has found some
 PRODUCE = "kafka produce"  # with the topic behind it
+BATCH = "kafka batch"  # the same for the first record of a batch
 # By name: in which module the client is made, and by which class.
 CALLS = {
     "Producer": (
@@ -48,7 +49,12 @@ def _passing(client: type, calls: tuple[str, ...], control: Control) -> type:
 
 def _wrapped(method: Callable[..., Any], call: str, control: Control) -> Callable[..., Any]:
     def passed(*arguments: Any, **options: Any) -> Any:
-        place = f"{PRODUCE} {arguments[1]}" if call == "produce" else f"kafka {call}"
+        client, place = arguments[0], f"kafka {call}"
+        if call == "produce":
+            place = f"{PRODUCE} {arguments[1]}"
+            if not getattr(client, "is_handing_over", False):
+                control.at_call(f"{BATCH} {arguments[1]}", "before")
+        client.is_handing_over = call == "produce"
         control.at_call(place, "before")
         result = method(*arguments, **options)
         control.at_call(place, "after")

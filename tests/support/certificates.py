@@ -16,9 +16,10 @@ class Authority:
         self._run("req", "-x509", *_KEY, "-days", "2", "-subj", f"/CN={name}", "-keyout", self._ca_key, "-out", self.ca)
 
     def certificate(self, host: str) -> tuple[Path, Path]:
-        """Return a certificate for this host, and its key."""
+        """Return a certificate for this host, a name or an address, and its key."""
         request, names, made, key = (self._directory / f"{host}.{end}" for end in ("csr", "ext", "pem", "key"))
-        names.write_text(f"subjectAltName=DNS:{host}\n")
+        kind = "IP" if host.replace(".", "").isdecimal() else "DNS"
+        names.write_text(f"subjectAltName={kind}:{host}\n")
         self._run("req", *_KEY, "-subj", f"/CN={host}", "-keyout", key, "-out", request)
         self._run("x509", "-req", "-in", request, "-extfile", names, "-CA", self.ca, "-CAkey", self._ca_key,
                   "-CAcreateserial", "-days", "2", "-out", made)  # fmt: skip

@@ -25,10 +25,11 @@ def rabbitmq_program() -> str | None:
 class RabbitMQ(Broker):
     """rabbitmq-server at `url`, whose queues are kept in `directory`; the server's account has to reach that.
 
-    It has a name service (epmd) of its own, which ends with it: the machine's would outlive the test.
+    It has a name service (epmd) of its own, which ends with it: the machine's would outlive the test. `more` are lines
+    of its rabbitmq.conf.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *more: str) -> None:
         super().__init__(directory)
         self._account = server_account()
         if self._account.switched:
@@ -37,10 +38,8 @@ class RabbitMQ(Broker):
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/"
         plugins, settings = directory / "enabled_plugins", directory / "rabbitmq.conf"
         plugins.write_text("[].")
-        settings.write_text(
-            "log.console = true\nlog.console.level = warning\nlog.file = false\n"
-            f"max_message_size = {MAX_MESSAGE_BYTES}\n"
-        )
+        own = ("log.console = true", "log.console.level = warning", "log.file = false")
+        settings.write_text("\n".join([*own, f"max_message_size = {MAX_MESSAGE_BYTES}", *more, ""]))
         for file in (plugins, settings):
             file.chmod(0o644)
         self._environment = {

@@ -32,6 +32,13 @@ CLOSE_S = 1.0
 LOST = (AMQPError, OSError, TimeoutError, RuntimeError)
 # How the client says that the server has not opened the virtual host; the server's own words are lost in it.
 NOT_OPENED = "Connection.OpenOk"
+# By what is in the text of an error: what to do.
+ADVICE = {
+    "CERTIFICATE_VERIFY_FAILED": "Name by TLS_CA who has signed its certificate, and the server as that does",
+    "CERTIFICATE_REQUIRED": "Give TLS_CERT and TLS_KEY",
+    "Login was refused": "Check USER and PASSWORD",
+    "refused for user": "Grant it: rabbitmqctl set_permissions",
+}
 
 # Their own log would tell each reconnect, with a traceback; what is wrong is told by `trouble`, in one line.
 for _name in ("aiormq", "aio_pika"):
@@ -148,7 +155,9 @@ class RabbitClient:
 
     def _text(self, error: BaseException) -> str:
         text = " ".join(str(each) for each in error.args if isinstance(each, str)) or str(error)
-        return hiding(self._options, text.strip() or type(error).__name__)
+        text = text.strip() or type(error).__name__
+        what_to_do = next((f". {advice}." for mark, advice in ADVICE.items() if mark in text), "")
+        return hiding(self._options, text.rstrip(".") + what_to_do if what_to_do else text)
 
 
 async def _closed(connection: AbstractConnection) -> None:

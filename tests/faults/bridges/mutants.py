@@ -31,6 +31,7 @@ class Mutant:
 MUTANTS: dict[str, Mutant] = {}
 ACKNOWLEDGE = "dispatcher.links.at_source.acknowledge.ACKNOWLEDGE"
 COMMITTING = "kafka commit_transaction"
+GIVEN_UP_MS = "2000"
 # Faults of the broker's striker, by name.
 REPEATED, SLOWLY, BY_HAND = "repeated to a new reader", "handed over slowly", "position set by hand"
 
@@ -99,6 +100,19 @@ def _acknowledged_before_published() -> None:
 
     _replace(Publishing, "_publish", later)
     _replace(Publishing, "_acknowledge", first)
+
+
+@_mutant("records are given up while the broker is away", Aim(fault=SLOWLY))
+def _finite_delivery_timeout() -> None:
+    from dispatcher.bridges.kafka import publisher
+
+    class Impatient(Producer):
+        def __init__(self, options: dict[str, Any], **others: Any) -> None:
+            if options.pop("enable.gapless.guarantee", None):
+                options["message.timeout.ms"] = GIVEN_UP_MS
+            super().__init__(options, **others)
+
+    _replace(publisher, "Producer", Impatient)
 
 
 @_mutant("the marks of what is taken in are not stored", Aim(fault=REPEATED))

@@ -22,7 +22,7 @@ from tests.faults.links.strikes import LINGERS_S as READ_S
 from tests.faults.links.strikes import OTHER_SERVER, OWN_SERVER, WAYS, Striker, Tally
 from tests.faults.links.struck import LOST, StruckNode
 from tests.faults.network import QUIET, Trouble
-from tests.faults.role_bridged import PRODUCE, RECORDS
+from tests.faults.role_bridged import BATCH, PRODUCE, RECORDS
 
 BROKER = "the broker killed behind it"
 # A call of Kafka's client, and what is behind it: at these a process is killed or stopped.
@@ -275,16 +275,17 @@ class BrokerStriker:
         topic = self._dice.choice((LEAST, LEAST, EXACTLY))
         with self._writer.turn, self._broker.down:
             leader = self._out.leaders().get("links")
-            first = Failpoint(f"{PRODUCE} {topic}", "before", "linger")
-            if leader is None or not self._is_hit(leader, first):
+            batch, record = (Failpoint(f"{kind} {topic}", "before", "linger") for kind in (BATCH, PRODUCE))
+            # While it lingers over one batch, rows gather for the next one.
+            if leader is None or not (self._is_hit(leader, batch) and self._is_hit(leader, batch)):
                 return
             network = self._broker.network
             network.be(Trouble("black hole"))
             network.cut()
             try:
-                is_away = self._is_hit(leader, replace(first, nth=self._dice.randint(*HANDED_OVER)))
+                is_away = self._is_hit(leader, replace(record, nth=self._dice.randint(*HANDED_OVER)))
                 if is_away:
-                    leader.arm(replace(first, nth=HANDED_OVER_THEN))
+                    leader.arm(replace(record, nth=HANDED_OVER_THEN))
                     time.sleep(LINGERS_S * AWAY_SHARE)
             finally:
                 network.cut()  # what was sent into it never comes
