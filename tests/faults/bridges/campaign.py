@@ -31,6 +31,7 @@ from tests.faults.task import Habits, Task
 
 WAITING = 8_000  # rows not published or not handled, at which writers rest
 ROUND_S = 60.0
+BROKER_LINES = 40  # of what the broker has logged, shown if something stands still
 FLOWS_WITHIN_S = 60.0
 SETTLED_WITHIN_S = 180.0
 PAUSE_S = {"out": 0.2, "into": 0.2, "broker": 1.0}  # between two faults, at most
@@ -179,7 +180,8 @@ class Bridged:
     def _situation(self) -> str:
         """Return what there is to know when nothing comes to an end."""
         told = [self._out.situation(), self._into.situation(), f"log: {self._auditor.ends()}"]
-        return "\n".join([*told, f"broker: {self._broker.network.trouble}"])
+        said = self._broker.kafka.log.read_text(errors="replace").splitlines()[-BROKER_LINES:]
+        return "\n".join([*told, f"broker: {self._broker.network.trouble}", *(f"  {line}" for line in said)])
 
     def _is_at_rest(self) -> bool:
         if self._out.waiting():
