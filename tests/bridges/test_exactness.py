@@ -12,7 +12,7 @@ from typing import Any, cast
 from uuid import UUID, uuid4
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from dispatcher.bridges.kafka.publisher import KafkaPublisher
 from dispatcher.bridges.kafka.source import KafkaSource, own_group
@@ -119,6 +119,55 @@ async def test_mark_is_where_the_last_transaction_ended(mock_kafka: MockKafka, m
     finally:
         await first.close()
         await second.close()
+
+
+class Stuck(Keeping):
+    """Waits for a group's coordinator that it no longer knows, however often it is asked."""
+
+    def send_offsets_to_transaction(self, *_: Any) -> None:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, retriable=True))
+
+
+async def test_client_that_never_ends_its_transaction_is_given_up(
+    mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.bridges.kafka.publisher.TRANSACTION_S", 0.2)
+    monkeypatch.setattr("dispatcher.bridges.kafka.publisher.Producer", Stuck)
+    mock_kafka.create("stuck", 1)
+    stuck, other = (publisher(mock_kafka, "stuck", exactly_once=True) for _ in range(2))
+    try:
+        await stuck.open()
+        with pytest.raises(BrokerTrouble):
+            async with asyncio.timeout(WITHIN_S):
+                await stuck.publish(records(1, 2, topic="stuck"))
+        monkeypatch.setattr("dispatcher.bridges.kafka.publisher.Producer", Keeping)
+        assert await other.open() == 0
+        await other.publish(records(1, 2, topic="stuck"))
+    finally:
+        await stuck.close()
+        await other.close()
+
+
+async def test_client_that_gets_nothing_acknowledged_is_given_up(
+    mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.bridges.kafka.publisher.SILENT_S", 0.5)
+    mock_kafka.create("silent", 1)
+    publishing = publisher(mock_kafka, "silent")
+    try:
+        await publishing.open()
+        await publishing.publish(records(1, topic="silent"))
+        mock_kafka.down()
+        try:
+            with pytest.raises(BrokerTrouble):
+                async with asyncio.timeout(WITHIN_S):
+                    await publishing.publish(records(2, 3, topic="silent"))
+        finally:
+            mock_kafka.up()
+        await publishing.publish(records(2, 3, topic="silent"))
+    finally:
+        await publishing.close()
+    assert ids_in(mock_kafka, "silent", 3) == [1, 2, 3]
 
 
 async def test_source_reads_from_where_it_is_told_and_not_from_where_kafka_would(mock_kafka: MockKafka) -> None:

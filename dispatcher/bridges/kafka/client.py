@@ -4,9 +4,11 @@ import asyncio
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from math import inf
 from operator import methodcaller
 from typing import TypeVar, cast
 
@@ -96,8 +98,9 @@ class KafkaClient:
         if self._closed.is_set():
             raise BrokerTrouble("given up")
 
-    def _again(self, call: Callable[[], T]) -> T:
-        """Call the client until the broker has answered; what no trying again mends is raised."""
+    def _again(self, call: Callable[[], T], within_s: float = inf) -> T:
+        """Call the client until the broker has answered. What no trying mends is raised, and what takes longer."""
+        until = time.monotonic() + within_s
         while True:
             self._check_open()
             try:
@@ -108,7 +111,7 @@ class KafkaClient:
                 if self._error is not None and self._error.code() in REFUSED:
                     raise KafkaException(self._error) from None
                 is_passing = error.retriable() or error.code() in PASSING
-                if error.fatal() or error.txn_requires_abort() or not is_passing:
+                if error.fatal() or error.txn_requires_abort() or not is_passing or time.monotonic() > until:
                     raise
                 self._error = self._error or error
                 self._closed.wait(POLL_S)

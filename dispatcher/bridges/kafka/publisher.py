@@ -31,6 +31,11 @@ from mailroom.errors import ConfigurationError
 # `tending.PATIENCE_S`, or the state would be unreachable meanwhile.
 ABSENT_S = 2.0
 MAX_BYTES = 1_000_000  # librdkafka's own default of message.max.bytes
+# A client may wait for ever, for a coordinator that it no longer knows (librdkafka's issue 5511). So one that ends no
+# transaction, or gets nothing acknowledged, is made anew. The mark says what was committed; without a mark what was on
+# its way may be there twice, as after a crash.
+TRANSACTION_S = 30.0
+SILENT_S = 300.0
 # Where the offset of a bridge's own group stands.
 MARK_PART = 0
 
@@ -247,8 +252,8 @@ class KafkaPublisher(KafkaClient):
         mark = [self._mark_at(records[-1].clock if records else self._mark)]
         group = self._consumer().consumer_group_metadata()
         with self._using(self._mark_right):
-            self._again(lambda: self._going().send_offsets_to_transaction(mark, group, STEP_S))
-            self._again(lambda: self._going().commit_transaction(STEP_S))
+            self._again(lambda: self._going().send_offsets_to_transaction(mark, group, STEP_S), TRANSACTION_S)
+            self._again(lambda: self._going().commit_transaction(STEP_S), TRANSACTION_S)
 
     def _produce(self, records: Sequence[Record], failed: list[KafkaError]) -> None:
         """Give the records to the client, and wait until each is acknowledged, or one has failed."""
@@ -276,15 +281,20 @@ class KafkaPublisher(KafkaClient):
                     if error.args[0].code() == KafkaError._FATAL:
                         self._going().poll(0)  # raises what was fatal
                     raise
-        while len(producer) and not failed:  # what is neither acknowledged nor given up
+        left, since = len(producer), time.monotonic()
+        while left and not failed:  # what is neither acknowledged nor given up
             self._going().poll(POLL_S)
+            if len(producer) < left:
+                left, since = len(producer), time.monotonic()
+            elif time.monotonic() - since > SILENT_S:
+                raise BrokerTrouble(self.trouble or "it acknowledges nothing")
             if self._error is not None and (self._error.fatal() or self._error.code() in REFUSED | FENCED):
                 raise KafkaException(self._error)
         if failed:
             cause = next((error for error in failed if error.code() in OF_THE_RECORD), failed[0])
             if self._exactly_once and cause.code() in PURGED:
                 # The transaction has failed before them, say when it asked for a topic, and says why if it is to end.
-                self._again(lambda: self._going().commit_transaction(STEP_S))
+                self._again(lambda: self._going().commit_transaction(STEP_S), TRANSACTION_S)
             raise KafkaException(cause)
 
     def _drop(self) -> None:
