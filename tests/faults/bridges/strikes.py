@@ -272,7 +272,7 @@ class BrokerStriker:
         It is back before the rest is handed over, and the client sends that before it can tell what became of the first
         ones: whoever gives those up has a gap in the log.
         """
-        topic = self._dice.choice((LEAST, LEAST, EXACTLY))
+        topic = LEAST if self._aimed is not None else self._dice.choice((LEAST, EXACTLY))
         with self._writer.turn, self._broker.down:
             leader = self._out.leaders().get("links")
             batch, record = (Failpoint(f"{kind} {topic}", "before", "linger") for kind in (BATCH, PRODUCE))
