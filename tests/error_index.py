@@ -1,10 +1,9 @@
-"""docs/errors.md, made from the list of codes: `python -m tests.error_index` writes it."""
-
-from pathlib import Path
+"""docs/reference/errors.md, made from the list of codes: `python -m tests.error_index` writes it."""
 
 from mailroom.errors.codes import CODES
+from tests.support.pages import page_named
 
-INDEX = Path(__file__).parent.parent / "docs" / "errors.md"
+INDEX = page_named("errors.md")
 INTRODUCTION = """\
 # Errors and their codes
 
@@ -18,6 +17,7 @@ import psycopg
 
 from mailroom.errors import SchemaError
 from mailroom.schema import check
+from tests.support.pages import page_named
 
 with psycopg.connect(os.environ["MAILROOM_DSN"]) as conn:
     try:
