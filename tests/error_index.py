@@ -17,7 +17,6 @@ import psycopg
 
 from mailroom.errors import SchemaError
 from mailroom.schema import check
-from tests.support.pages import page_named
 
 with psycopg.connect(os.environ["MAILROOM_DSN"]) as conn:
     try:
@@ -44,7 +43,7 @@ your transaction reach you as your driver raises them, with an [SQLSTATE](https:
 
 def index() -> str:
     """Return the page."""
-    return INTRODUCTION + "".join(f"| [{code}](errors/{code}.md) | {summary} |\n" for code, summary in CODES.items())
+    return INTRODUCTION + "".join(f"| [{code}](../errors/{code}.md) | {summary} |\n" for code, summary in CODES.items())
 
 
 if __name__ == "__main__":

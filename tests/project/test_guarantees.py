@@ -198,4 +198,4 @@ def test_attempts_are_as_many_as_an_inbox_has_by_default() -> None:
     )
     assert f"({default}, over about three hours)" in word("attempt")
     assert f"After {default} attempts, over about three hours" in page_named("consuming.md").read_text()
-    assert f"up to {default} times over about three hours" in README
+    assert f"up to {default} times over about three hours" in page_named("your-server.md").read_text()

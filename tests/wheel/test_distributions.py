@@ -79,6 +79,6 @@ def test_the_description_has_no_link_that_needs_the_repository(metadata: Metadat
     assert not [target for target in re.findall(r"\]\(([^)]*)\)", metadata.description) if "://" not in target]
 
 
-def test_the_project_names_where_it_is_and_where_it_runs(metadata: Metadata) -> None:
-    assert metadata.project_urls
+def test_the_project_names_where_it_runs_and_no_place_that_there_is_not(metadata: Metadata) -> None:
+    assert not metadata.project_urls  # it has no home yet
     assert "Operating System :: POSIX" in (metadata.classifiers or [])
