@@ -111,8 +111,15 @@ test-spark-session:
 test-spark-beside:
 	$(BIN)/python -m pytest tests/spark -m 'not spark_session'
 
+# Clean, since its cache does not know of our extension; and never with -q, which hides that --strict has failed.
+DOCS := $(BIN)/zensical build --clean --strict
+.PHONY: docs
+docs: $(STAMP) ## Build the site of docs/ into site/; a warning fails it, such as a link that leads nowhere
+	$(DOCS)
+	$(BIN)/python -m tests.site
+
 .PHONY: lint
-lint: $(SPARK_STAMP) ## Format, lint, types and import contracts
+lint: $(SPARK_STAMP) docs ## Format, lint, types, import contracts, and the site of docs/
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
@@ -199,4 +206,4 @@ fuzz: $(STAMP) ## Hostile bytes for the CBOR reader, RUNS=1000000 of them (needs
 
 .PHONY: clean
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site .cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

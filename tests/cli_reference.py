@@ -1,4 +1,4 @@
-"""docs/cli.md, made from what the commands say of themselves: `python -m tests.cli_reference` writes it.
+"""docs/reference/cli.md, made from what the commands say of themselves: `python -m tests.cli_reference` writes it.
 
 In a process of its own: click keeps a command's option for help as whoever asked first has made it, and tests call
 commands without those that they belong to. With `--print` it is printed, for the test.
@@ -6,14 +6,14 @@ commands without those that they belong to. With `--print` it is printed, for th
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
 
 from mailroom.cli.root import root
+from tests.support.pages import page_named
 
-PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
+PAGE = page_named("cli.md")
 WIDTH = 100
 INTRODUCTION = """\
 # The command line

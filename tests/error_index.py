@@ -1,10 +1,9 @@
-"""docs/errors.md, made from the list of codes: `python -m tests.error_index` writes it."""
-
-from pathlib import Path
+"""docs/reference/errors.md, made from the list of codes: `python -m tests.error_index` writes it."""
 
 from mailroom.errors.codes import CODES
+from tests.support.pages import page_named
 
-INDEX = Path(__file__).parent.parent / "docs" / "errors.md"
+INDEX = page_named("errors.md")
 INTRODUCTION = """\
 # Errors and their codes
 
@@ -44,7 +43,7 @@ your transaction reach you as your driver raises them, with an [SQLSTATE](https:
 
 def index() -> str:
     """Return the page."""
-    return INTRODUCTION + "".join(f"| [{code}](errors/{code}.md) | {summary} |\n" for code, summary in CODES.items())
+    return INTRODUCTION + "".join(f"| [{code}](../errors/{code}.md) | {summary} |\n" for code, summary in CODES.items())
 
 
 if __name__ == "__main__":

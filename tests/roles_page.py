@@ -1,10 +1,9 @@
-"""The tables of docs/roles.md, made from the matrix: `python -m tests.roles_page` writes them."""
-
-from pathlib import Path
+"""The tables of docs/operate/roles.md, made from the matrix: `python -m tests.roles_page` writes them."""
 
 from mailroom.roles.matrix import PURPOSES, Right
+from tests.support.pages import page_named
 
-PAGE = Path(__file__).parent.parent / "docs" / "roles.md"
+PAGE = page_named("roles.md")
 BEGIN, END = "<!-- made by python -m tests.roles_page -->\n", "<!-- until here -->\n"
 
 

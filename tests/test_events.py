@@ -5,7 +5,6 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +15,12 @@ from mailroom import events
 from mailroom.errors import ConfigurationError
 from outbox import Outbox, Outgoing, Store
 from tests.support.node import Node
+from tests.support.pages import page_named
 from tests.support.proxy import CommitFault, proxied
 from tests.support.waiting import eventually, eventually_async
 from tests.support.working import LEDGER, NEVER_S, deliver, ledger_keys, working, working_async, write_ledger
 
-PAGE = Path(__file__).parents[1] / "docs" / "events.md"
+PAGE = page_named("events.md")
 
 
 @pytest.fixture

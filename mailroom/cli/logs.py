@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 LogFormat: TypeAlias = Literal["text", "json"]
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-# What our records may say beside their text (docs/logs.md).
+# What our records may say beside their text (docs/operate/logs.md).
 FIELDS = ("inbox", "lane", "message_id", "topic", "key", "attempt", "attempts", "outcome", "error", "code", "command")
 
 

@@ -1,4 +1,4 @@
-"""What each finding means, and what to do: the text of `mailroom explain` and of docs/doctor.md."""
+"""What each finding means, and what to do: the text of `mailroom explain` and of docs/operate/doctor.md."""
 
 from dataclasses import dataclass
 

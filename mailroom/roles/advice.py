@@ -13,7 +13,7 @@ from mailroom.sql.sqlstate import is_of_row_security, sqlstate
 DENIED = "42501"
 SOMEBODY = "ROLE"  # where only the server knows as whom it was
 RUN = "Run, as the role that ran `mailroom migrate`: "
-PLACE = "see docs/roles.md"
+PLACE = "see docs/operate/roles.md"
 # What the commands are for, by their first words. All others are the owner's.
 COMMANDS = {
     "outbox": "writer",

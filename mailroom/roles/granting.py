@@ -53,10 +53,10 @@ def granting(
 ) -> Operation[RightsChange]:
     """Give a database role exactly the rights that it needs for a purpose, and return the statements that did it.
 
-    `purpose` is one of those in docs/roles.md, such as `writer` or `reaper`. A `reaper` and a `spark-reader` need
-    `inboxes`; an `operator` may be limited to some, by default it gets all. Other purposes take none: a `dispatcher`
-    and an `auditor` get all that exist. An inbox that is created later needs another grant: repeating one is harmless.
-    `staging_schema` is where a `spark-writer` makes its tables, if not in the node's schema.
+    `purpose` is one of those in docs/operate/roles.md, such as `writer` or `reaper`. A `reaper` and a `spark-reader`
+    need `inboxes`; an `operator` may be limited to some, by default it gets all. Other purposes take none: a
+    `dispatcher` and an `auditor` get all that exist. An inbox that is created later needs another grant: repeating one
+    is harmless. `staging_schema` is where a `spark-writer` makes its tables, if not in the node's schema.
 
     In the caller's transaction, as the owner of the schema. No inbox is created before it ends. `actor` says who acts
     and `why` gives the reason; both are written to the table `audit`. With `dry_run` nothing is changed, and the role

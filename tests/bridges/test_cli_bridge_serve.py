@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -24,6 +23,7 @@ from outbox.webhooks.cli import serve
 from tests.bridges.webhooks import SECRET, signed
 from tests.support.databases import Connect
 from tests.support.node import Node
+from tests.support.pages import page_named
 from tests.support.roles import rights, role
 from tests.support.waiting import WITHIN_S, eventually
 
@@ -166,7 +166,7 @@ def test_pattern_that_is_none_is_wrong_usage() -> None:
 
 
 def test_example_with_curl_on_the_page_is_taken_and_sends_once(node: Node) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "webhooks.md").read_text()
+    page = page_named("webhooks.md").read_text()
     [script] = re.findall(r"^```sh\n(.*?)^```$", page, re.M | re.S)
     assert "http://127.0.0.1:8080/" in script
     with running(node.dsn, "--name", "shop") as (_, port):

@@ -20,12 +20,11 @@ from confluent_kafka import Consumer, Producer
 from mailroom.cli.root import root
 from tests.project.test_docs import Block, blocks
 from tests.support.kafka_mock import ROOT, MockKafka
+from tests.support.pages import page_named
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.waiting import WITHIN_S, eventually
 
 pytestmark = pytest.mark.one_version
-
-DOCS = ROOT / "docs"
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def dispatcher() -> Iterator[None]:
 
 def found(page: str, language: str, *texts: str) -> list[Block]:
     """Return the block of a page that holds each text."""
-    matching = [[block for block in blocks(DOCS / page) if block.language == language and text in block.text]
+    matching = [[block for block in blocks(page_named(page)) if block.language == language and text in block.text]
                 for text in texts]  # fmt: skip
     assert [len(each) for each in matching] == [1] * len(texts)
     return [block for [block] in matching]

@@ -5,7 +5,6 @@ import logging
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from outbox import Outbox
 from tests.support.command import done, mailroom, process
 from tests.support.executing import STORE, function, sent
 from tests.support.node import Node
+from tests.support.pages import page_named
 from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import working
 
@@ -72,7 +72,7 @@ def test_exception_is_told_without_its_text() -> None:
 
 
 def test_page_lists_the_fields() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "logs.md").read_text()
+    page = page_named("logs.md").read_text()
     assert re.findall(r"^\| `(\w+)` \| [A-Z]", page, re.MULTILINE) == [*FIELDS, "exception"]
 
 

@@ -17,9 +17,10 @@ from mailroom.doctor.kinds import KINDS
 from mailroom.session.settings import DSN_VARIABLE, LIBPQ_VARIABLES
 from tests.doctor_shape import FILE, expected
 from tests.support.node import Node
+from tests.support.pages import page_named
 from tests.support.pgbouncer import pgbouncer
 
-PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+PAGE = page_named("doctor.md")
 share(doctor)
 
 

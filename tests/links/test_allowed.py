@@ -37,7 +37,7 @@ def topics(node: Node) -> list[Any]:
 
 
 def fits(pattern: str, topic: str) -> bool:
-    """Return whether a topic fits a pattern, by docs/routing.md."""
+    """Return whether a topic fits a pattern, by docs/guides/routing.md."""
     words, given = pattern.split("."), topic.split(".")
     if words[-1] == "#":
         return given[: len(words) - 1] == words[:-1]

@@ -22,12 +22,13 @@ from mailroom.links.marks import asking_mark
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from tests.links.test_links import do, stamp
-from tests.project.test_docs import ROOT, blocks
+from tests.project.test_docs import blocks
 from tests.support.node import SCHEMA, Node
+from tests.support.pages import page_named
 from tests.support.roles import named, rights, role, take_over
 from tests.support.waiting import eventually_async
 
-PAGE: Path = ROOT / "docs" / "links.md"
+PAGE: Path = page_named("links.md")
 
 
 class Login:

@@ -15,16 +15,17 @@ from dispatcher.links import lane, reading, visit
 from dispatcher.links.lane import LinksLane
 from mailroom.roles.statements import fixed_atoms, grants, schema_atoms
 from tests.links.test_links import do
-from tests.project.test_docs import ROOT, blocks
+from tests.project.test_docs import blocks
 from tests.support.command import mailroom
 from tests.support.node import Node
+from tests.support.pages import page_named
 from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.sample(3)
 
 WITHIN_S = 60.0
 SECRET = "s3cret"
-[POLICIES] = [block.text for block in blocks(ROOT / "docs" / "links.md") if block.language == "sql"]
+[POLICIES] = [block.text for block in blocks(page_named("links.md")) if block.language == "sql"]
 ATOMS = {*schema_atoms("mailroom", "link-reader", None), *fixed_atoms("link-reader")}
 RIGHTS = "; ".join(grants("mailroom", "lyon_reader", ATOMS))
 
@@ -39,7 +40,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Reader:
-    """`lyon` reads `paris` as a role of its own, which has what docs/links.md gives it."""
+    """`lyon` reads `paris` as a role of its own, which has what docs/guides/links.md gives it."""
 
     def __init__(self, source: Node, target: Node) -> None:
         self.source = source

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +15,11 @@ import yaml
 import mailroom.metrics
 from mailroom.metrics.family import PREFIX, Family
 from tests.cli_reference import PAGE as CLI_PAGE
+from tests.support.pages import FILES
 
 pytestmark = pytest.mark.one_version
 
-DIRECTORY = Path(__file__).parents[2] / "docs" / "operations"
+DIRECTORY = FILES
 RULES = DIRECTORY / "mailroom.rules.yml"
 DASHBOARD = DIRECTORY / "mailroom-dashboard.json"
 

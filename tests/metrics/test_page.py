@@ -1,11 +1,11 @@
 """The page of metrics names every metric that is answered, and none besides."""
 
 import re
-from pathlib import Path
 
 from tests.metrics.test_alerts import FAMILIES
+from tests.support.pages import page_named
 
-PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+PAGE = page_named("metrics.md").read_text()
 
 
 def test_rows_of_the_page_are_the_metrics() -> None:

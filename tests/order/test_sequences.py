@@ -268,7 +268,7 @@ def test_dump_of_the_rows_into_a_schema_that_was_just_made(
 
 @pytest.mark.slow
 def test_logical_replication_to_another_database(private_server: Server, binaries: Binaries) -> None:
-    """Step by step as in docs/moving.md: rows that are copied, and what happens to them and others meanwhile."""
+    """Step by step as in docs/operate/moving.md: copied rows, and what happens to them and others meanwhile."""
     with psycopg.connect(private_server.dsn(), autocommit=True) as connection:
         connection.execute("ALTER SYSTEM SET wal_level = logical")
     private_server.stop()

@@ -11,8 +11,8 @@ import yaml
 
 from mailroom.cli.root import root
 from mailroom.metrics.endpoint import PATHS
+from tests.support.pages import FILES
 
-FILES = Path(__file__).parents[2] / "docs" / "operations"
 DEPLOYMENTS: list[dict[str, Any]] = list(yaml.safe_load_all((FILES / "kubernetes.yaml").read_text()))
 STOPS_WITHIN_S = 10  # tests/dispatcher/test_lease.py
 

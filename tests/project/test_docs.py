@@ -40,13 +40,13 @@ from mailroom.cli.root import root as mailroom_command
 from mailroom.embedded import Binaries
 from mailroom.session.settings import DSN_VARIABLE, LIBPQ_VARIABLES
 from tests.cli_reference import PAGE as CLI_PAGE
+from tests.support.pages import DOCS, ROOT
 from tests.support.port import free_port
 from tests.support.waiting import WITHIN_S, eventually
 
 pytestmark = pytest.mark.one_version
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 FENCE = re.compile(r"(?:^<!-- test: (?P<marker>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 INLINE = re.compile(r"`(?P<command>mailroom [a-z][^`]*)`")
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -347,4 +347,4 @@ def _anchors(page: Path) -> set[str]:
 def test_the_page_of_the_command_line_is_what_the_commands_say() -> None:
     command = [sys.executable, "-m", "tests.cli_reference", "--print"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=True, timeout=WITHIN_S)
-    assert CLI_PAGE.read_text() == printed.stdout, "docs/cli.md is out of date: python -m tests.cli_reference"
+    assert CLI_PAGE.read_text() == printed.stdout, "docs/reference/cli.md is out of date: python -m tests.cli_reference"

@@ -1,4 +1,4 @@
-"""README's table of guarantees, docs/guarantees.md and the glossary say the same, and what the code has.
+"""README's table of guarantees, docs/understand/guarantees.md and the glossary say the same, and what the code has.
 
 What pages count or list (promises, invariants, lanes, stages, outcomes) is compared between them and with the code, so
 that none of them changes alone.
@@ -22,12 +22,12 @@ from mailroom.status import Role
 from outbox.executable import Act
 from tests.faults.links.mutants import MUTANTS as LINK_MUTANTS
 from tests.faults.mutants import MUTANTS
+from tests.support.pages import page_named
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
-GUARANTEES = (DOCS / "guarantees.md").read_text()
-GLOSSARY = (DOCS / "glossary.md").read_text()
+GUARANTEES = page_named("guarantees.md").read_text()
+GLOSSARY = page_named("glossary.md").read_text()
 SCOPE = "within a node and over links between nodes"
 PROMISE = re.compile(
     r"^\*\*(?:G(?P<number>\d+), )?(?P<name>[^*]+)\.\*\*(?P<text>.*?)(?=\n\n|\Z)", re.MULTILINE | re.DOTALL
@@ -85,7 +85,7 @@ def test_the_readme_and_the_page_promise_the_same_in_the_same_order() -> None:
 
 
 def test_each_broker_has_its_promise_and_the_pages_on_bridges_name_it() -> None:
-    table = rows(section((DOCS / "bridges.md").read_text(), "Guarantees"))
+    table = rows(section(page_named("bridges.md").read_text(), "Guarantees"))
     for broker in BROKERS:
         [_] = [name for name in readme_rows() if name.casefold().startswith(broker)]
         assert [name for name in table if f"--{broker}" in name], broker
@@ -107,7 +107,7 @@ def test_what_takes_how_long_is_the_same_on_both_pages_and_on_the_dispatcher_s()
     text = {name.casefold(): match["text"] for name, match in promises().items()}
     for name, row in readme_rows().items():
         assert set(SECONDS.findall(row)) <= set(SECONDS.findall(text[name.casefold()])), name
-    standby = rows(section((DOCS / "dispatcher.md").read_text(), "Standby and lease"))
+    standby = rows(section(page_named("dispatcher.md").read_text(), "Standby and lease"))
     bounds = {bound for cell in standby.values() for bound in SECONDS.findall(cell)}
     assert bounds == set(SECONDS.findall(text["take-over"])) == set(SECONDS.findall(readme_rows()["Take-over"]))
 
@@ -151,17 +151,17 @@ def test_lanes_are_those_of_the_daemon() -> None:
     count = NUMBERS[len(lanes)]
     assert ", ".join(lanes) in rows(GLOSSARY), "the glossary lists other lanes"
     assert f"One of these {count}," in word("lane")
-    assert f"It has {count} lanes." in (DOCS / "dispatcher.md").read_text()
-    assert f"{count} lanes ({', '.join(lanes)})" in (DOCS / "sessions.md").read_text()
+    assert f"It has {count} lanes." in page_named("dispatcher.md").read_text()
+    assert f"{count} lanes ({', '.join(lanes)})" in page_named("sessions.md").read_text()
 
 
 def test_stages_of_dead_letters_are_those_of_the_code() -> None:
     stages = get_args(Stage)
     where, _, _ = word("stage").partition(". ")
     assert tuple(quoted(where)) == stages
-    table = rows(section((DOCS / "failure.md").read_text(), "Dead letters"))
+    table = rows(section(page_named("parked-keys.md").read_text(), "Dead letters"))
     assert {stage for row in table for stage in quoted(row)} == set(stages)
-    help_text = (DOCS / "cli.md").read_text().partition("\n## mailroom dead-letter\n")[2].partition("\n## ")[0]
+    help_text = page_named("cli.md").read_text().partition("\n## mailroom dead-letter\n")[2].partition("\n## ")[0]
     assert {" ".join(stage.split()) for stage in re.findall(r"\(stage\s+([\w\s]+)\)", help_text)} == set(stages)
 
 
@@ -174,7 +174,7 @@ def test_outcomes_are_those_of_the_code() -> None:
     said = dict(re.findall(r"Of (?:an? )?([\w ]+): ([^.]+)\.", word("outcome")))
     delivered = [each.name for each in fields(Totals) if each.name not in ("taken", "carried")]
     assert said["delivery"] == listed(delivered)
-    table = rows(section((DOCS / "dispatcher.md").read_text(), "What happens to a message"))
+    table = rows(section(page_named("dispatcher.md").read_text(), "What happens to a message"))
     assert sorted(table) == sorted(["outcome", *delivered])
     assert set(quoted(said["failed attempt"])) == set(get_args(Attempted))
     assert said["COMMIT"] == listed(get_args(Committed))
@@ -188,7 +188,7 @@ def test_meanings_of_errors_are_those_of_the_code() -> None:
 def test_operations_of_executables_are_those_of_the_code() -> None:
     operations = get_args(Act)
     assert f": {listed(operations)}." in word("executable")
-    table = rows(section((DOCS / "executables.md").read_text(), "Operations"))
+    table = rows(section(page_named("executables.md").read_text(), "Operations"))
     assert tuple(re.findall(r"^`(\w+)\(", "\n".join(table), re.MULTILINE)) == operations
 
 
@@ -197,5 +197,5 @@ def test_attempts_are_as_many_as_an_inbox_has_by_default() -> None:
         r"max_attempts +integer +NOT NULL DEFAULT (\d+)", (ROOT / "alembic" / "base" / "05_inbox.sql").read_text()
     )
     assert f"({default}, over about three hours)" in word("attempt")
-    assert f"After {default} attempts, over about three hours" in (DOCS / "consuming.md").read_text()
-    assert f"up to {default} times over about three hours" in README
+    assert f"After {default} attempts, over about three hours" in page_named("consuming.md").read_text()
+    assert f"up to {default} times over about three hours" in page_named("your-server.md").read_text()

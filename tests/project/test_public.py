@@ -1,4 +1,4 @@
-"""The public names: what docs/api.md lists is what the modules export, and each of them is documented."""
+"""The public names: what docs/reference/api.md lists is what the modules export, and each of them is documented."""
 
 import ast
 import contextlib
@@ -15,10 +15,11 @@ from typing import get_args, get_origin
 import pytest
 
 from mailroom.events import KINDS
+from tests.support.pages import page_named
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("mailroom", "outbox", "inbox", "dispatcher", "spark_jobs")
-PAGE = (ROOT / "docs" / "api.md").read_text()
+PAGE = page_named("api.md").read_text()
 LISTED = {
     module: re.findall(r"`(\w+)`", names)
     for module, names in re.findall(r"^\| `([\w.]+)` \| (.*) \|$", PAGE, re.MULTILINE)

@@ -1,7 +1,5 @@
 """The matrix of rights against the server's catalog: a role has what it says, and nothing else in the schema."""
 
-from pathlib import Path
-
 import psycopg
 import pytest
 
@@ -9,10 +7,11 @@ from mailroom.roles.matrix import PURPOSES
 from mailroom.roles.statements import Atom, GrantedInbox, Thing, covered, fixed_atoms, inbox_atoms
 from tests.roles_page import tables
 from tests.support.node import Node
+from tests.support.pages import page_named
 from tests.support.roles import rights, role
 
 pytestmark = pytest.mark.one_version
-PAGE = (Path(__file__).parents[2] / "docs" / "roles.md").read_text()
+PAGE = page_named("roles.md").read_text()
 INBOXES = (GrantedInbox("shipping"), GrantedInbox("ledger", is_total=True))
 
 # What a role may do with each object and column of the schema, by whatever way it has got that.
@@ -175,4 +174,4 @@ def test_no_role_does_what_others_do(node: Node) -> None:
 
 
 def test_page_has_the_matrix() -> None:
-    assert tables() in PAGE, "docs/roles.md is out of date: python -m tests.roles_page"
+    assert tables() in PAGE, "docs/operate/roles.md is out of date: python -m tests.roles_page"

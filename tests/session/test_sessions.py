@@ -1,4 +1,4 @@
-"""How many sessions a program keeps, as docs/sessions.md has it."""
+"""How many sessions a program keeps, as docs/guides/sessions.md has it."""
 
 import contextlib
 from collections.abc import Iterator

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -29,11 +28,12 @@ from spark_jobs.read.cbor_decoded import decoded, from_cbor
 from spark_jobs.read.inbox_source import SCHEMA, _demand_ours
 from spark_jobs.write.columns import BusinessColumn
 from spark_jobs.write.shape import Shape
+from tests.support.pages import page_named
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PAGE = Path(__file__).parents[2] / "docs" / "spark-types.md"
+PAGE = page_named("spark-types.md")
 TIMESTAMP = pa.timestamp("us", "UTC")
 
 

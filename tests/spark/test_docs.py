@@ -25,16 +25,16 @@ from spark_jobs.write.sink import OutboxSink
 from tests.project.test_docs import blocks
 from tests.spark.frames import ledger, values
 from tests.support.databases import Connect
+from tests.support.pages import DOCS, page_named
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DOCS = Path(__file__).parents[2] / "docs"
 JOB = re.compile(r"(?:python -m spark_jobs\.|spark_jobs/|/jobs/)(?P<job>\w+)(?:\.py)?(?P<arguments> .*)?$")
 CALLS = [
     (page.name, line.removeprefix("$ "))
-    for page in sorted(DOCS.glob("spark*.md"))
+    for page in sorted(DOCS.rglob("spark*.md"))
     for block in blocks(page)
     if block.language in ("console", "text")
     for line in block.text.splitlines()
@@ -55,7 +55,7 @@ def test_command_of_a_page_is_one(page: str, line: str) -> None:
 
 
 def test_page_of_the_sink_has_all_that_it_can_be_given() -> None:
-    text = (DOCS / "spark-foreachbatch.md").read_text()
+    text = page_named("spark-foreachbatch.md").read_text()
     for name in inspect.signature(OutboxSink).parameters:
         assert name == "stream" or re.search(rf"`{name}\b|\b{name}=", text), name
 
@@ -64,7 +64,7 @@ class Page:
     """A page that is followed, block by block in one namespace, with `stand_ins` for what is not at hand here."""
 
     def __init__(self, name: str, session: "SparkSession", directory: Path, stand_ins: Mapping[str, str]) -> None:
-        self.blocks = [block.text for block in blocks(DOCS / name) if block.language == "py"]
+        self.blocks = [block.text for block in blocks(page_named(name)) if block.language == "py"]
         # As a program has it: classes of `__main__` travel to the executors by what they hold.
         self.names: dict[str, Any] = {"__name__": "__main__", "spark": session, "os": os}
         self.directory = directory
@@ -212,7 +212,7 @@ def block(page: Page, holds: str) -> int:
 def test_recipes_that_are_not_run_say_so(recipes: Page) -> None:
     assert len(recipes.blocks) == 6
     before, _, _ = (
-        (DOCS / "spark-recipes.md").read_text().partition(recipes.blocks[block(recipes, 'format("iceberg")')])
+        page_named("spark-recipes.md").read_text().partition(recipes.blocks[block(recipes, 'format("iceberg")')])
     )
     assert "*Not run*" in before.rpartition("\n## ")[2]
 

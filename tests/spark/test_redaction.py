@@ -1,15 +1,16 @@
 """What the page about clusters says of passwords that Spark hands to executors: what Spark hides, and what it shows."""
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.pages import page_named
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "spark-cluster.md").read_text()
+PAGE = page_named("spark-cluster.md").read_text()
 [ADVISED] = re.findall(r"`spark\.redaction\.regex=(.+)`", PAGE)
 
 

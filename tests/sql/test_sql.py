@@ -1,4 +1,4 @@
-"""Mailroom from SQL: docs/sql.md block by block, its reap, roles, and cbor_to_jsonb."""
+"""Mailroom from SQL: docs/reference/sql.md block by block, its reap, roles, and cbor_to_jsonb."""
 
 import json
 import math
@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -35,12 +34,13 @@ from mailroom.testing import deliver, execute
 from outbox import Executable, Outbox, Outgoing, Store
 from tests.message.test_codec import supported
 from tests.support.databases import Connect
+from tests.support.pages import page_named
 from tests.support.roles import named, rights
 from tests.support.waiting import wait_until_blocked
 
 pytestmark = pytest.mark.sample(4)
 
-PAGE = Path(__file__).parents[2] / "docs" / "sql.md"
+PAGE = page_named("sql.md")
 ROLES = {"shop_writer": rights("writer"), "shop_shipping": rights("reaper", "shipping")}
 
 

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes the processes of the soak and evaluates the alert rules of docs/operations."""
+"""A real Prometheus that scrapes the processes of the soak and evaluates the alert rules of docs/operate/files."""
 
 import json
 import re
@@ -13,10 +13,11 @@ from typing import Any
 
 import yaml
 
+from tests.support.pages import FILES
 from tests.support.port import free_port
 from tests.support.waiting import eventually
 
-RULES = Path(__file__).parents[3] / "docs" / "operations" / "mailroom.rules.yml"
+RULES = FILES / "mailroom.rules.yml"
 HASTE = 60  # an hour of a rule passes in a minute
 DURATION = re.compile(r"(?<=[\[:])(\d+)([hm])(?=[\]:])")
 UNITS = {"h": 3600, "m": 60, "s": 1}

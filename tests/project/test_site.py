@@ -1,0 +1,137 @@
+"""The site of docs/: each page stands in its navigation, and what is wrong fails its build, whoever builds it."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.project.test_docs import blocks
+from tests.project.test_front_door import commands_of
+from tests.site import Read, broken, listed, loaded_from_elsewhere, read
+from tests.support.pages import DOCS, ROOT, page_named
+from tests.support.waiting import WITHIN_S
+
+pytestmark = pytest.mark.one_version
+
+CONFIG = (ROOT / "mkdocs.yml").read_text()
+SETTINGS: dict[str, Any] = yaml.safe_load(CONFIG)
+needs_site = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("zensical", "mkdocs", "mkdocstrings_handlers"))),
+    reason="the site's packages are not installed: pip install 'pg-mailroom[docs]'",
+)
+
+
+def leaves(nav: object) -> list[str]:
+    """Return the pages of a navigation."""
+    if isinstance(nav, dict):
+        return [page for each in nav.values() for page in leaves(each)]
+    return [page for each in nav for page in leaves(each)] if isinstance(nav, list) else [str(nav)]
+
+
+def test_every_page_is_in_the_navigation_once_but_for_those_of_single_errors() -> None:
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert SETTINGS["not_in_nav"] == "/errors/\n"
+    shown = Counter(leaves(SETTINGS["nav"]))
+    assert set(shown) == {page for page in pages if not page.startswith("errors/")}
+    assert {page for page, times in shown.items() if times > 1} == set()
+
+
+def test_names_of_pages_are_unique() -> None:
+    names = Counter(path.name for path in DOCS.rglob("*.md"))
+    assert {name for name, times in names.items() if times > 1} == set()
+
+
+def test_pages_lead_to_no_file_outside_of_the_site() -> None:
+    for page in DOCS.rglob("*.md"):
+        for target in re.findall(r"\]\((?![a-z]+:)([^)#\s]+)", page.read_text()):
+            assert (page.parent / target).resolve().is_relative_to(DOCS), f"{page.name}: {target}"
+
+
+def test_the_reference_renders_each_module_that_is_listed() -> None:
+    rendered = [
+        module
+        for page in DOCS.rglob("api-*.md")
+        for module in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
+    ]
+    assert sorted(rendered) == sorted(listed())
+
+
+def test_the_readme_and_the_first_page_have_one_first_program() -> None:
+    [there], [here] = (
+        [block.text for block in blocks(page) if block.saved_as]
+        for page in (ROOT / "README.md", page_named("no-server.md"))
+    )
+    assert there == here
+
+
+def test_the_build_is_strict_and_clean_and_its_result_is_checked() -> None:
+    build, check = commands_of("docs")
+    assert build.split()[1:] == ["build", "--clean", "--strict"], "with -q it would exit 0 on what is wrong"
+    assert check.endswith("python -m tests.site")
+    assert SETTINGS["theme"]["font"] is False
+
+
+def test_what_is_loaded_from_elsewhere_or_leads_nowhere_is_found(tmp_path: Path) -> None:
+    here = tmp_path / "a.html"
+    here.write_text("")
+    page = Read(
+        '<script src="https://cdn.example/x.js"></script><img src="//cdn.example/x.png"><link href="a.css">'
+        '<a href="https://example.org"></a><a href="a.html#there"></a><a href="#not"></a>'
+        '<a href="b.html"></a><p id="there">'
+    )
+    assert list(loaded_from_elsewhere({here: page})) == [
+        "a.html loads //cdn.example/x.png",
+        "a.html loads https://cdn.example/x.js",
+    ]
+    assert list(broken({here: page})) == ["a.html leads to #not", "a.html leads to a.css", "a.html leads to b.html"]
+
+
+def built(directory: Path, builder: str, **pages: str) -> tuple[int, str]:
+    """Build a site of a few pages with the settings of ours."""
+    settings = CONFIG.partition("\nnav:\n")[0].replace("paths: [.]", f"paths: [{ROOT}]")
+    settings = settings.replace("tests/api_reference.py", str(ROOT / "tests" / "api_reference.py"))
+    nav = [f"{name}.md" for name in pages]
+    (directory / "mkdocs.yml").write_text(f"{settings}\n{yaml.safe_dump({'nav': nav})}")
+    (directory / "docs").mkdir()
+    for name, text in pages.items():
+        (directory / "docs" / f"{name}.md").write_text(text)
+    command = [sys.executable, "-m", builder, *commands_of("docs")[0].split()[1:]]
+    command += ["--theme", "mkdocs"] if builder == "mkdocs" else []
+    done = subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, check=False, timeout=4 * WITHIN_S,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+INDEX = "# Page\n\n- [ ] [there](#there)\n\n## There\n"
+
+
+@needs_site
+@pytest.mark.slow
+@pytest.mark.parametrize("builder", ["zensical", "mkdocs"])
+def test_either_builds_it_and_what_it_builds_is_whole(builder: str, tmp_path: Path) -> None:
+    index = f"{INDEX}\n[it](api.md#mailroom.node.node_moved)\n"  # made of an operation: our extension puts it there
+    code, said = built(tmp_path, builder, index=index, api="# Node\n\n::: mailroom.node\n")
+    assert code == 0, said
+    pages = read(tmp_path / "site")
+    assert list(broken(pages)) == []
+    assert {path.name for path in pages} >= {"index.html", "api.html"}
+    if builder == "zensical":  # whose theme readers are given
+        assert list(loaded_from_elsewhere(pages)) == []
+
+
+@needs_site
+@pytest.mark.parametrize("builder", ["zensical", "mkdocs"])
+def test_a_link_that_leads_nowhere_fails_the_build(builder: str, tmp_path: Path) -> None:
+    for number, (wrong, expected) in enumerate((("", 0), ("[it](nowhere.md)", 1), ("[it](#nowhere)", 1))):
+        (directory := tmp_path / str(number)).mkdir()
+        code, said = built(directory, builder, index=f"{INDEX}\n{wrong}\n")
+        assert code == expected, said
