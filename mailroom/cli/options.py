@@ -72,7 +72,7 @@ SHARED = (
         expose_value=False,
         is_eager=True,
         callback=_show_version,
-        help="Print the versions of Mailroom, of the schema and of what links speak, and exit.",
+        help="Print the versions of Mailroom, its schema and its wire, and exit.",
     ),
 )
 

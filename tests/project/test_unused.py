@@ -12,6 +12,8 @@ USERS = (*PRODUCT, "alembic", "benchmarks", "examples")
 ENTRY_POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Called by who imports the module, not by name: pytest, and Python itself.
 CALLED = ("pytest_", "__")
+# Found by Django at their places in an app.
+OF_AN_APP = {"MailroomConfig", "Command", "Migration"}
 
 Name = tuple[str, str]
 

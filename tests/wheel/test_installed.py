@@ -21,6 +21,7 @@ both = pytest.mark.parametrize("versions", [NEWEST, LOWEST])
 
 # What imports the client of a broker, which an extra brings.
 BROKERS = tuple(f"dispatcher/bridges/{broker}/" for broker in ("kafka", "nats", "rabbitmq", "webhook"))
+DJANGO = "mailroom/django/"
 # All modules of the distribution but those that begin with an argument, each imported after the ones before it.
 # Migrations are alembic's to run, the plugin pytest's to load, and `models` is imported where pydantic is.
 IMPORT_ALL = """
@@ -54,7 +55,7 @@ def imported(environment: Environment, *left_out: str) -> list[str]:
 @both
 def test_alone_it_runs_the_first_program(installed: Installed, versions: str, empty_dsn: str) -> None:
     environment = installed(versions=versions)
-    found = imported(environment, "spark_jobs/", *BROKERS)
+    found = imported(environment, "spark_jobs/", DJANGO, *BROKERS)
     assert {"inbox/worker/worker.py", "mailroom/_flights/worker.py"} <= set(found)
     follow(environment, empty_dsn)
 
@@ -101,14 +102,15 @@ def test_with_demo_the_flights_arrive(installed: Installed, versions: str) -> No
 
 def test_with_spark_all_of_it_imports(installed: Installed) -> None:
     environment = installed("spark")
-    assert "spark_jobs/drain.py" in imported(environment, *BROKERS)
+    assert "spark_jobs/drain.py" in imported(environment, DJANGO, *BROKERS)
     assert environment.run("python", "-c", FORMATS).split() == ["inbox", "outbox"]
 
 
 @both
-def test_with_the_brokers_extras_there_are_their_clients(installed: Installed, versions: str) -> None:
-    environment = installed("kafka,rabbitmq,nats,webhook", versions)
+def test_with_the_extras_of_brokers_and_django_there_are_their_clients(installed: Installed, versions: str) -> None:
+    environment = installed("kafka,rabbitmq,nats,webhook,django", versions)
     found = imported(environment, "spark_jobs/")
+    assert "mailroom/django/operations.py" in found
     assert all(any(file.startswith(broker) for file in found) for broker in BROKERS)
     # The client by itself is not enough: its library has to load.
     environment.run("python", "-c", "import aio_pika, nats, confluent_kafka; print(confluent_kafka.libversion())")
