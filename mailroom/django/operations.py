@@ -10,7 +10,7 @@ from typing import Any
 from django.db import router
 from django.db.migrations.operations.base import Operation
 
-from mailroom.django.place import Place, place
+from mailroom.django.place import NodePlace, place
 from mailroom.registry.drop import drop_inbox
 from mailroom.registry.inboxes import create_inbox
 from mailroom.registry.subscriptions import subscribe, unsubscribe
@@ -39,7 +39,7 @@ class _OnNode(Operation):  # type: ignore[misc]  # Django has no types
         if (node := self._node(app_label, schema_editor)) is not None:
             self._backwards(schema_editor.connection, node.schema, f"django migration of {app_label}"[:63])
 
-    def _node(self, app_label: str, schema_editor: Any) -> Place | None:
+    def _node(self, app_label: str, schema_editor: Any) -> NodePlace | None:
         alias, node = schema_editor.connection.alias, place()
         return node if alias == node.database and router.allow_migrate(alias, app_label) else None
 

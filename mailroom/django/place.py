@@ -17,7 +17,7 @@ NAMES = ("DATABASE", "SCHEMA")
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """An alias of DATABASES, and the schema of the node in that database."""
 
     database: str
@@ -29,7 +29,7 @@ class Place:
         return connections[self.database]
 
 
-def place() -> Place:
+def place() -> NodePlace:
     """Return where the settings say that the node is. Raises Django's `ImproperlyConfigured`, which says what to do."""
     given = getattr(settings, SETTING, {})
     if not isinstance(given, Mapping) or not set(given) <= set(NAMES):
@@ -41,7 +41,7 @@ def place() -> Place:
             f"{', '.join(sorted(connections))}."
         )
     try:
-        return Place(database, schema_name(schema))
+        return NodePlace(database, schema_name(schema))
     except InvalidName as error:
         raise ImproperlyConfigured(f"{SETTING}['SCHEMA'] cannot be used. {error}") from None
 
@@ -49,7 +49,7 @@ def place() -> Place:
 SHAPE = '{"DATABASE": "default", "SCHEMA": "mailroom"}'
 
 
-def dsn(place: Place) -> str:
+def dsn(place: NodePlace) -> str:
     """Return a connection string to the database, with the options that are libpq's, as Django would connect."""
     known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
     given = place.connection.get_connection_params()

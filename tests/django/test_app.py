@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from mailroom import schema
 from mailroom.django.operations import MailroomSchema
-from mailroom.django.place import Place, dsn, place
+from mailroom.django.place import NodePlace, dsn, place
 from mailroom.errors import SchemaError
 from mailroom.session.settings import DSN_VARIABLE
 from outbox import Outbox
@@ -202,7 +202,7 @@ def test_command_is_mailroom_on_the_database_of_the_settings(
 
 
 def test_connection_string_has_what_is_libpq_s_of_the_settings(project: Any) -> None:
-    node = Place("default", "mailroom")
+    node = NodePlace("default", "mailroom")
     project.settings_dict |= {"PASSWORD": "it's a \\ secret", "OPTIONS": {"pool": False, "application_name": "shop"}}
     try:
         told = conninfo_to_dict(dsn(node))

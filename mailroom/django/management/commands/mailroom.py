@@ -11,7 +11,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from mailroom.cli.root import root
 from mailroom.django.checks import check_database
-from mailroom.django.place import dsn, place
+from mailroom.django.place import NodePlace, dsn, place
+from mailroom.names import DEFAULT_SCHEMA
 from mailroom.session.settings import DSN_VARIABLE
 
 
@@ -54,8 +55,7 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
             self.stderr.write(str(error))
             return 2
         try:
-            # What is typed stands further right, and wins.
-            root.main(["--schema", node.schema, *arguments], prog_name="manage.py mailroom")
+            root.main([*_schema(node, arguments), *arguments], prog_name="manage.py mailroom")
         except SystemExit as ended:
             return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         finally:
@@ -63,3 +63,8 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
                 del os.environ[DSN_VARIABLE]
             else:
                 os.environ[DSN_VARIABLE] = before
+
+
+def _schema(node: NodePlace, arguments: Sequence[str]) -> list[str]:
+    """Return the option that stands before all that is typed, which wins. Workers name their schema themselves."""
+    return [] if node.schema == DEFAULT_SCHEMA or "worker" in arguments[:1] else ["--schema", node.schema]
