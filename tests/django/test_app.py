@@ -102,10 +102,13 @@ def test_only_the_node_s_database_gets_a_schema(project: Any) -> None:
     assert schema.current_revision(project) is None
 
 
-def test_node_may_have_another_schema(project: Any) -> None:
+def test_node_may_have_another_schema(project: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with override_settings(MAILROOM={"SCHEMA": "post"}):
         migrate()
         call_command("mailroom", "inbox", "list")
+        with pytest.raises(CommandError):  # workers say themselves which schema
+            call_command("mailroom", "worker", "run", "nothing:worker")
+        assert "There is no module 'nothing'" in capsys.readouterr().err
     assert schema.current_revision(project, schema="post") == schema.HEAD
     assert schema.current_revision(project) is None
 
