@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -46,9 +46,9 @@ def installed(wheel: Path) -> Iterator[Installed]:
     directory = Path(tempfile.mkdtemp(prefix="mailroom-wheel-"))
     directory.chmod(0o755)
 
-    def environment(extra: str = "", versions: str = NEWEST) -> Environment:
+    def environment(extra: str = "", versions: str = NEWEST, others: Iterable[str] = ()) -> Environment:
         made_here = made(directory, MAILROOM_HOME=str(directory / "embedded"))
-        install(made_here, wheel, extra, lowest(wheel, extra) if versions == LOWEST else [])
+        install(made_here, wheel, extra, lowest(wheel, extra) if versions == LOWEST else [], others)
         return made_here
 
     yield environment

@@ -7,13 +7,15 @@ run on one. `dev` is what runs these tests.
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.databases import Databases
 from tests.wheel.conftest import LOWEST, NEWEST, Installed
 from tests.wheel.environment import Environment
-from tests.wheel.reader import follow
+from tests.wheel.reader import PAGES, follow, follow_page
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -58,6 +60,17 @@ def test_alone_it_runs_the_first_program(installed: Installed, versions: str, em
     found = imported(environment, "spark_jobs/", DJANGO, *BROKERS)
     assert {"inbox/worker/worker.py", "mailroom/_flights/worker.py"} <= set(found)
     follow(environment, empty_dsn)
+
+
+def test_with_a_framework_its_page_is_followed(installed: Installed, databases: Databases) -> None:
+    """All in one environment, with the newest versions; `make release-check` has the lowest, and each Python."""
+    environment = installed("django", others=["pytest", *{each for needed in PAGES.values() for each in needed}])
+    for name in PAGES:
+        home = environment.home / name
+        home.mkdir()
+        dsn = databases.create(migrated=False)
+        follow_page(replace(environment, home=home), name, dsn)
+        databases.drop(dsn)
 
 
 def test_alone_it_says_which_extra_each_thing_needs(installed: Installed, empty_dsn: str) -> None:

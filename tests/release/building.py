@@ -1,0 +1,39 @@
+"""Build the distributions so that anybody can build the same bytes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCES = (ROOT, ROOT / "benchmarks")
+
+
+def twice(into: Path, again: Path) -> list[Path]:
+    """Build into two directories, and return the files of the first. Raises SystemExit if a byte differs."""
+    for directory in (into, again):
+        shutil.rmtree(directory, ignore_errors=True)
+        for source in SOURCES:
+            command = [sys.executable, "-m", "build", "--outdir", str(directory), str(source)]
+            subprocess.run(command, check=True, capture_output=True, env=os.environ | time_of_the_commit())
+    first, second = sums(into), sums(again)
+    if first != second:
+        different = sorted({name for name, _ in first.items() ^ second.items()})
+        raise SystemExit(f"built twice, these differ: {', '.join(different)}")
+    for name, found in first.items():
+        print(f"{found}  {name}")
+    return [into / name for name in first]
+
+
+def time_of_the_commit() -> Mapping[str, str]:
+    """Return SOURCE_DATE_EPOCH, the time that files of the distributions get: that of the commit."""
+    told = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, check=True, capture_output=True, text=True)
+    return {"SOURCE_DATE_EPOCH": told.stdout.strip()}
+
+
+def sums(directory: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file."""
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(directory.iterdir())}
