@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
+from click import echo
+
 ROOT = Path(__file__).parents[2]
 SOURCES = (ROOT, ROOT / "benchmarks")
 
@@ -24,7 +26,7 @@ def twice(into: Path, again: Path) -> list[Path]:
         different = sorted({name for name, _ in first.items() ^ second.items()})
         raise SystemExit(f"built twice, these differ: {', '.join(different)}")
     for name, found in first.items():
-        print(f"{found}  {name}")
+        echo(f"{found}  {name}")
     return [into / name for name in first]
 
 

@@ -4,27 +4,31 @@ import json
 import subprocess
 from pathlib import Path
 
+from click import echo
+
+from tests.release.trying import UV
 from tests.wheel.environment import Environment
 
 # By uv in environments of their own: what they need would decide about the versions that are tried here.
-BILL = ("uv", "tool", "run", "--quiet", "--from", "cyclonedx-bom>=7,<8", "cyclonedx-py", "environment")
-AUDIT = ("uv", "tool", "run", "--quiet", "pip-audit>=2.9,<3")
+BILL = (*UV, "tool", "run", "--quiet", "--from", "cyclonedx-bom>=7,<8", "cyclonedx-py", "environment")
+AUDIT = (*UV, "tool", "run", "--quiet", "pip-audit>=2.9,<3")
 
 
 def bill(environment: Environment, into: Path) -> None:
     """Write the bill of materials of an environment."""
+    into.parent.mkdir(parents=True, exist_ok=True)
     command = [*BILL, "--output-reproducible", "--output-format", "JSON", "--output-file", str(into)]
     subprocess.run([*command, str(environment.python)], check=True, timeout=600, capture_output=True)
     listed = [each["name"] for each in json.loads(into.read_text())["components"]]
     if "pg-mailroom" not in listed:
         raise SystemExit(f"{into.name} does not list the wheel itself")
-    print(f"{into.name}: {len(listed)} components")
+    echo(f"{into.name}: {len(listed)} components")
 
 
 def harmless(environment: Environment, directory: Path) -> bool:
     """Return whether nothing of the environment has a known vulnerability; where nobody can be asked, say so."""
     pinned = directory / "pinned.txt"
-    freeze = ["uv", "pip", "freeze", "--quiet", "--exclude-editable", "--python", str(environment.python)]
+    freeze = [*UV, "pip", "freeze", "--quiet", "--exclude-editable", "--python", str(environment.python)]
     lines = subprocess.run(freeze, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
     pinned.write_text("\n".join(line for line in lines if not line.startswith("pg-mailroom")))
     asked = subprocess.run(
@@ -40,11 +44,11 @@ def judged(answer: str, error: str) -> bool:
         dependencies = json.loads(answer)["dependencies"]
     except (ValueError, KeyError):
         lines = error.strip().splitlines() or ["no answer"]
-        print(f"pip-audit: its database could not be asked, so nothing is known ({lines[-1][:200]})")
+        echo(f"pip-audit: its database could not be asked, so nothing is known ({lines[-1][:200]})")
         return True
     bad = {each["name"]: [found["id"] for found in each.get("vulns", [])] for each in dependencies}
     for name, ids in bad.items():
         if ids:
-            print(f"pip-audit: {name}: {', '.join(ids)}")
-    print(f"pip-audit: {len(bad)} components looked up")
+            echo(f"pip-audit: {name}: {', '.join(ids)}")
+    echo(f"pip-audit: {len(bad)} components looked up")
     return not any(bad.values())

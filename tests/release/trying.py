@@ -3,11 +3,13 @@
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
+from click import echo
 from packaging.requirements import Requirement
 from psycopg import sql
 
@@ -15,6 +17,8 @@ from mailroom.embedded import Server
 from tests.wheel.environment import Environment, requirements
 from tests.wheel.reader import PAGES, follow, follow_page
 
+# Of the environment that this runs in.
+UV = (sys.executable, "-m", "uv")
 RESOLUTIONS = ("lowest-direct", "highest")
 
 
@@ -25,7 +29,7 @@ def everywhere(wheel: Path, minors: Sequence[str], directory: Path) -> list[Envi
         for minor in minors:
             python = found(minor)
             if python is None:
-                print(f"Python {minor} was not found, and uv could not fetch it: not tried")
+                echo(f"Python {minor} was not found, and uv could not fetch it: not tried")
                 continue
             for resolution in RESOLUTIONS:
                 environment = made(directory / f"{minor}-{resolution}", python)
@@ -35,7 +39,7 @@ def everywhere(wheel: Path, minors: Sequence[str], directory: Path) -> list[Envi
                 for page in PAGES:
                     with database(server) as dsn:
                         follow_page(at(environment, page), page, dsn)
-                print(f"Python {minor}, {resolution}: the README's program and {len(PAGES)} pages ran", flush=True)
+                echo(f"Python {minor}, {resolution}: the README's program and {len(PAGES)} pages ran")
                 done.append(environment)
     return done
 
@@ -46,7 +50,7 @@ def found(minor: str) -> str | None:
     for python in (shutil.which(f"python{minor}"), *map(str, homes)):
         if python is not None and told(python).startswith(f"Python {minor}."):
             return python
-    uv = ("uv", "--quiet", "python")
+    uv = (*UV, "--quiet", "python")
     subprocess.run([*uv, "install", minor], capture_output=True, timeout=600, check=False)
     fetched = subprocess.run(
         [*uv, "find", "--managed-python", minor], capture_output=True, text=True, timeout=60, check=False
@@ -60,7 +64,7 @@ def told(python: str) -> str:
 
 def made(directory: Path, python: str) -> Environment:
     """Make an empty environment."""
-    subprocess.run(["uv", "venv", "--quiet", "--python", python, str(directory / "venv")], check=True)
+    subprocess.run([*UV, "venv", "--quiet", "--python", python, str(directory / "venv")], check=True)
     (directory / "home").mkdir()
     return Environment(directory / "venv", directory / "home", {})
 
@@ -77,7 +81,7 @@ def install(environment: Environment, wheel: Path, resolution: str) -> None:
     own = [f"{each.name}{extras(each)}{each.specifier}" for each in requirements(wheel, "django")]
     frameworks = {"pytest", *(each for needed in PAGES.values() for each in needed)}
     others = [str(each.name) + str(each.specifier) for each in requirements(wheel, "dev") if each.name in frameworks]
-    command = ["uv", "pip", "install", "--quiet", "--python", str(environment.python), "--resolution", resolution]
+    command = [*UV, "pip", "install", "--quiet", "--python", str(environment.python), "--resolution", resolution]
     subprocess.run([*command, str(wheel), *own, *others], check=True, timeout=600)
 
 

@@ -75,7 +75,7 @@ def follow_page(environment: Environment, name: str, dsn: str) -> None:
 
 
 class Following:
-    """The blocks of a text that are done, one after another, in an environment and on a database; `ran` has what ran."""
+    """Does the blocks of a text, one after another, in an environment and on a database; `ran` has the commands."""
 
     def __init__(self, environment: Environment, dsn: str, blocks: Sequence[Block]) -> None:
         self._environment = environment

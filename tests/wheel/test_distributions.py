@@ -15,7 +15,7 @@ PACKAGES = {"mailroom", "outbox", "inbox", "dispatcher", "spark_jobs"}
 # What Spark looks for at the top; the checkout keeps it in a directory.
 FORMATS = ROOT / "spark_jobs" / "formats"
 # What git keeps and a source distribution has no use for; what is made for it.
-LEFT_OUT = {".ci/run"}
+LEFT_OUT = {".ci/run", ".github/workflows/release.yml"}
 ADDED = {"PKG-INFO"}
 # 1.15 MB now. A test's data or a page's picture would show here, and everybody who installs Mailroom would download it.
 LARGEST_WHEEL = 1_400_000
