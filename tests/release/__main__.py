@@ -28,7 +28,7 @@ def main() -> int:
         directory = Path(scratch)
         directory.chmod(0o755)  # the account that root's server runs as has to reach it
         # Apart from each other: an upload takes all that is in dist/.
-        built = building.twice(options.into / "dist", directory / "again")
+        built = building.twice(options.into / "dist", directory)
         [wheel] = [file for file in built if file.name.startswith("pg_mailroom-") and file.suffix == ".whl"]
         tried = trying.everywhere(wheel, options.python or list(MINORS), directory)
         if not tried:

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -11,16 +12,21 @@ from pathlib import Path
 from click import echo
 
 ROOT = Path(__file__).parents[2]
-SOURCES = (ROOT, ROOT / "benchmarks")
+SOURCES = (".", "benchmarks")
 
 
-def twice(into: Path, again: Path) -> list[Path]:
-    """Build into two directories, and return the files of the first. Raises SystemExit if a byte differs."""
+def twice(into: Path, scratch: Path) -> list[Path]:
+    """Build the commit into `into` and once more, and return the files of the first. SystemExit if a byte differs."""
+    again = scratch / "again"
     for directory in (into, again):
         shutil.rmtree(directory, ignore_errors=True)
-        for source in SOURCES:
-            command = [sys.executable, "-m", "build", "--outdir", str(directory), str(source)]
-            subprocess.run(command, check=True, capture_output=True, env=os.environ | time_of_the_commit())
+        # What is committed, and nothing that lies about; each time somewhere else, so that no path gets into a file.
+        with tempfile.TemporaryDirectory(dir=scratch) as checkout:
+            exported = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True)
+            subprocess.run(["tar", "-x"], cwd=checkout, input=exported.stdout, check=True)
+            for source in SOURCES:
+                command = [sys.executable, "-m", "build", "--outdir", str(directory), str(Path(checkout, source))]
+                subprocess.run(command, check=True, capture_output=True, env=os.environ | time_of_the_commit())
     first, second = sums(into), sums(again)
     if first != second:
         different = sorted({name for name, _ in first.items() ^ second.items()})
