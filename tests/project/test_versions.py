@@ -28,7 +28,7 @@ def bound(text: str) -> Version:
 
 def requirement(name: str) -> str:
     every = [*PROJECT["dependencies"], *(each for extra in PROJECT["optional-dependencies"].values() for each in extra)]
-    return next(each for each in every if Requirement(each).name == name)
+    return next(str(each) for each in every if Requirement(each).name == name)
 
 
 def test_versions_of_python_are_those_of_the_classifiers_and_of_a_release() -> None:
