@@ -27,13 +27,18 @@ def twice(into: Path, scratch: Path) -> list[Path]:
             for source in SOURCES:
                 command = [sys.executable, "-m", "build", "--outdir", str(directory), str(Path(checkout, source))]
                 subprocess.run(command, check=True, capture_output=True, env=os.environ | time_of_the_commit())
-    first, second = sums(into), sums(again)
-    if first != second:
-        different = sorted({name for name, _ in first.items() ^ second.items()})
+    return compared(into, again)
+
+
+def compared(first: Path, second: Path) -> list[Path]:
+    """Return the files of the first directory, and print their sums. SystemExit unless the second has the same."""
+    ours, others = sums(first), sums(second)
+    if ours != others:
+        different = sorted({name for name, _ in ours.items() ^ others.items()})
         raise SystemExit(f"built twice, these differ: {', '.join(different)}")
-    for name, found in first.items():
+    for name, found in ours.items():
         echo(f"{found}  {name}")
-    return [into / name for name in first]
+    return [first / name for name in ours]
 
 
 def time_of_the_commit() -> Mapping[str, str]:
