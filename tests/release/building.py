@@ -25,7 +25,16 @@ def twice(into: Path, scratch: Path) -> list[Path]:
             exported = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True)
             subprocess.run(["tar", "-x"], cwd=checkout, input=exported.stdout, check=True)
             for source in SOURCES:
-                command = [sys.executable, "-m", "build", "--outdir", str(directory), str(Path(checkout, source))]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "build",
+                    "--installer",
+                    "uv",
+                    "--outdir",
+                    str(directory),
+                    str(Path(checkout, source)),
+                ]
                 subprocess.run(command, check=True, capture_output=True, env=os.environ | time_of_the_commit())
     return compared(into, again)
 

@@ -23,7 +23,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the source distributions, and of the wheels built from those and not from the checkout."""
     directory = tmp_path_factory.mktemp("dist")
     for source in (ROOT, ROOT / "benchmarks"):
-        subprocess.run([sys.executable, "-m", "build", "--outdir", directory, source], check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "build", "--installer", "uv", "--outdir", directory, source],
+            check=True,
+            capture_output=True,
+        )
     return directory
 
 
