@@ -51,6 +51,10 @@ test: $(STAMP) ## The tests, without the slow ones and with a sample of many cas
 test-wheel: $(STAMP) ## Build the distributions, and try the wheel alone and with each extra in environments of its own
 	$(BIN)/python -m pytest -n 2 tests/wheel
 
+.PHONY: release-check
+release-check: $(STAMP) ## All of a release but the upload, on each Python that is found: release/dist and release/sbom
+	$(BIN)/python -m tests.release
+
 # RUNLEVEL=1: Debian would start it as a service, and the tests start their own.
 .PHONY: pgbouncer
 pgbouncer: ## Install PgBouncer for its tests, where root and apt-get can; without it they are skipped

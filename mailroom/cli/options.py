@@ -10,6 +10,7 @@ from mailroom.cli.call import Call
 from mailroom.cli.help import Context
 from mailroom.cli.logs import LogFormat
 from mailroom.names import DEFAULT_SCHEMA
+from mailroom.schema.checks import HEAD
 from mailroom.session import settings
 
 LOG_FORMAT_VARIABLE = "MAILROOM_LOG_FORMAT"
@@ -27,7 +28,9 @@ def _take(ctx: click.Context, option: click.Parameter, value: object) -> None:
 
 def _show_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
     if wanted:
-        click.echo(f"mailroom {mailroom.__version__}")
+        from mailroom.links.handshake import wire  # here, since no command needs it to begin
+
+        click.echo(f"mailroom {mailroom.__version__} (schema {HEAD}, wire {wire.VERSION})")
         ctx.exit()
 
 
@@ -69,7 +72,7 @@ SHARED = (
         expose_value=False,
         is_eager=True,
         callback=_show_version,
-        help="Print the version and exit.",
+        help="Print the versions of Mailroom, its schema and its wire, and exit.",
     ),
 )
 

@@ -99,7 +99,7 @@ def writes(statement: str) -> bool:
 
 def _watch() -> None:
     """See the statements of this thread's connections, and of all that are opened from now on in any thread."""
-    if _is_set_up():
+    if is_set_up():
         for django in sys.modules["django.db"].connections.all(initialized_only=True):
             _see(connection=django)
     signals = sys.modules.get("django.db.backends.signals")
@@ -107,7 +107,7 @@ def _watch() -> None:
         signals.connection_created.connect(_see, weak=False, dispatch_uid="mailroom")
 
 
-def _is_set_up() -> bool:
+def is_set_up() -> bool:
     """Return whether Django has settings: other packages import it to look whether it is there, as Sentry's does."""
     conf = sys.modules.get("django.conf")
     return conf is not None and (conf.settings.configured or bool(os.environ.get(conf.ENVIRONMENT_VARIABLE)))

@@ -25,7 +25,7 @@ from psycopg.rows import TupleRow, tuple_row
 from psycopg.types import array
 
 from mailroom.errors import Coded, NotInTransaction, UnsupportedConnection
-from mailroom.sql.apart import refusing
+from mailroom.sql.apart import is_set_up, refusing
 from mailroom.sql.encoding import in_utf8, in_utf8_async, in_utf8_sqlalchemy
 from mailroom.sql.operation import Execute, Fill, Operation, Statement, Step, Undecoded
 from mailroom.sql.pooler import beginning
@@ -83,7 +83,7 @@ def unwrapped(connection: AnyConnection) -> PlainConnection:
 
 def django_over(connection: "psycopg.Connection[Any]") -> DjangoConnection | None:
     """Return this thread's connection of Django that has this one of psycopg below it, if there is one."""
-    if "django.db" in sys.modules:
+    if "django.db" in sys.modules and is_set_up():
         for django in sys.modules["django.db"].connections.all(initialized_only=True):
             if django.connection is connection:
                 found: DjangoConnection = django

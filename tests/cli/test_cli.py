@@ -14,11 +14,13 @@ import click
 import psycopg
 import pytest
 
-from mailroom import schema
+from mailroom import __version__, schema
 from mailroom.cli import root as cli_root
 from mailroom.cli.failures import tell
 from mailroom.cli.root import root
 from mailroom.errors import MailroomError
+from mailroom.links.handshake.wire import VERSION
+from mailroom.schema import HEAD
 from mailroom.session.settings import DSN_VARIABLE
 from tests.support.command import done, error_of, json_of, mailroom, process
 from tests.support.databases import Connect
@@ -61,8 +63,8 @@ def test_the_option_that_stands_last_wins(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("where", [["--version"], ["status", "--version"]])
-def test_version_is_printed_anywhere(where: list[str]) -> None:
-    assert mailroom(*where).stdout.startswith("mailroom 0.")
+def test_version_is_printed_anywhere_with_those_of_schema_and_wire(where: list[str]) -> None:
+    assert mailroom(*where).stdout == f"mailroom {__version__} (schema {HEAD}, wire {VERSION})\n"
 
 
 def test_the_package_runs_as_the_command() -> None:

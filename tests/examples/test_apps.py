@@ -71,8 +71,8 @@ async def test_order_commits_with_its_command_and_goes_on_when_answered(node: No
     assert found[2].status_code == 404
 
 
-async def test_worker_runs_with_the_service_and_its_probe_tells_of_it(
-    node: Node, app: FastAPI, client: httpx.AsyncClient
+async def test_worker_runs_with_the_service_and_probe_and_log_tell_of_its_failure(
+    node: Node, app: FastAPI, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     stock = Handlers()
     stock.on(fastapi_shop.reserve)(lambda message, connection: {"shelf": 7})
@@ -96,6 +96,8 @@ async def test_worker_runs_with_the_service_and_its_probe_tells_of_it(
     assert await told() == (503, "not started")
     with pytest.raises(UnknownInbox):
         await serve()
+    [ended] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert (ended.name, ended.getMessage()[:44]) == ("mailroom.worker", "shop: the worker has ended: There is no inbo")
 
 
 async def test_response_of_an_order_whose_commit_fails_is_no_success(node: Node, client: httpx.AsyncClient) -> None:

@@ -457,7 +457,9 @@ NOT_SET_UP = """
 import datetime
 import django.db
 from mailroom.sql.apart import in_hand
+from mailroom.sql.runner import django_over
 with in_hand(object(), 1, datetime.datetime.now(datetime.UTC)):
+    assert django_over(object()) is None  # asked for each answer
     print("handled")
 """
 

@@ -7,12 +7,13 @@ done with it:
 
 - `<!-- test: save as NAME -->`, any block: written to that file, for the commands of a later block, and not executed
 - `<!-- test: run -->`, a console block: its commands are run one after another and must succeed. `$NAME` is replaced,
-  and so is the address of probes, by one that is free
+  and so are the address of probes and the port 8000 of services, by what is free
 - `<!-- test: run with a server -->`, `<!-- test: run without a server -->`, console blocks: the same, each for one kind
   of reader. A page that has the second is followed twice. Who has a server has named the database already, so that
   their `export` is passed over; who has none gets it from `export NAME=$(mailroom ...)`. `pip` is passed over
 - `<!-- test: start -->`, a console block: its commands run beside the rest of the page; at the end of the page all
-  that was sent must have been consumed, and SIGTERM must end them with exit code 0
+  that was sent must have been consumed, and SIGTERM must end them with exit code 0. A service with the port 8000 is
+  waited for until it answers; servers of the web may end by the signal itself
 - `<!-- test: stop when idle -->`, a Python block: the workers it runs are stopped once nothing waits any more
 """
 
@@ -20,6 +21,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -54,6 +56,7 @@ SAVE_AS = "save as "
 WITH, WITHOUT = "run with a server", "run without a server"
 MARKERS = {"run": "console", WITH: "console", WITHOUT: "console", "start": "console", "stop when idle": "python"}
 PROBED = "127.0.0.1:9464"  # in pages
+SERVED = re.compile(r"\b8000\b")  # the port of web services in pages
 ANSWERED_EXPORT = re.compile(r"(?P<name>\w+)=\$\((?P<command>.+)\)")
 
 
@@ -95,6 +98,26 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
+def ask(words: list[str]) -> None:
+    """Do what `curl [-X METHOD] URL` does, and expect success."""
+    method = words[words.index("-X") + 1] if "-X" in words else "GET"
+    with urllib.request.urlopen(urllib.request.Request(words[-1], method=method), timeout=60) as answer:
+        assert answer.status // 100 == 2, words
+
+
+def is_served(port: int) -> bool:
+    """Return whether somebody listens there."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+# Each of our processes has one session that listens, a dispatcher two, and opens it when it is ready for SIGTERM.
+BELLS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND application_name ~ 'bell|listener' AND application_name !~ 'executor'"
+)
+
+
 def pages_with(wanted: Callable[[Block], bool]) -> list[Any]:
     return [pytest.param(page, id=page.name) for page in PAGES if any(map(wanted, blocks(page)))]
 
@@ -109,7 +132,7 @@ class Page:
         self._monkeypatch = monkeypatch
         self._namespace: dict[str, Any] = {"__name__": "__main__"}
         self._started: list[subprocess.Popen[str]] = []
-        self._port = free_port()
+        self._port, self._served = free_port(), free_port()
         self._unused: list[str] = []
         self._workers_run = 0
 
@@ -168,12 +191,11 @@ class Page:
             act()
 
     def _put_in(self, word: str) -> str:
-        return os.path.expandvars(word).replace(PROBED, f"127.0.0.1:{self._port}")
+        return SERVED.sub(str(self._served), os.path.expandvars(word).replace(PROBED, f"127.0.0.1:{self._port}"))
 
     def _run(self, words: list[str]) -> None:
         if words[0] == "curl":
-            with urllib.request.urlopen(words[1], timeout=60) as answer:
-                assert answer.status == 200, words
+            ask(words)
         elif words[0] == "mailroom":
             result = CliRunner().invoke(mailroom_command, words[1:])
             # The doctor finds that the tests' server can lose commits.
@@ -196,15 +218,23 @@ class Page:
             assert self._dsn, f"who has no server cannot export {assignment}"
 
     def _start(self, words: list[str]) -> None:
-        process = subprocess.Popen(_argv(words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self._started.append(process)
-        # Each has one session that listens, a dispatcher two, and opens it when it is ready for SIGTERM.
-        bells = (
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-            "AND application_name ~ 'bell|listener' AND application_name !~ 'executor'"
-        )
         with psycopg.connect(self._dsn, autocommit=True) as connection:
-            eventually(lambda: connection.execute(bells).fetchone() == (len(self._started),) or self._fallen())
+
+            def bells() -> int:
+                [(number,)] = connection.execute(BELLS)
+                return int(number)
+
+            before = bells()
+            process = subprocess.Popen(_argv(words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            self._started.append(process)
+            if self._serves(process):
+                eventually(lambda: is_served(self._served) or self._fallen())
+            else:
+                eventually(lambda: bells() > before or self._fallen())
+
+    def _serves(self, process: "subprocess.Popen[str]") -> bool:
+        assert isinstance(process.args, list)
+        return any(str(self._served) in word for word in process.args)
 
     def _end(self) -> None:
         if self._started:
@@ -214,7 +244,8 @@ class Page:
             process.send_signal(signal.SIGTERM)
         for process in self._started:
             output, _ = process.communicate(timeout=WITHIN_S)
-            assert process.returncode == 0, f"{process.args!r}: {output}"
+            allowed = (0, -signal.SIGTERM) if self._serves(process) else (0,)
+            assert process.returncode in allowed, f"{process.args!r}: {output}"
 
     def _fallen(self) -> list[subprocess.Popen[str]]:
         return [process for process in self._started if process.poll() is not None]

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the source distributions, and of the wheels built from those and not from the checkout."""
     directory = tmp_path_factory.mktemp("dist")
     for source in (ROOT, ROOT / "benchmarks"):
-        subprocess.run([sys.executable, "-m", "build", "--outdir", directory, source], check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "build", "--installer", "uv", "--outdir", directory, source],
+            check=True,
+            capture_output=True,
+        )
     return directory
 
 
@@ -46,9 +50,9 @@ def installed(wheel: Path) -> Iterator[Installed]:
     directory = Path(tempfile.mkdtemp(prefix="mailroom-wheel-"))
     directory.chmod(0o755)
 
-    def environment(extra: str = "", versions: str = NEWEST) -> Environment:
+    def environment(extra: str = "", versions: str = NEWEST, others: Iterable[str] = ()) -> Environment:
         made_here = made(directory, MAILROOM_HOME=str(directory / "embedded"))
-        install(made_here, wheel, extra, lowest(wheel, extra) if versions == LOWEST else [])
+        install(made_here, wheel, extra, lowest(wheel, extra) if versions == LOWEST else [], others)
         return made_here
 
     yield environment

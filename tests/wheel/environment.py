@@ -68,8 +68,10 @@ def made(directory: Path, **variables: str) -> Environment:
     return Environment(directory / "venv", home, variables)
 
 
-def install(environment: Environment, wheel: Path, extra: str, constraints: Iterable[str]) -> None:
-    """Install the wheel with an extra, with several between commas, or with none."""
+def install(
+    environment: Environment, wheel: Path, extra: str, constraints: Iterable[str], others: Iterable[str] = ()
+) -> None:
+    """Install the wheel with an extra, with several between commas, or with none, and other distributions."""
     limits = environment.home.parent / "constraints.txt"
     limits.write_text("\n".join(constraints))
     subprocess.run(
@@ -77,7 +79,7 @@ def install(environment: Environment, wheel: Path, extra: str, constraints: Iter
             *(sys.executable, "-m", "pip", "--python", environment.python, "--quiet", "--disable-pip-version-check"),
             # Compiled is what is imported, when it is: a fraction of what there is.
             *("install", "--no-compile", "--find-links", wheel.parent),
-            *("--constraint", limits, f"{wheel}[{extra}]" if extra else wheel),
+            *("--constraint", limits, f"{wheel}[{extra}]" if extra else wheel, *others),
         ],
         env=environment.environment(pip_variables()),
         check=True, timeout=LIMIT_S,

@@ -7,13 +7,15 @@ run on one. `dev` is what runs these tests.
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.databases import Databases
 from tests.wheel.conftest import LOWEST, NEWEST, Installed
 from tests.wheel.environment import Environment
-from tests.wheel.reader import follow
+from tests.wheel.reader import PAGES, follow, follow_page
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -21,6 +23,7 @@ both = pytest.mark.parametrize("versions", [NEWEST, LOWEST])
 
 # What imports the client of a broker, which an extra brings.
 BROKERS = tuple(f"dispatcher/bridges/{broker}/" for broker in ("kafka", "nats", "rabbitmq", "webhook"))
+DJANGO = "mailroom/django/"
 # All modules of the distribution but those that begin with an argument, each imported after the ones before it.
 # Migrations are alembic's to run, the plugin pytest's to load, and `models` is imported where pydantic is.
 IMPORT_ALL = """
@@ -54,9 +57,20 @@ def imported(environment: Environment, *left_out: str) -> list[str]:
 @both
 def test_alone_it_runs_the_first_program(installed: Installed, versions: str, empty_dsn: str) -> None:
     environment = installed(versions=versions)
-    found = imported(environment, "spark_jobs/", *BROKERS)
+    found = imported(environment, "spark_jobs/", DJANGO, *BROKERS)
     assert {"inbox/worker/worker.py", "mailroom/_flights/worker.py"} <= set(found)
     follow(environment, empty_dsn)
+
+
+def test_with_a_framework_its_page_is_followed(installed: Installed, databases: Databases) -> None:
+    """All in one environment, with the newest versions; `make release-check` has the lowest, and each Python."""
+    environment = installed("django", others=["pytest", *{each for needed in PAGES.values() for each in needed}])
+    for name in PAGES:
+        home = environment.home / name
+        home.mkdir()
+        dsn = databases.create(migrated=False)
+        follow_page(replace(environment, home=home), name, dsn)
+        databases.drop(dsn)
 
 
 def test_alone_it_says_which_extra_each_thing_needs(installed: Installed, empty_dsn: str) -> None:
@@ -101,14 +115,15 @@ def test_with_demo_the_flights_arrive(installed: Installed, versions: str) -> No
 
 def test_with_spark_all_of_it_imports(installed: Installed) -> None:
     environment = installed("spark")
-    assert "spark_jobs/drain.py" in imported(environment, *BROKERS)
+    assert "spark_jobs/drain.py" in imported(environment, DJANGO, *BROKERS)
     assert environment.run("python", "-c", FORMATS).split() == ["inbox", "outbox"]
 
 
 @both
-def test_with_the_brokers_extras_there_are_their_clients(installed: Installed, versions: str) -> None:
-    environment = installed("kafka,rabbitmq,nats,webhook", versions)
+def test_with_the_extras_of_brokers_and_django_there_are_their_clients(installed: Installed, versions: str) -> None:
+    environment = installed("kafka,rabbitmq,nats,webhook,django", versions)
     found = imported(environment, "spark_jobs/")
+    assert "mailroom/django/operations.py" in found
     assert all(any(file.startswith(broker) for file in found) for broker in BROKERS)
     # The client by itself is not enough: its library has to load.
     environment.run("python", "-c", "import aio_pika, nats, confluent_kafka; print(confluent_kafka.libversion())")

@@ -1,0 +1,1 @@
+"""An app of a user's, whose migrations make an inbox."""

@@ -1,0 +1,1 @@
+"""What `make release-check` does: all of a release but the upload."""
