@@ -33,6 +33,20 @@ def ago(at: datetime | None, now: datetime) -> str:
     return f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(-seconds)}"
 
 
+def again(at: datetime, now: datetime) -> str:
+    """Return when a failing key is tried again."""
+    return f"again {ago(at, now)}" if at > now else "due"
+
+
+def unit(what: str, number: str) -> str:
+    """Return a unit in the plural as it stands behind this number: 1 message, 2 messages."""
+    return (
+        what[: -2 if what.endswith("sses") else -1]
+        if number == "1" and what.endswith("s") and "/" not in what
+        else what
+    )
+
+
 def option(schema: str) -> str:
     """Return what a command needs to find the node."""
     return "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
@@ -59,7 +73,15 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters: Mapping[str, Any] = {"duration": duration, "shown": shown, "rate": rate, "time": time_of, "ago": ago}
+    filters: Mapping[str, Any] = {
+        "duration": duration,
+        "shown": shown,
+        "rate": rate,
+        "time": time_of,
+        "ago": ago,
+        "again": again,
+        "of": unit,
+    }
     found.filters.update(filters)
     found.globals.update(counted=counted, query=query, digest=digest, kinds=KINDS)
     return found

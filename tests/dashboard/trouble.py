@@ -36,7 +36,7 @@ def make_trouble(dsn: str, connection: psycopg.Connection[TupleRow]) -> Trouble:
     node = Node(dsn, connection)
     node.allow_clocks()
     node.inbox("shipping", "order.paid", "order.*", max_attempts=1, keep_reaped_days=3)
-    node.inbox("billing", "order.paid", max_attempts=5, on_failure="skip", rate=10, breaker=50)
+    node.inbox("billing", "order.paid", backoff_s=3600, on_failure="skip", rate=10, breaker=50)
     node.inbox("quiet")
     secret = {"card": SECRET, "note": SCRIPT}
     parked = node.send("order.paid", secret, key=KEY, headers={"user": SECRET})
