@@ -94,7 +94,7 @@ def app(
         middleware=[Middleware(Guard, resolve=auth, hosts=frozenset(hosts), signer=signer)],
         lifespan=closing,
     )
-    made.state.sessions = sessions
+    made.state.sessions, made.state.signer = sessions, signer
     return made
 
 
