@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -83,5 +84,5 @@ def environment() -> Environment:
         "of": unit,
     }
     found.filters.update(filters)
-    found.globals.update(counted=counted, query=query, digest=digest, kinds=KINDS)
+    found.globals.update(counted=counted, query=query, digest=digest, kinds=KINDS, next_number=count().__next__)
     return found

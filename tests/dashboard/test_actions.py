@@ -43,7 +43,7 @@ def parked_key(node: Node, key: str = "k", messages: int = 2) -> None:
 def forms(page: str) -> dict[tuple[str, ...], dict[str, str]]:
     """Return the forms of a page by their act, with their hidden fields."""
     found = {}
-    for act, form in re.findall(r'<form method="post" action="/act/([^"]+)">(.*?)</form>', page, re.DOTALL):
+    for act, form in re.findall(r'<form method="post" action="/act/([^"]+)"[^>]*>(.*?)</form>', page, re.DOTALL):
         fields = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', form)
         given = {name: unescape(value) for name, value in fields}
         named = (act, *(given[name] for name in ("key", "id", "all") if name in given))

@@ -66,9 +66,10 @@ def shows(window: Any, text: str) -> None:
 
 def act(window: Any, label: str, why: str = "by clicks", *, sure: bool = False) -> None:
     """Open the first form of that label, say why, and send it."""
-    [form, *_] = [each for each in window.find_elements("css selector", "details.act")
-                  if each.find_element("css selector", "summary").text.startswith(label)]  # fmt: skip
-    form.find_element("css selector", "summary").click()
+    [opens, *_] = [each for each in window.find_elements("css selector", ".opens") if each.text.startswith(label)]
+    form = find(window, f"#{opens.get_attribute('popovertarget')}")
+    assert not form.is_displayed()
+    opens.click()
     form.find_element("css selector", "input[name=why]").send_keys(why)
     if sure:
         form.find_element("css selector", "input[name=sure]").click()
@@ -79,7 +80,7 @@ def test_every_page_is_drawn_and_nothing_is_refused_or_loaded_from_elsewhere(
     window: Any, at: str, artefacts: Path
 ) -> None:
     paths = [*SHOWS, f"/inboxes/shipping/key?key={KEY.replace('<', '%3C').replace('>', '%3E')}"]
-    for scheme, width in (("light", 1280), ("dark", 1280), ("light", 400)):
+    for scheme, width in (("light", 1280), ("dark", 400)):
         window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [
             {"name": "prefers-color-scheme", "value": scheme}]})  # fmt: skip
         window.set_window_size(width, 1000)
@@ -131,14 +132,15 @@ def test_a_page_refreshes_by_itself_but_not_under_a_form_that_is_open(window: An
     trouble.node.send("nobody.wants", key="again")
     trouble.node.deliver_all()
     shows(window, "again")
-    find(window, "details.act summary").click()
+    opens = find(window, ".opens")
+    opens.click()
     eventually(lambda: find(window, "#refresh-state").text == "paused while you type")
     looked = "return document.querySelector('#live').getAttribute('data-seen')"
     window.execute_script("document.querySelector('#live').setAttribute('data-seen', '1')")
     # It would be refreshed now, were the form not open.
     window.execute_script("htmx.trigger('#live', 'look')")
     assert window.execute_script(looked) == "1"
-    find(window, "details.act summary").click()
+    find(window, ".act form:popover-open .quiet").click()
     window.execute_script("htmx.trigger('#live', 'look')")
     eventually(lambda: window.execute_script(looked) is None)
 

@@ -14,7 +14,7 @@
   function isUsed() {
     var of = live();
     var at = document.activeElement;
-    return Boolean(of && (of.querySelector("details[open]") || (of.contains(at) && at.matches("input, select, textarea"))));
+    return Boolean(of && (of.querySelector(":popover-open") || (of.contains(at) && at.matches("input, select, textarea"))));
   }
 
   function tell() {
@@ -79,15 +79,6 @@
         button.textContent = "Copied";
         window.setTimeout(function () { button.textContent = "Copy"; }, 1500);
       });
-    }
-  });
-
-  // Escape closes the form that is open, and gives the focus back to what opened it.
-  document.addEventListener("keydown", function (event) {
-    var open = event.key === "Escape" && event.target.closest && event.target.closest("details[open]");
-    if (open) {
-      open.open = false;
-      open.querySelector("summary").focus();
     }
   });
 
