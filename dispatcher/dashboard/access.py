@@ -69,22 +69,24 @@ class Tokens:
     def __init__(self, path: Path | str) -> None:
         self._users = dict(_lines(Path(path)))
 
-    def user_of(self, token: str) -> User | None:
-        """Return whose token that is. Each is compared, so that the time it takes tells nothing."""
-        given, found = token.encode(errors="replace"), None
-        for known, user in self._users.items():
-            if hmac.compare_digest(known.encode(), given):
-                found = user
-        return found
-
-    def named(self, name: str) -> User | None:
-        """Return the user of this name, whom a cookie of the dashboard's own names."""
-        return next((user for user in self._users.values() if user.name == name), None)
-
     def __call__(self, request: HTTPConnection) -> User | None:
         """Return the user of the header's token; the cookie is looked into elsewhere."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        return self.user_of(token.strip()) if scheme.lower() == "bearer" and token else None
+        return user_of(self, token.strip()) if scheme.lower() == "bearer" and token else None
+
+
+def user_of(tokens: Tokens, token: str) -> User | None:
+    """Return whose token that is. Each is compared, so that the time it takes tells nothing."""
+    given, found = token.encode(errors="replace"), None
+    for known, user in tokens._users.items():
+        if hmac.compare_digest(known.encode(), given):
+            found = user
+    return found
+
+
+def named(tokens: Tokens, name: str) -> User | None:
+    """Return the user of this name, whom a cookie of the dashboard's own names."""
+    return next((user for user in tokens._users.values() if user.name == name), None)
 
 
 def _lines(path: Path) -> Iterable[tuple[str, User]]:

@@ -16,7 +16,7 @@ from starlette.responses import FileResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from dispatcher.dashboard import inbox_pages, message_pages, node_pages
-from dispatcher.dashboard.access import READ_ONLY, Resolver, Tokens, User
+from dispatcher.dashboard.access import READ_ONLY, Resolver, Tokens, User, user_of
 from dispatcher.dashboard.actions import Acts
 from dispatcher.dashboard.guard import (
     LOGIN,
@@ -229,7 +229,7 @@ class _Site:
             fields = await read_form(request)
         except Refused as error:
             return PlainTextResponse(error.text + "\n", error.status)
-        user = self._auth.user_of(fields.get("token", "").strip())
+        user = user_of(self._auth, fields.get("token", "").strip())
         if user is None:
             log.warning("a token that is not known was given at %s", request.url.path)
             return self._rendered(request, "login", {"wrong": True}, 401)

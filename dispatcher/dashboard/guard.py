@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dispatcher.dashboard.access import Resolver, Tokens, User
+from dispatcher.dashboard.access import Resolver, Tokens, User, named
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 SAFE = ("GET", "HEAD")
@@ -133,7 +133,7 @@ class Guard:
     def _logged_in(self, request: Request, tokens: Tokens) -> User | None:
         text = self._signer.read(LOGIN, request.cookies.get(LOGIN, ""))
         name, _, until = (text or "").rpartition(" ")
-        return tokens.named(name) if text and float(until) > time.time() else None
+        return named(tokens, name) if text and float(until) > time.time() else None
 
     def _unknown(self, request: Request) -> Response:
         if isinstance(self._resolve, Tokens):

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from html import unescape
 from typing import Any
 
 import httpx
@@ -77,3 +79,14 @@ def browser(trouble: Trouble) -> Iterator[Client]:
     """A browser of a dashboard in which Ada may do everything."""
     with browsing(trouble.node.dsn) as client:
         yield client
+
+
+def forms(page: str, base: str = "") -> dict[tuple[str, ...], dict[str, str]]:
+    """Return the forms of a page by their act, with their hidden fields."""
+    found = {}
+    for act, form in re.findall(rf'<form method="post" action="{base}/act/([^"]+)"[^>]*>(.*?)</form>', page, re.DOTALL):
+        fields = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', form)
+        given = {name: unescape(value) for name, value in fields}
+        named = (act, *(given[name] for name in ("key", "id", "all") if name in given))
+        found[named] = given
+    return found

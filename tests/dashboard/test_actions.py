@@ -1,8 +1,6 @@
 """An operator acts from a page: it is done in the database, and the audit has who did it and why."""
 
-import re
 from collections.abc import Iterator
-from html import unescape
 
 import httpx
 import pytest
@@ -11,7 +9,7 @@ from dispatcher.dashboard import User
 from inbox import Inbox, Park
 from mailroom.sql.runner import run
 from outbox import Periodic, PeriodicMessage
-from tests.dashboard.conftest import Client, browsing
+from tests.dashboard.conftest import Client, browsing, forms
 from tests.support.node import Node, failing
 
 pytestmark = pytest.mark.one_version
@@ -38,17 +36,6 @@ def parked_key(node: Node, key: str = "k", messages: int = 2) -> None:
     with node.connection.transaction():
         [first, *_] = Inbox("shipping").peek(node.connection, key)
         run(node.connection, failing("shipping", first, Park("no such street")))
-
-
-def forms(page: str) -> dict[tuple[str, ...], dict[str, str]]:
-    """Return the forms of a page by their act, with their hidden fields."""
-    found = {}
-    for act, form in re.findall(r'<form method="post" action="/act/([^"]+)"[^>]*>(.*?)</form>', page, re.DOTALL):
-        fields = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', form)
-        given = {name: unescape(value) for name, value in fields}
-        named = (act, *(given[name] for name in ("key", "id", "all") if name in given))
-        found[named] = given
-    return found
 
 
 def act(client: Client, path: str, *named: str, why: str = WHY, **more: str) -> httpx.Response:

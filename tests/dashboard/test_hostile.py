@@ -9,11 +9,10 @@ import httpx
 import pytest
 
 from dispatcher.dashboard import EVERYTHING, READ_ONLY, ProxyHeader, Tokens, User, app
-from dispatcher.dashboard.access import Local, rights
+from dispatcher.dashboard.access import Local, rights, user_of
 from dispatcher.dashboard.guard import BROWSER, LOGIN, MOST_BYTES, Browsers, Signer
 from mailroom.errors import ConfigurationError, InvalidMessage
-from tests.dashboard.conftest import ORIGIN, Client, browsing
-from tests.dashboard.test_actions import forms
+from tests.dashboard.conftest import ORIGIN, Client, browsing, forms
 from tests.dashboard.trouble import Trouble
 
 pytestmark = pytest.mark.one_version
@@ -189,7 +188,7 @@ def test_a_token_in_a_header_has_the_rights_of_its_line(guarded: Client, tokens:
     answer = guarded.get("/parked", {"authorization": f"Bearer {OTHER}"})
     assert "replay/parked" in answer.text
     assert "discard/parked" not in answer.text
-    assert tokens.user_of(OTHER) == User("bob", rights("replay,requeue"))
+    assert user_of(tokens, OTHER) == User("bob", rights("replay,requeue"))
 
 
 @pytest.mark.parametrize(
