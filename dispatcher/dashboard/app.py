@@ -214,11 +214,13 @@ class _Site:
     def _operated(self, user: User, path: Mapping[str, str], fields: dict[str, str]) -> str:
         try:
             with self._node.sessions.operating() as connection:
-                return self._acts.do(connection, user, path["action"], path["what"], fields)
+                told = self._acts.do(connection, user, path["action"], path["what"], fields)
         except (KeyError, ValueError) as error:
             if isinstance(error, MailroomError):
                 raise
             raise Refused(400, "The form lacks a field, or has a wrong one.") from None
+        self._node.looks.expire()
+        return told
 
     async def _login(self, request: Request) -> Response:
         if not isinstance(self._auth, Tokens):

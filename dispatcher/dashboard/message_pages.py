@@ -27,15 +27,27 @@ def path(node: ShownNode, asked: Asked) -> dict[str, Any]:
     """Return where a message is, and its causes and effects."""
     id = asked.id()
     if id is None:
-        return {"id": None, "places": [], "causes": [], "effects": [], "contents": [], "described": described}
+        return {
+            "id": None,
+            "places": [],
+            "causes": [],
+            "effects": [],
+            "contents": [],
+            "described": described,
+            "is_whole": True,
+        }
+    is_whole = True
     with node.reading() as connection:
         places = trace.trace(connection, id, schema=node.schema)
         has_cause = any(place.causation is not None for place in places)
-        causes = trace.causes(connection, id, schema=node.schema) if has_cause else []
-        effects = trace.effects(connection, id, limit=EFFECTS, schema=node.schema)
+        try:
+            causes = trace.causes(connection, id, schema=node.schema) if has_cause else []
+            effects = trace.effects(connection, id, limit=EFFECTS, schema=node.schema)
+        except psycopg.errors.QueryCanceled:  # where it is was found, and is what most people ask
+            causes, effects, is_whole = [], [], False
         contents = [_content(connection, node, id, places[0])] if node.payloads and places else []
     return {"id": id, "places": places, "causes": causes, "effects": effects, "contents": contents,
-            "described": described}  # fmt: skip
+            "described": described, "is_whole": is_whole}  # fmt: skip
 
 
 def _content(connection: psycopg.Connection[Any], node: ShownNode, id: UUID, place: Location) -> str:

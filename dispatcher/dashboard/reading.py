@@ -3,7 +3,7 @@
 All of it is bounded, whatever waits: by an index and a limit. None reads a value, so the role of an auditor is enough.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -86,15 +86,17 @@ ORDER BY 1, 2 LIMIT {rows} + 1
     fields=KEY_FIELDS,
     rows=ROWS,
 )
-# The inbox is named in the text, so that the plan has its partition alone.
+# The inboxes are named in the text, so that the plan has their partitions alone.
 COUNTS = Sql(
     """
-SELECT k.key, (SELECT count(*) FROM (
-    SELECT FROM {schema}.parked WHERE inbox = '{inbox}' AND key = k.key
-    UNION ALL SELECT FROM {schema}.inbox WHERE inbox = '{inbox}' AND key = k.key LIMIT {counted} + 1) AS m)
-FROM pg_catalog.unnest(%(keys)s::text[]) AS k (key)
+SELECT (SELECT count(*) FROM (
+    SELECT FROM {schema}.parked WHERE inbox = k.inbox AND key = k.key
+    UNION ALL
+    SELECT FROM {schema}.inbox WHERE inbox = k.inbox AND inbox IN ('{names}') AND key = k.key
+    LIMIT {counted} + 1) AS m)
+FROM unnest(%(inboxes)s::text[], %(keys)s::text[]) WITH ORDINALITY AS k (inbox, key, nth) ORDER BY nth
 """,
-    columns=("text", "bigint"),
+    columns=("bigint",),
     counted=COUNTED,
 )
 HELD_FIELDS = "message_id, topic, key, clock, kind::text, sent_at, delivered_at"
@@ -143,14 +145,15 @@ def reading_parked(
 ) -> Operation[list[KeyState]]:
     """Return parked keys above `after`, by inbox and key, with how many messages each holds; one more than a page."""
     rows = yield PARKED.at(schema=schema)(inbox=inbox, matching=matching, inbox_after=after[0], after=after[1])
-    keys: dict[str, list[str]] = {}
-    for name, key, *_ in rows:
-        keys.setdefault(name, []).append(key)
-    counts = {}
-    for name, of in keys.items():
-        for key, number in (yield COUNTS.at(schema=schema, inbox=name)(keys=of)):
-            counts[name, key] = number if number <= COUNTED else None
-    return [KeyState(*row, counts.get((row[0], row[1]))) for row in rows]
+    if not rows:
+        return []
+    inboxes, keys = [row[0] for row in rows], [row[1] for row in rows]
+    names = "', '".join(dict.fromkeys(inboxes))
+    counts = yield COUNTS.at(schema=schema, names=names)(inboxes=inboxes, keys=keys)
+    return [
+        replace(KeyState(*row), messages=number if number <= COUNTED else None)
+        for row, (number,) in zip(rows, counts, strict=True)
+    ]
 
 
 def reading_of_key(schema: str, inbox: str, key: str, after: int) -> Operation[list[Held]]:

@@ -32,6 +32,7 @@ class Sessions:
         self._turns = threading.BoundedSemaphore(SESSIONS)
         self._lock = threading.Lock()
         self._idle: list[Connection[Any]] = []
+        self._closed = False
 
     @contextmanager
     def reading(self) -> Iterator[Connection[Any]]:
@@ -59,9 +60,9 @@ class Sessions:
                 yield connection
 
     def close(self) -> None:
-        """Close the sessions that nobody uses now."""
+        """Close the sessions that nobody uses now, and each of the others after its use."""
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle, self._idle, self._closed = self._idle, [], True
         for connection in idle:
             connection.close()
 
@@ -93,8 +94,8 @@ class Sessions:
         return connection
 
     def _put(self, connection: Connection[Any]) -> None:
-        if connection.info.transaction_status is not TransactionStatus.IDLE:
-            connection.close()
-            return
         with self._lock:
-            self._idle.append(connection)
+            if not self._closed and connection.info.transaction_status is TransactionStatus.IDLE:
+                self._idle.append(connection)
+                return
+        connection.close()

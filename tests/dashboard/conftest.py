@@ -57,8 +57,8 @@ class Client:
     def get(self, path: str, headers: Mapping[str, str] | None = None, **fields: str) -> httpx.Response:
         return self.request("GET", path, headers, params=fields or None)
 
-    def post(self, path: str, headers: Mapping[str, str] | None = None, **fields: str) -> httpx.Response:
-        return self.request("POST", path, {"origin": ORIGIN} if headers is None else headers, data=fields)
+    def post(self, path: str, origin: str = ORIGIN, **fields: str) -> httpx.Response:
+        return self.request("POST", path, {"origin": origin}, data=fields)
 
     def close(self) -> None:
         self.made.state.sessions.close()

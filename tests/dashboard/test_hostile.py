@@ -165,7 +165,7 @@ def test_a_wrong_token(guarded: Client, wrong: str) -> None:
 
 
 def test_a_token_lets_its_user_in_until_the_log_out(guarded: Client) -> None:
-    assert guarded.post("/login", {"origin": "https://evil.example"}, token=TOKEN).status_code == 403
+    assert guarded.post("/login", "https://evil.example", token=TOKEN).status_code == 403
     answer = guarded.post("/login", token=TOKEN)
     assert answer.status_code == 303
     for flag in ("HttpOnly", "SameSite=strict", "Path=/"):
