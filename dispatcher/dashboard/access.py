@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, cast, get_args
 
-from starlette.requests import HTTPConnection
+from starlette.requests import Request
 
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.names import shown
@@ -42,7 +42,7 @@ class User:
 
 
 # Says who asks, None for nobody that is known. It is called for each request, and has to be quick or async.
-Resolver: TypeAlias = Callable[[HTTPConnection], User | Awaitable[User | None] | None]
+Resolver: TypeAlias = Callable[[Request], User | Awaitable[User | None] | None]
 
 
 def rights(text: str) -> frozenset[Action]:
@@ -69,7 +69,7 @@ class Tokens:
     def __init__(self, path: Path | str) -> None:
         self._users = dict(_lines(Path(path)))
 
-    def __call__(self, request: HTTPConnection) -> User | None:
+    def __call__(self, request: Request) -> User | None:
         """Return the user of the header's token; the cookie is looked into elsewhere."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         return user_of(self, token.strip()) if scheme.lower() == "bearer" and token else None
@@ -137,7 +137,7 @@ class ProxyHeader:
             raise ConfigurationError("Say at which address the proxy is.", code="MR-dashboard-access")
         self._header, self._may = header, frozenset(may)
 
-    def __call__(self, request: HTTPConnection) -> User | None:
+    def __call__(self, request: Request) -> User | None:
         """Return whom the proxy names."""
         names = request.headers.getlist(self._header)
         if len(names) != 1 or not self._is_proxy(address_of(request)):
@@ -160,7 +160,7 @@ class Local:
     def __init__(self, user: User) -> None:
         self._user = user
 
-    def __call__(self, request: HTTPConnection) -> User | None:
+    def __call__(self, request: Request) -> User | None:
         """Return the user, if the request comes from this machine."""
         address = address_of(request)
         if address is None or not address.is_loopback or any(name in request.headers for name in self.FORWARDED):
@@ -168,7 +168,7 @@ class Local:
         return self._user
 
 
-def address_of(request: HTTPConnection) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def address_of(request: Request) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Return the address that the request came from, None if the server does not say."""
     try:
         return None if request.client is None else ipaddress.ip_address(request.client.host)

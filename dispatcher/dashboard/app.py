@@ -30,7 +30,7 @@ from dispatcher.dashboard.guard import (
 )
 from dispatcher.dashboard.looks import Looks
 from dispatcher.dashboard.rendering import STATIC, environment, option
-from dispatcher.dashboard.sessions import Sessions
+from dispatcher.dashboard.sessions import NodeSessions
 from dispatcher.dashboard.shown import Asked, ShownNode
 from mailroom.cli.call import Call
 from mailroom.cli.failures import redacted, text_of
@@ -77,7 +77,7 @@ def app(
     if secret is not None and len(secret) < 32:
         raise ConfigurationError("secret is too short: give 32 random bytes.", code="MR-dashboard-access")
     schema = schema_name(schema)
-    sessions = Sessions(settings.dsn(dsn), schema)
+    sessions = NodeSessions(settings.dsn(dsn), schema)
     signer = Signer(secret or secrets.token_bytes(32))
     node = ShownNode(schema, sessions, Looks(sessions, schema), payloads)
     site = _Site(node, auth, signer)

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -191,7 +191,7 @@ class Browsers:
     def __init__(self, signer: Signer) -> None:
         self._signer = signer
 
-    def of(self, request: HTTPConnection) -> tuple[str, bool]:
+    def of(self, request: Request) -> tuple[str, bool]:
         """Return the browser's number, and whether it is a new one, to be set."""
         known = self._signer.read(BROWSER, request.cookies.get(BROWSER, ""))
         return (known, False) if known else (secrets.token_hex(16), True)
@@ -200,19 +200,19 @@ class Browsers:
         """Return the token of forms."""
         return self._signer.signature("form", f"{browser} {user.name}")
 
-    def check(self, request: HTTPConnection, user: User, fields: dict[str, str]) -> None:
+    def check(self, request: Request, user: User, fields: dict[str, str]) -> None:
         """Raise `Refused` unless the form is one that this browser and user were given."""
         browser, is_new = self.of(request)
         given = fields.pop("csrf", "").encode(errors="replace")
         if is_new or not hmac.compare_digest(self.token(browser, user).encode(), given):
             raise Refused(403, "This form is not of this session. Open the page again, and repeat it there.")
 
-    def set(self, request: HTTPConnection, response: Response, browser: str) -> None:
+    def set(self, request: Request, response: Response, browser: str) -> None:
         """Give the browser its number."""
         set_cookie(request, response, BROWSER, self._signer.signed(BROWSER, browser), SESSION_S)
 
 
-def set_cookie(request: HTTPConnection, response: Response, name: str, value: str, seconds: int) -> None:
+def set_cookie(request: Request, response: Response, name: str, value: str, seconds: int) -> None:
     """Set a cookie that no script reads, and that comes with no request from elsewhere."""
     response.set_cookie(
         name,

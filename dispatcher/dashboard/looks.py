@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import psycopg
 
-from dispatcher.dashboard.sessions import Sessions
+from dispatcher.dashboard.sessions import NodeSessions
 from mailroom.errors import MailroomError
 from mailroom.metrics.look import Look, Watch
 from mailroom.sql.runner import run
@@ -28,7 +28,7 @@ APART_S = 60.0
 class Looks:
     """The newest look at a node, and the rates of those before it. `monotonic` is its clock, in seconds."""
 
-    def __init__(self, sessions: Sessions, schema: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, sessions: NodeSessions, schema: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._sessions, self._schema, self._monotonic = sessions, schema, monotonic
         self._lock = threading.Lock()
         self._watch = Watch(schema, monotonic)

@@ -34,7 +34,7 @@ class KeyState:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldMessage:
     """A message of an inbox, without its value. `is_parked`: it was moved to the parked ones."""
 
     id: UUID
@@ -156,14 +156,14 @@ def reading_parked(
     ]
 
 
-def reading_of_key(schema: str, inbox: str, key: str, after: int) -> Operation[list[Held]]:
+def reading_of_key(schema: str, inbox: str, key: str, after: int) -> Operation[list[HeldMessage]]:
     """Return the messages of a key above a clock, parked or not; one more than a page."""
-    return [Held(*row) for row in (yield OF_KEY.at(schema=schema, inbox=inbox)(key=key, after=after))]
+    return [HeldMessage(*row) for row in (yield OF_KEY.at(schema=schema, inbox=inbox)(key=key, after=after))]
 
 
-def reading_oldest(schema: str, inbox: str) -> Operation[list[Held]]:
+def reading_oldest(schema: str, inbox: str) -> Operation[list[HeldMessage]]:
     """Return the ten messages of an inbox with the lowest clocks."""
-    return [Held(*row) for row in (yield OLDEST.at(schema=schema, inbox=inbox)())]
+    return [HeldMessage(*row) for row in (yield OLDEST.at(schema=schema, inbox=inbox)())]
 
 
 # -- What waits outside of inboxes ------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def reading_scheduled(schema: str, at: datetime | None, after: int) -> Operation
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingExecutable:
     """An executable that waits for the executor."""
 
     position: int
@@ -220,9 +220,9 @@ WHERE position > %(after)s::bigint ORDER BY position LIMIT {rows} + 1
 )
 
 
-def reading_executables(schema: str, after: int) -> Operation[list[Waiting]]:
+def reading_executables(schema: str, after: int) -> Operation[list[WaitingExecutable]]:
     """Return executables that wait, in their order; one more than a page."""
-    return [Waiting(*row) for row in (yield EXECUTABLES.at(schema=schema)(after=after))]
+    return [WaitingExecutable(*row) for row in (yield EXECUTABLES.at(schema=schema)(after=after))]
 
 
 # -- The audit --------------------------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ SESSIONS = 4
 PATIENCE_S = 2.0
 
 
-class Sessions:
-    """Sessions of one node; threads share it. Those that read are at most four, and are kept until `close`."""
+class NodeSessions:
+    """The sessions of one node; threads share it. Those that read are at most four, and are kept until `close`."""
 
     def __init__(self, dsn: str, schema: str) -> None:
         self._dsn, self._schema = dsn, schema

@@ -12,7 +12,7 @@ from psycopg import Connection
 from dispatcher.dashboard.guard import Refused
 from dispatcher.dashboard.looks import Looks
 from dispatcher.dashboard.reading import ROWS
-from dispatcher.dashboard.sessions import Sessions
+from dispatcher.dashboard.sessions import NodeSessions
 from mailroom.metrics.look import Look
 from mailroom.names import inbox_name
 
@@ -24,7 +24,7 @@ class ShownNode:
     """A node, and whether what messages say may be shown."""
 
     schema: str
-    sessions: Sessions
+    sessions: NodeSessions
     looks: Looks
     payloads: bool
 
