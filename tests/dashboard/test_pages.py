@@ -14,6 +14,7 @@ from starlette.routing import Mount
 from dispatcher.dashboard import READ_ONLY, User, app, charts
 from dispatcher.dashboard.reading import COUNTED, ROWS
 from dispatcher.dashboard.rendering import STATIC
+from mailroom.doctor.examining import LOOK
 from mailroom.sql.sqlstate import sqlstate
 from tests.dashboard.conftest import ADA, Client, browsing, forms
 from tests.dashboard.trouble import KEY, SCRIPT, SECRET, Trouble
@@ -324,3 +325,14 @@ def test_below_a_path_of_another_app_all_stays_there(trouble: Trouble) -> None:
         assert gone.headers["location"] == "/ops/mailroom/inboxes/shipping"
     finally:
         made.state.sessions.close()
+
+
+def test_the_doctor_keeps_to_the_two_seconds_of_the_session(trouble: Trouble, browser: Client) -> None:
+    shown = "SELECT pg_catalog.current_setting('statement_timeout')"
+    look = LOOK.at().sql
+    with browser.made.state.sessions.reading() as connection, connection.transaction():
+        connection.execute(look)
+        assert connection.execute(shown).fetchone() == ("2s",)
+    with trouble.node.connection.transaction():
+        trouble.node.connection.execute(look)
+        assert trouble.node.connection.execute(shown).fetchone() == ("10s",)
