@@ -88,8 +88,14 @@ class DeadLetterContent:
         return parsed(self.raw.decode()) if self.is_json else codec.decode(self.raw)
 
 
+def content_of(headers: str | None, value: bytes, value_json: str | None) -> DeadLetterContent:
+    """Return the content of a row that holds a message."""
+    raw = value if value_json is None else value_json.encode()
+    return DeadLetterContent(json.loads(headers or "{}"), raw, value_json is not None)
+
+
 CHOSEN = """
-    WHERE (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s::bigint[]))
+    WHERE id > %(after)s::bigint AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s::bigint[]))
       AND (%(matching)s::text IS NULL OR position(%(matching)s::text IN reason) > 0)
       AND (%(stage)s::text IS NULL OR stage = %(stage)s::text)
       AND (%(inbox)s::text IS NULL OR inbox = %(inbox)s::text)
@@ -318,9 +324,10 @@ class _Operations:
         stage: Stage | None = None,
         inbox: str | None = None,
         limit: int | None = 100,
+        after: int = 0,
     ) -> Operation[list[DeadLetter]]:
-        """Return dead letters, oldest first."""
-        chosen = _chosen(ids, matching, stage, inbox, limit)
+        """Return dead letters, oldest first; those with a number up to `after` are left out, to go on after a list."""
+        chosen = _chosen(ids, matching, stage, inbox, limit) | {"after": whole(after, "after", 0, MAX_INT64)}
         yield from seeing(self.schema, *READ)
         return [DeadLetter(*row) for row in (yield FIND.at(schema=self.schema)(**chosen))]
 
@@ -332,8 +339,7 @@ class _Operations:
         if not rows:
             return None
         [(*fields, headers, value, value_json)] = rows
-        raw = value if value_json is None else value_json.encode()
-        return DeadLetter(*fields), DeadLetterContent(json.loads(headers or "{}"), raw, value_json is not None)
+        return DeadLetter(*fields), content_of(headers, value, value_json)
 
     def _requeue(
         self,
@@ -502,6 +508,7 @@ def _chosen(
         "stage": stage,
         "inbox": None if inbox is None else inbox_name(inbox),
         "limit": count_or_all(limit, "limit"),
+        "after": 0,
     }
 
 

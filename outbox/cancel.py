@@ -10,6 +10,7 @@ from uuid import UUID
 
 from mailroom.order.clock import LOCK
 from mailroom.schema import checking
+from mailroom.schema.audit import auditing, because, check_actor
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 from mailroom.sql.sight import seeing
 
@@ -70,6 +71,17 @@ def cancelling(schema: str, id: UUID, *, free_once: bool = False) -> Operation[l
         keys = yield from _deleting(schema, id, (yield FIND.at(schema=schema)(id=id)))
     if keys and free_once:
         yield FREE_ONCE.at(schema=schema)(id=id)
+    return keys
+
+
+def cancelling_by_hand(
+    schema: str, id: UUID, actor: str, why: str | None, *, free_once: bool = False
+) -> Operation[list[str]]:
+    """Do the same for an operator, who is noted in the audit."""
+    check_actor(actor, why)
+    keys = yield from cancelling(schema, id, free_once=free_once)
+    of_it = f"{id}{', its once is free' if free_once else ''}{because(why)}"
+    yield from auditing(schema, "cancel", [(None, key, 1) for key in keys], actor, of_it)
     return keys
 
 

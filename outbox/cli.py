@@ -21,12 +21,10 @@ from mailroom.cli.output import document, progress_bar, say, say_whole
 from mailroom.cli.parameters import KEY, TOPIC, seconds
 from mailroom.errors import InvalidMessage, MailroomError, coded
 from mailroom.message.outgoing import EventType, MessageType, Outgoing, row_of, sending, sending_many
-from mailroom.schema.audit import auditing, because
 from mailroom.session import settings
-from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from mailroom.trace import Location, trace
-from outbox.cancel import cancelling
+from outbox.cancel import cancelling_by_hand
 from outbox.csv_source import CsvSource
 from outbox.once import identified, sending_once
 
@@ -229,7 +227,7 @@ def cancel(call: Call, message_id: UUID, free_once: bool, actor: str, why: str |
       mailroom outbox cancel 3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11 --free-once
     """
     with call.connection("outbox cancel") as connection:
-        keys = run(connection, _cancelling(call.schema, message_id, free_once, actor, why))
+        keys = run(connection, cancelling_by_hand(call.schema, message_id, actor, why, free_once=free_once))
         places = [] if keys else trace(connection, message_id, schema=call.schema)
     if not keys:
         where = ", ".join(dict.fromkeys(map(_place, places))) or "nowhere: it was reaped, it expired, or was never sent"
@@ -238,13 +236,6 @@ def cancel(call: Call, message_id: UUID, free_once: bool, actor: str, why: str |
         document({"id": message_id, "key": keys[0], "cancelled": True, "free_once": free_once})
     else:
         say(f"Message {message_id} of key {keys[0]} is cancelled.")
-
-
-def _cancelling(schema: str, id: UUID, free_once: bool, actor: str, why: str | None) -> Operation[list[str]]:
-    keys = yield from cancelling(schema, id, free_once=free_once)
-    of_it = f"{id}{', its once is free' if free_once else ''}{because(why)}"
-    yield from auditing(schema, "cancel", [(None, key, 1) for key in keys], actor, of_it)
-    return keys
 
 
 def _place(place: Location) -> str:

@@ -1,6 +1,5 @@
 """`mailroom inbox` and `mailroom worker`."""
 
-import json
 import os
 import shlex
 import sys
@@ -32,10 +31,10 @@ from mailroom.registry.archive_days import MOST_DAYS
 from mailroom.registry.drop import drop_inbox
 from mailroom.registry.inboxes import create_inbox
 from mailroom.registry.limits import MOST_PER_S, MOST_SLOTS
+from mailroom.registry.listing import listing
 from mailroom.registry.rename import rename_inbox
 from mailroom.registry.subscriptions import subscribe as subscribe_inbox
 from mailroom.registry.subscriptions import unsubscribe as unsubscribe_inbox
-from mailroom.session.backoff import spread_s
 from mailroom.session.settings import DSN_VARIABLE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
@@ -226,7 +225,7 @@ def create(
             )
             connection.commit()
             bar.show(*[min(first + AT_ONCE, len(names))] * 2)
-        made = {each["name"]: each for each in run(connection, _listing(call.schema))}
+        made = {each["name"]: each for each in run(connection, listing(call.schema))}
         known, is_told = run(connection, _knowing(call.schema, origin))
     named = [made[name] for name in dict.fromkeys(names)]
     if is_told:
@@ -501,57 +500,6 @@ def _knowing(schema: str, origin: str) -> Operation[tuple[bool, bool]]:
     return (True, not rows[0][0]) if rows else (False, False)
 
 
-LIST = Sql(
-    """
-SELECT name,
-       (SELECT pg_catalog.json_object_agg(origin, topics)::text
-        FROM (SELECT origin, pg_catalog.json_agg(topic ORDER BY topic) AS topics FROM {schema}.subscription
-              WHERE inbox = r.name GROUP BY origin) AS s),
-       "order", backoff_s, backoff_max_s, max_attempts::bigint, on_failure, keep_s, keep_reaped_days::bigint,
-       created_at, paused_at, paused_by, l.rate_per_s, CASE WHEN l.rate_per_s IS NOT NULL THEN l.burst END::bigint,
-       l.concurrency::bigint, l.breaker_percent::bigint, l.breaker_by
-FROM {schema}.inbox_registry AS r LEFT JOIN {schema}.limits AS l ON l.inbox = r.name ORDER BY name
-""",
-    columns=(
-        "text", "text", "text", "float8", "float8", "bigint", "text", "float8", "bigint", "timestamptz", "timestamptz",
-        "text", "float8", "bigint", "bigint", "bigint", "text",
-    ),
-)  # fmt: skip
-
-
-def _listing(schema: str) -> Operation[list[dict[str, Any]]]:
-    rows = yield LIST.at(schema=schema)()
-    return [
-        {
-            "name": name,
-            "topics": topics.pop(OWN, []),
-            "topics_of": topics,
-            "order": order,
-            "backoff_s": backoff_s,
-            "backoff_max_s": backoff_max_s,
-            "max_attempts": max_attempts,
-            "attempts_spread_s": spread_s(backoff_s, backoff_max_s, max_attempts),
-            "on_failure": on_failure,
-            "keep_s": keep_s,
-            "keep_reaped_days": keep_reaped_days,
-            "created_at": created_at,
-            "paused_at": paused_at,
-            "paused_by": paused_by,
-            "rate": rate,
-            "burst": burst,
-            "concurrency": concurrency,
-            "breaker": breaker,
-            "breaker_by": breaker_by,
-        }
-        for (
-            name, topics, order, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, keep_reaped_days,
-            created_at, paused_at, paused_by, rate, burst, concurrency, breaker, breaker_by,
-        ) in (
-            (name, json.loads(topics or "{}"), *settings) for name, topics, *settings in rows
-        )
-    ]  # fmt: skip
-
-
 LIMITS = ("rate", "burst", "concurrency", "breaker", "breaker_by")
 
 
@@ -577,7 +525,7 @@ def list_(call: Call) -> None:
       mailroom inbox list --json | jq -r '.[].name'
     """
     with call.connection("inbox list") as connection:
-        found = run(connection, _listing(call.schema))
+        found = run(connection, listing(call.schema))
     if call.json:
         document(found)
     elif found:

@@ -40,7 +40,7 @@ def tell(error: Exception, call: Call | None = None) -> int:
     if isinstance(error, Interrupted | click.Abort):
         click.echo("mailroom: interrupted", err=True)
         return Interrupted.exit_code
-    text, code = _text(error, call)
+    text, code = text_of(error, call)
     line = one_line(redacted(text))
     if call.log_format == "json":
         click.echo(error_line(line, error.code if isinstance(error, Coded) else None), err=True)
@@ -61,7 +61,8 @@ def drop_output() -> None:
     os.close(nowhere)
 
 
-def _text(error: Exception, call: Call) -> tuple[str, int]:
+def text_of(error: Exception, call: Call) -> tuple[str, int]:
+    """Return what went wrong, without values of a row, and the exit code. An error that is our bug is raised again."""
     match error:
         case click.UsageError(ctx=click.Context() as context):
             message = error.format_message()

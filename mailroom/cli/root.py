@@ -26,6 +26,7 @@ ABOUT = {
     "bench": "Measure Mailroom on this machine and compare it with the limits of the machine.",
     "bridge": "Publish messages to another broker, such as Kafka, and take in messages from one.",
     "completion": "Print a script that lets a shell complete commands and options.",
+    "dashboard": "Show a node in a browser, and act on it there.",
     "dead-letter": "List, show, requeue or discard dead letters.",
     "demo": "Send real flights through Mailroom, kill parts of it midway, and check that nothing went wrong.",
     "dispatcher": "Deliver committed messages into inboxes.",

@@ -79,7 +79,7 @@ def _head(look: Look, width: int, interval_s: float, ends_by: str) -> list[Text]
     )
     facts = [
         f"{one_line(look.node)} ({look.schema})  {clock}{f'; {ends_by}' if ends_by else ''}",
-        f"sent {_rate(look.sent_per_s)}  delivered {_rate(look.delivered_per_s)}  reaped {_rate(look.reaped_per_s)}",
+        f"sent {rate(look.sent_per_s)}  delivered {rate(look.delivered_per_s)}  reaped {rate(look.reaped_per_s)}",
         waiting,
         "  ".join([*map(_leader, look.leaders), f"worker processes {look.processes:,}"]),
     ]
@@ -103,8 +103,8 @@ def _inboxes(inboxes: Sequence[InboxLook]) -> list[ScreenColumn]:
         ScreenColumn("INBOX", [each.name for each in inboxes]),
         ScreenColumn("WAITING", [f"{each.waiting:,}" for each in inboxes], True),
         ScreenColumn("OLDEST", [duration(each.oldest_s) for each in inboxes], True),
-        ScreenColumn("REAPED", [_rate(each.reaped_per_s) for each in inboxes], True),
-        ScreenColumn("DELIVERED", [_rate(each.delivered_per_s) for each in inboxes], True, extra=True),
+        ScreenColumn("REAPED", [rate(each.reaped_per_s) for each in inboxes], True),
+        ScreenColumn("DELIVERED", [rate(each.delivered_per_s) for each in inboxes], True, extra=True),
         ScreenColumn("STATE", [_state(each) for each in inboxes]),
     ]
 
@@ -204,7 +204,8 @@ def _cut(lines: list[Text], height: int) -> list[Text]:
     return [*lines[: height - 1], Text(f"and {len(lines) - height + 1:,} more", FAINT)]
 
 
-def _rate(per_s: float | None) -> str:
+def rate(per_s: float | None) -> str:
+    """Return a number of rows a second, `-/s` if it is not known yet."""
     if per_s is None:
         return "-/s"
     return f"{per_s:,.0f}/s" if per_s >= 10 or per_s == 0 else f"{per_s:.1f}/s"

@@ -22,13 +22,16 @@ SAVE = Sql("SAVEPOINT mailroom_doctor")
 # What a check has locked is let go at once, and the settings are the caller's again.
 UNDO = Sql("ROLLBACK TO SAVEPOINT mailroom_doctor")
 RELEASE = Sql("RELEASE SAVEPOINT mailroom_doctor")
-# Within a transaction the server's statistics stay as they were at the first look.
+# Within a transaction the server's statistics stay as they were at the first look. A shorter limit of the caller's own
+# stays.
 LOOK = Sql(
     """
 SELECT pg_catalog.set_config('transaction_read_only', 'on', true), pg_catalog.set_config('lock_timeout', '100ms', true),
-       pg_catalog.set_config('statement_timeout', '10s', true), pg_catalog.set_config('row_security', 'off', true),
-       pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('jit', 'off', true),
-       pg_catalog.pg_stat_clear_snapshot() IS NULL
+       CASE WHEN pg_catalog.current_setting('statement_timeout')::interval NOT BETWEEN '1 ms' AND '10 s'
+            THEN pg_catalog.set_config('statement_timeout', '10s', true) END,
+       pg_catalog.set_config('row_security', 'off', true),
+       pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
+       pg_catalog.set_config('jit', 'off', true), pg_catalog.pg_stat_clear_snapshot() IS NULL
 """,
     columns=("text", "text", "text", "text", "text", "text", "boolean"),
 )

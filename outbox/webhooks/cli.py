@@ -3,12 +3,12 @@
 import asyncio
 import os
 import re
-import signal
 import socket
 from typing import TYPE_CHECKING
 
 import click
 
+from mailroom.cli.asgi import address, asgi_server, listening, stop_when_told
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.logs import log_to_stderr
 from mailroom.cli.output import note
@@ -19,9 +19,6 @@ from outbox.webhooks.app import MIB, WebhookApp
 
 if TYPE_CHECKING:
     import uvicorn
-
-STOP_S = 5  # for requests in hand, once told to stop
-MOST_CONNECTIONS = 1_000  # uvicorn has no limit of time for the head of a request, so there is one of connections
 
 
 @click.command()
@@ -74,55 +71,15 @@ def serve(
         unsigned=unsigned,
         parallel=parallel,
     )
-    server = _server(app)
-    with _listening(host, port) as listener:
+    server = asgi_server(app, "bridge serve", "webhook")
+    with listening(host, port, "MR-webhook-address") as listener:
         log_to_stderr(call.log_format)
         if call.log_format != "json":
-            at = listener.getsockname()
-            shown = f"[{at[0]}]" if ":" in at[0] else at[0]
-            note(f"Taking webhooks at http://{shown}:{at[1]}/topics/ until SIGTERM or Ctrl-C.")
-        # It comes before uvicorn's own handlers, and after them: uvicorn raises the signal again that has stopped it.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda _number, _frame: setattr(server, "should_exit", True))
+            note(f"Taking webhooks at http://{address(listener)}/topics/ until SIGTERM or Ctrl-C.")
+        stop_when_told(server)
         asyncio.run(_run(app, server, listener))
 
 
 async def _run(app: WebhookApp, server: "uvicorn.Server", listener: socket.socket) -> None:
     async with app:
         await server.serve([listener])
-
-
-def _server(app: WebhookApp) -> "uvicorn.Server":
-    try:
-        import uvicorn
-    except ModuleNotFoundError:
-        raise ConfigurationError(
-            "`mailroom bridge serve` needs uvicorn. Run: pip install 'pg-mailroom[webhook]'",
-            code="MR-command-unavailable",
-        ) from None
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            lifespan="off",  # the sessions are opened around the server, so that an error ends the command as any other
-            ws="none",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_graceful_shutdown=STOP_S,
-        )
-    )
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=MOST_CONNECTIONS
-        )
-    except OSError as error:
-        raise ConfigurationError(
-            f"Nobody can listen at {host}, port {port} ({error.strerror or error}). Give another --port or --host.",
-            code="MR-webhook-address",
-        ) from None

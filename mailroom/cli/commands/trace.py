@@ -38,14 +38,14 @@ def trace(call: Call, message_id: UUID) -> None:
         document({"id": message_id, "places": places, "causes": causes, "effects": effects})
         click.get_current_context().exit(0 if places else 1)
     for place in places:
-        say(f"{message_id} {_described(place)}")
+        say(f"{message_id} {described(place)}")
     for cause in dict.fromkeys(place.causation for place in places if place.causation is not None):
         if cause not in {place.id for place in causes}:
             say(f"It follows from {cause}, which is gone.")
     for place in causes:
-        say(f"It follows from {place.id}, which {_described(place)}")
+        say(f"It follows from {place.id}, which {described(place)}")
     for place in effects:
-        say(f"From it follows {place.id}, which {_described(place)}")
+        say(f"From it follows {place.id}, which {described(place)}")
     if not places:
         raise MailroomError(
             f"{message_id} is nowhere in schema {call.schema}: it was reaped or executed, it expired, it was an event "
@@ -54,7 +54,8 @@ def trace(call: Call, message_id: UUID) -> None:
         )
 
 
-def _described(place: Location) -> str:
+def described(place: Location) -> str:
+    """Return where a message is, as the rest of a sentence that begins with it."""
     about = f"(topic {place.topic}, key {place.key}, sent {shown(place.sent_at)})"
     # Of what follows from it nobody has counted what stands before it.
     ahead = "" if place.ahead is None else f", {place.ahead:,} before it"

@@ -1,0 +1,156 @@
+"""What an operator may do from a page: the acts of the commands, with the user and a reason in the audit."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from uuid import UUID
+
+from psycopg import Connection
+
+from dispatcher.dashboard.access import ACTIONS, Action, User
+from dispatcher.dashboard.guard import Refused
+from inbox.archive import Archive
+from inbox.inbox import Inbox
+from inbox.parked import Parked
+from mailroom.bridges.bridges import Bridges
+from mailroom.cli.acting import counted
+from mailroom.dead_letter import DeadLetters
+from mailroom.sql.runner import run
+from outbox.cancel import cancelling_by_hand
+from outbox.periodic.periodic import Periodic
+
+AT_ONCE = 1_000  # keys or dead letters that one click changes, within the time that a statement has
+Fields = Mapping[str, str]
+
+
+class Acts:
+    """The acts on one node. Each is given the fields of its form, and returns a sentence about what it did."""
+
+    def __init__(self, schema: str) -> None:
+        self._schema = schema
+
+    def do(self, connection: Connection[Any], user: User, action: str, what: str, fields: Fields) -> str:
+        """Do it in the connection's transaction. Raises `Refused` where the user may not, or for a wrong form."""
+        act = self._of(action, what)
+        if action not in user.may:
+            raise Refused(403, f"{user.name} may not {action} here.")
+        why = fields.get("why", "").strip()
+        if not why:
+            raise Refused(400, "Say why: the reason goes into the audit.")
+        return act(connection, fields, {"actor": user.name, "why": why})
+
+    def _of(self, action: str, what: str) -> Callable[[Connection[Any], Fields, dict[str, Any]], str]:
+        known: dict[tuple[Action, str], Callable[[Connection[Any], Fields, dict[str, Any]], str]] = {
+            ("replay", "parked"): self._replay_parked,
+            ("replay", "reaped"): self._replay_reaped,
+            ("discard", "parked"): self._discard_parked,
+            ("discard", "dead-letters"): self._discard_dead,
+            ("requeue", "dead-letters"): self._requeue,
+            ("pause", "inbox"): self._pause,
+            ("resume", "inbox"): self._resume,
+            ("pause", "periodic"): self._pause_periodic,
+            ("resume", "periodic"): self._resume_periodic,
+            ("resume", "bridge"): self._resume_bridge,
+            ("cancel", "message"): self._cancel,
+        }
+        for name in ACTIONS:
+            if action == name and (name, what) in known:
+                return known[name, what]
+        raise Refused(404, "There is no such action.")
+
+    # -- Parked keys, and what was reaped -----------------------------------------------------------------------------
+
+    def _replay_parked(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
+        chosen = _keys(fields)
+        changed = Parked(fields["inbox"], schema=self._schema).replay(connection, **chosen, **by)
+        return f"{counted(changed.messages, 'message')} of {counted(changed.keys, 'parked key')} replayed."
+
+    def _discard_parked(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
+        _be_sure(fields)
+        chosen = _keys(fields) | {"per_key": 1 if fields.get("first") else None}
+        changed = Parked(fields["inbox"], schema=self._schema).discard(connection, **chosen, **by)
+        return (
+            f"{counted(changed.messages, 'message')} of {counted(changed.keys, 'parked key')} discarded; "
+            f"{counted(changed.freed, 'key')} no longer parked."
+        )
+
+    def _replay_reaped(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
+        found = Archive(fields["inbox"], schema=self._schema).replay(connection, UUID(fields["id"]), **by)
+        return f"{counted(found, 'message')} replayed into inbox {fields['inbox']}."
+
+    # -- Dead letters -------------------------------------------------------------------------------------------------
+
+    def _requeue(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
+        number = DeadLetters(schema=self._schema).requeue(connection, **_letters(fields), **by)
+        return f"{counted(number, 'dead letter')} requeued."
+
+    def _discard_dead(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
+        _be_sure(fields)
+        number = DeadLetters(schema=self._schema).discard(connection, **_letters(fields), **by)
+        return f"{counted(number, 'dead letter')} discarded."
+
+    # -- Pauses -------------------------------------------------------------------------------------------------------
+
+    def _pause(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
+        is_new = Inbox(fields["inbox"], schema=self._schema).pause(connection, fields.get("key"), **by)
+        return f"{_of(fields)} {'is paused' if is_new else 'was paused before'}."
+
+    def _resume(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
+        was_paused = Inbox(fields["inbox"], schema=self._schema).resume(connection, fields.get("key"), **by)
+        return f"{_of(fields)} {'goes on' if was_paused else 'was not paused'}."
+
+    def _pause_periodic(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
+        is_new = Periodic(schema=self._schema).pause(connection, fields["name"], **by)
+        return f"{fields['name']} {'is paused' if is_new else 'was paused before'}."
+
+    def _resume_periodic(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
+        was_paused = Periodic(schema=self._schema).resume(connection, fields["name"], **by)
+        return f"{fields['name']} {'goes on' if was_paused else 'was not paused'}."
+
+    def _resume_bridge(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
+        was_stopped = Bridges(schema=self._schema).resume(connection, fields["name"], **by)
+        return f"Bridge {fields['name']} {'is tried at once' if was_stopped else 'was not stopped'}."
+
+    # -- Messages that are not delivered yet --------------------------------------------------------------------------
+
+    def _cancel(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
+        id = UUID(fields["id"])
+        keys = run(connection, cancelling_by_hand(self._schema, id, by["actor"], by["why"]))
+        return f"Message {id} is cancelled." if keys else f"Message {id} is not cancelled: it is no longer waiting."
+
+
+def _keys(fields: Fields) -> dict[str, Any]:
+    """Return which parked keys are meant: one, or all of the inbox whose reason contains a text."""
+    if "key" in fields:
+        return {"keys": fields["key"]}
+    _be_all(fields)
+    return {"keys": None, "matching": fields.get("matching") or None, "limit": AT_ONCE}
+
+
+def _letters(fields: Fields) -> dict[str, Any]:
+    """Return which dead letters are meant: one, or the oldest of those that a page was filtered by."""
+    if "id" in fields:
+        return {"ids": int(fields["id"])}
+    _be_all(fields)
+    return {
+        "ids": None,
+        "matching": fields.get("matching") or None,
+        "stage": fields.get("stage") or None,
+        "inbox": fields.get("inbox") or None,
+        "limit": AT_ONCE,
+    }
+
+
+def _be_all(fields: Fields) -> None:
+    # A form that lost its key must not mean every key.
+    if not fields.get("all"):
+        raise Refused(400, "The form names nothing to change.")
+
+
+def _be_sure(fields: Fields) -> None:
+    if not fields.get("sure"):
+        raise Refused(400, "Tick that these messages are to be gone for good.")
+
+
+def _of(fields: Fields) -> str:
+    key = fields.get("key")
+    return f"Inbox {fields['inbox']}" if key is None else f"Key {key} of inbox {fields['inbox']}"

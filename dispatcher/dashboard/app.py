@@ -1,0 +1,262 @@
+"""The ASGI app: which path is which page, and how errors are answered."""
+
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from typing import Any
+
+import psycopg
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from dispatcher.dashboard import inbox_pages, message_pages, node_pages
+from dispatcher.dashboard.access import READ_ONLY, Resolver, Tokens, User, user_of
+from dispatcher.dashboard.actions import Acts
+from dispatcher.dashboard.guard import (
+    LOGIN,
+    SESSION_S,
+    Browsers,
+    Guard,
+    Refused,
+    Signer,
+    read_form,
+    set_cookie,
+)
+from dispatcher.dashboard.looks import Looks
+from dispatcher.dashboard.rendering import STATIC, environment, option
+from dispatcher.dashboard.sessions import NodeSessions
+from dispatcher.dashboard.shown import Asked, ShownNode
+from mailroom.cli.call import Call
+from mailroom.cli.failures import redacted, text_of
+from mailroom.errors import (
+    ConfigurationError,
+    ConnectionFailed,
+    InvalidMessage,
+    InvalidName,
+    MailroomError,
+    UnknownInbox,
+)
+from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.roles.advice import advice, is_denied
+from mailroom.session import settings
+
+log = logging.getLogger("mailroom.dashboard")
+
+TOLD = "mailroom_told"
+TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+FILES = ("dashboard.css", "dashboard.js", "htmx.min.js", "icon.svg")
+Read = Callable[[ShownNode, Asked], dict[str, Any]]
+
+
+def app(
+    dsn: str | None = None,
+    *,
+    auth: Resolver,
+    schema: str = DEFAULT_SCHEMA,
+    hosts: Collection[str] = (),
+    payloads: bool = False,
+    secret: bytes | None = None,
+) -> Starlette:
+    """Return the dashboard of the node `schema` as an ASGI app, to be run or mounted below any path.
+
+    `auth` says who asks and what that user may do: `Tokens`, `ProxyHeader`, or a function of yours that is given the
+    request and returns a `User`, or None for nobody that is known; it may be async. `hosts` are the names, without
+    port, that requests may have in their Host beside those of this machine. With `payloads` the page of a message shows
+    its headers and its value. `secret` signs what browsers are given; give all processes that serve one dashboard the
+    same 32 bytes, by default each has its own.
+
+    `dsn` is as for `mailroom.dsn`; its role needs the grant `auditor`, and `operator` for actions. Sessions are opened
+    when they are needed, at most four that read. Raises `ConfigurationError` if nothing names a database.
+    """
+    if secret is not None and len(secret) < 32:
+        raise ConfigurationError("secret is too short: give 32 random bytes.", code="MR-dashboard-access")
+    schema = schema_name(schema)
+    sessions = NodeSessions(settings.dsn(dsn), schema)
+    signer = Signer(secret or secrets.token_bytes(32))
+    node = ShownNode(schema, sessions, Looks(sessions, schema), payloads)
+    site = _Site(node, auth, signer)
+
+    @contextlib.asynccontextmanager
+    async def closing(_: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            sessions.close()
+
+    made = Starlette(
+        routes=site.routes(),
+        middleware=[Middleware(Guard, resolve=auth, hosts=frozenset(hosts), signer=signer)],
+        lifespan=closing,
+    )
+    made.state.sessions, made.state.signer = sessions, signer
+    return made
+
+
+class _Site:
+    def __init__(self, node: ShownNode, auth: Resolver, signer: Signer) -> None:
+        self._node, self._auth, self._signer = node, auth, signer
+        self._browsers = Browsers(signer)
+        self._acts = Acts(node.schema)
+        self._templates = environment()
+
+    def routes(self) -> list[Route]:
+        doctor = node_pages.Doctor()
+        pages: Mapping[str, tuple[str, Read]] = {
+            "/": ("overview", node_pages.overview),
+            "/inboxes": ("inboxes", inbox_pages.inboxes),
+            "/inboxes/{inbox}": ("inbox", inbox_pages.inbox),
+            "/inboxes/{inbox}/key": ("key", inbox_pages.key),
+            "/parked": ("parked", inbox_pages.parked),
+            "/dead-letters": ("dead_letters", inbox_pages.dead_letters),
+            "/message": ("message", message_pages.message),
+            "/message/path": ("path", message_pages.path),
+            "/routes": ("routes", node_pages.routes),
+            "/waiting": ("waiting", node_pages.waiting),
+            "/executables": ("executables", node_pages.executables),
+            "/workers": ("workers", node_pages.workers),
+            "/links": ("links", node_pages.links),
+            "/doctor": ("doctor", doctor.page),
+            "/doctor/findings": ("findings", doctor.findings),
+            "/audit": ("audit", node_pages.audit),
+        }
+        return [
+            *(Route(path, self._page(name, read), methods=["GET"]) for path, (name, read) in pages.items()),
+            Route("/act/{action}/{what}", self._act, methods=["POST"]),
+            Route("/login", self._login, methods=["GET", "POST"]),
+            Route("/logout", self._logout, methods=["POST"]),
+            Route("/static/{name}", _static, methods=["GET"]),
+            Route("/{path:path}", self._missing, methods=["GET", "POST"]),
+        ]
+
+    def _page(self, name: str, read: Read) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            asked = Asked({**request.query_params, **request.path_params})
+            try:
+                found = await run_in_threadpool(read, self._node, asked)
+            except Exception as error:
+                return self._failed(request, error)
+            return self._rendered(request, name, found)
+
+        return answer
+
+    def _rendered(self, request: Request, name: str, found: dict[str, Any], status: int = 200) -> Response:
+        browser, is_new = self._browsers.of(request)
+        user: User | None = request.state.user
+        base = request.scope.get("root_path", "")
+        told = self._signer.read(TOLD, request.cookies.get(TOLD, "")) if user else None
+        path = request.scope["path"].removeprefix(base)
+        html = self._templates.get_template(f"{name}.html").render(
+            base=base,
+            here=base + path + (f"?{request.url.query}" if request.url.query else ""),
+            path=path,
+            user=user,
+            may=user.may if user else READ_ONLY,
+            csrf=self._browsers.token(browser, user) if user else "",
+            node=self._node,
+            option=option(self._node.schema),
+            told=told,
+            can_log_out=isinstance(self._auth, Tokens),
+            **found,
+        )
+        response = Response(html, status, media_type="text/html")
+        if is_new:
+            self._browsers.set(request, response, browser)
+        if told is not None:
+            response.delete_cookie(TOLD, path=base or "/", httponly=True, samesite="strict")
+        return response
+
+    def _failed(self, request: Request, error: Exception, purpose: str = "auditor") -> Response:
+        if isinstance(error, Refused):
+            return self._rendered(request, "error", {"status": error.status, "text": error.text}, error.status)
+        if is_denied(error):
+            text = f"The role of this dashboard may not do this. {advice(purpose, None, schema=self._node.schema)}"
+            return self._rendered(request, "error", {"status": 503, "text": text}, 503)
+        if isinstance(error, psycopg.errors.QueryCanceled):
+            text = "It took the database longer than 2 s, so it was given up. Try again, or use the command."
+            return self._rendered(request, "error", {"status": 503, "text": text}, 503)
+        if not isinstance(error, MailroomError | psycopg.Error):
+            raise error
+        match error:
+            case UnknownInbox():
+                status = 404
+            case ConnectionFailed() | psycopg.Error():
+                status = 503
+            case InvalidName() | InvalidMessage():
+                status = 400
+            case _:
+                status = 409
+        if status == 503:
+            log.warning("%s: %s", request.url.path, type(error).__name__)
+        return self._rendered(request, "error", {"status": status, "text": redacted(text_of(error, Call())[0])}, status)
+
+    async def _act(self, request: Request) -> Response:
+        user: User = request.state.user
+        try:
+            fields = await read_form(request)
+            self._browsers.check(request, user, fields)
+            back = fields.pop("back", "/")
+            told = await run_in_threadpool(self._operated, user, request.path_params, fields)
+        except Exception as error:
+            return self._failed(request, error, "operator")
+        base = request.scope.get("root_path", "")
+        # Only to a page of ours: what a browser reads as the start of another site's address is no path.
+        is_ours = back.startswith("/") and not back.startswith(("//", "/\\")) and back.isprintable()
+        response = RedirectResponse(base + (back if is_ours else "/"), 303)
+        set_cookie(request, response, TOLD, self._signer.signed(TOLD, told), 60)
+        return response
+
+    def _operated(self, user: User, path: Mapping[str, str], fields: dict[str, str]) -> str:
+        try:
+            with self._node.sessions.operating() as connection:
+                told = self._acts.do(connection, user, path["action"], path["what"], fields)
+        except (KeyError, ValueError) as error:
+            if isinstance(error, MailroomError):
+                raise
+            raise Refused(400, "The form lacks a field, or has a wrong one.") from None
+        self._node.looks.expire()
+        return told
+
+    async def _login(self, request: Request) -> Response:
+        if not isinstance(self._auth, Tokens):
+            return RedirectResponse(request.scope.get("root_path", "") + "/", 303)
+        if request.method != "POST":
+            return self._rendered(request, "login", {"wrong": False})
+        try:
+            fields = await read_form(request)
+        except Refused as error:
+            return PlainTextResponse(error.text + "\n", error.status)
+        user = user_of(self._auth, fields.get("token", "").strip())
+        if user is None:
+            log.warning("a token that is not known was given at %s", request.url.path)
+            return self._rendered(request, "login", {"wrong": True}, 401)
+        response = RedirectResponse(request.scope.get("root_path", "") + "/", 303)
+
+        text = f"{user.name} {time.time() + SESSION_S}"
+        set_cookie(request, response, LOGIN, self._signer.signed(LOGIN, text), SESSION_S)
+        return response
+
+    async def _logout(self, request: Request) -> Response:
+        response = RedirectResponse(request.scope.get("root_path", "") + "/login", 303)
+        response.delete_cookie(LOGIN, path=request.scope.get("root_path", "") or "/", httponly=True, samesite="strict")
+        return response
+
+    async def _missing(self, request: Request) -> Response:
+        return self._failed(request, Refused(404, "There is no such page."))
+
+
+async def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in FILES:
+        return PlainTextResponse("There is no such file.\n", 404)
+    # Their addresses have a digest of what they hold.
+    return FileResponse(
+        STATIC / name,
+        media_type=TYPES[name.rpartition(".")[2]],
+        headers={"cache-control": "public, max-age=31536000, immutable"},
+    )

@@ -1,0 +1,120 @@
+"""The pages about inboxes and keys: what waits, what is in trouble, parked keys and dead letters."""
+
+from typing import Any, get_args
+
+from dispatcher.dashboard import charts
+from dispatcher.dashboard.actions import AT_ONCE
+from dispatcher.dashboard.guard import Refused
+from dispatcher.dashboard.reading import (
+    reading_key,
+    reading_keys,
+    reading_of_key,
+    reading_oldest,
+    reading_parked,
+)
+from dispatcher.dashboard.shown import Asked, ShownNode, page_of
+from inbox.parked import Parked
+from mailroom.dead_letter import DeadLetters, Stage
+from mailroom.errors import UnknownInbox
+from mailroom.metrics import minute_statistics
+from mailroom.metrics.look import InboxLook
+from mailroom.names import key_text
+from mailroom.registry.listing import listing
+from mailroom.sql.runner import run
+
+MINUTES = 60
+ATTEMPTS_SHOWN = 20
+SHOWN_INBOXES = 50
+
+
+def inboxes(node: ShownNode, asked: Asked) -> dict[str, Any]:
+    """Return the inboxes, those in trouble first; a page of them begins after the rank of the last one."""
+    look = node.look()
+    named = asked.text("named")
+    found = [each for each in look.inboxes if named is None or named in each.name]
+    first = asked.number("from") or 0
+    return {
+        "look": look,
+        "named": named,
+        "found": found[first : first + SHOWN_INBOXES],
+        "first": first,
+        "number": len(found),
+        "next": first + SHOWN_INBOXES if len(found) > first + SHOWN_INBOXES else None,
+    }
+
+
+def inbox(node: ShownNode, asked: Asked) -> dict[str, Any]:
+    """Return an inbox: its settings, rates, keys in trouble, and what waits first."""
+    name, look = asked.inbox(), node.look()
+    with node.reading() as connection:
+        if not (settings := run(connection, listing(node.schema, name))):
+            raise UnknownInbox(f"There is no inbox {name!r}. See: mailroom inbox list")
+        keys, more = page_of(run(connection, reading_keys(node.schema, name, asked.text("after") or "")))
+        oldest = run(connection, reading_oldest(node.schema, name))
+        minutes = minute_statistics(connection, name, since_m=MINUTES, schema=node.schema)
+    reaped = [(each.minute, float(each.reaped)) for each in minutes]
+    failed = [(each.minute, float(each.failed)) for each in minutes]
+    return {
+        "look": look,
+        "name": name,
+        "settings": settings[0],
+        "inbox": next((each for each in look.inboxes if each.name == name), None) or _quiet(name),
+        "keys": keys,
+        "more": more,
+        "oldest": oldest,
+        "minutes": minutes,
+        "reaped": charts.bars(reaped, look.at, MINUTES, "messages reaped"),
+        "failed": charts.bars(failed, look.at, MINUTES, "attempts failed"),
+    }
+
+
+def _quiet(name: str) -> InboxLook:
+    """Return what is known of an inbox that was made after the look."""
+    return InboxLook(name, None, None, 0, 0.0, 0, 0, False)
+
+
+def key(node: ShownNode, asked: Asked) -> dict[str, Any]:
+    """Return a key: its state, its messages, and its failed attempts."""
+    name, after = asked.inbox(), asked.number("after")
+    if "key" not in asked.fields:
+        raise Refused(400, "Say which key.")
+    # A total inbox is parked as a whole, which is noted under the key ''.
+    of = asked.fields["key"]
+    text = key_text(of) if of else of
+    with node.reading() as connection:
+        state = run(connection, reading_key(node.schema, name, text))
+        held, more = page_of(run(connection, reading_of_key(node.schema, name, text, after or 0)))
+        attempts = Parked(name, schema=node.schema).attempts(connection, text or None, ATTEMPTS_SHOWN)
+    return {"look": node.look(), "name": name, "key": text, "state": state, "held": held, "more": more,
+            "attempts": attempts, "first": after is None}  # fmt: skip
+
+
+def parked(node: ShownNode, asked: Asked) -> dict[str, Any]:
+    """Return parked keys, of an inbox or of all, by inbox and key."""
+    name, matching = asked.text("inbox"), asked.text("matching")
+    if name is not None:
+        name = asked.inbox()
+    after = asked.fields.get("of", ""), asked.fields.get("after", "")
+    look = node.look()
+    with node.reading() as connection:
+        keys, more = page_of(run(connection, reading_parked(node.schema, name, matching, after)))
+    return {"look": look, "name": name, "matching": matching, "keys": keys, "more": more, "at_once": AT_ONCE,
+            "first": not after[0]}  # fmt: skip
+
+
+def dead_letters(node: ShownNode, asked: Asked) -> dict[str, Any]:
+    """Return dead letters, the oldest first."""
+    stages: tuple[Stage, ...] = get_args(Stage)
+    wanted, name, matching = asked.text("stage"), asked.text("inbox"), asked.text("matching")
+    stage = next((each for each in stages if each == wanted), None)
+    if wanted is not None and stage is None:
+        raise Refused(400, "There is no such stage.")
+    after = asked.number("after") or 0
+    look = node.look()
+    with node.reading() as connection:
+        rows = DeadLetters(schema=node.schema).find(
+            connection, matching=matching, stage=stage, inbox=name, limit=51, after=after
+        )
+    letters, more = page_of(rows)
+    return {"look": look, "stage": stage, "name": name, "matching": matching, "letters": letters, "more": more,
+            "stages": stages, "first": not after, "at_once": AT_ONCE}  # fmt: skip

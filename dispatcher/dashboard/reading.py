@@ -1,0 +1,375 @@
+"""What pages read that no command lists: pages of rows, each beginning where the one before ended.
+
+All of it is bounded, whatever waits: by an index and a limit. None reads a value, so the role of an auditor is enough.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from mailroom.dead_letter import DeadLetterContent, content_of
+from mailroom.registry.routing import CARRIES, FITS, GETS, LINK_ROUTE, OF_THIS_NODE, ROUTE
+from mailroom.schema import finding
+from mailroom.sql.operation import Operation, Sql
+
+ROWS = 50
+COUNTED = 1_000  # messages of a key that a page counts
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """A key that is failing, parked or paused; `messages` is None if more are held than a page counts."""
+
+    inbox: str
+    key: str
+    state: str
+    attempts: int
+    since: datetime | None
+    retry_at: datetime | None
+    error: str | None
+    paused_by: str | None
+    is_parked: bool
+    messages: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMessage:
+    """A message of an inbox, without its value. `is_parked`: it was moved to the parked ones."""
+
+    id: UUID
+    topic: str
+    key: str
+    clock: int
+    kind: str
+    sent_at: datetime
+    delivered_at: datetime
+    is_parked: bool
+
+
+STATE = """CASE WHEN paused_at IS NOT NULL THEN 'paused' WHEN retry_at = 'infinity' THEN 'parked'
+            ELSE 'failing' END"""
+KEY_COLUMNS = ("text", "text", "text", "bigint", "timestamptz", "timestamptz", "text", "text", "boolean")
+KEY_FIELDS = """inbox, key, {state}, attempts::bigint, coalesce(paused_at, parked_at), nullif(retry_at, 'infinity'),
+       last_error, paused_by, parked_at IS NOT NULL""".replace("{state}", STATE)
+# A key's row can outlast its trouble: then its time is -infinity.
+KEYS = Sql(
+    """
+SELECT {fields} FROM {schema}.key_state
+WHERE inbox = '{inbox}' AND key > %(after)s::text AND retry_at > '-infinity' ORDER BY key LIMIT {rows} + 1
+""",
+    columns=KEY_COLUMNS,
+    fields=KEY_FIELDS,
+    rows=ROWS,
+)
+KEY = Sql(
+    "SELECT {fields} FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = %(key)s::text "
+    "AND retry_at > '-infinity'",
+    columns=KEY_COLUMNS,
+    fields=KEY_FIELDS,
+)
+# Inbox by inbox through key_state_due: it reads no key that is only failing.
+PARKED = Sql(
+    """
+SELECT k.* FROM (
+    SELECT name FROM {schema}.inbox_registry
+    WHERE name >= %(inbox_after)s::text AND (%(inbox)s::text IS NULL OR name = %(inbox)s::text) ORDER BY name) AS r
+CROSS JOIN LATERAL (
+    SELECT {fields} FROM {schema}.key_state
+    WHERE inbox = r.name AND retry_at = 'infinity' AND parked_at IS NOT NULL
+      AND (r.name > %(inbox_after)s::text OR key > %(after)s::text)
+      AND (%(matching)s::text IS NULL OR position(%(matching)s::text IN last_error) > 0)
+    ORDER BY retry_at, key LIMIT {rows} + 1) AS k
+ORDER BY 1, 2 LIMIT {rows} + 1
+""",
+    columns=KEY_COLUMNS,
+    fields=KEY_FIELDS,
+    rows=ROWS,
+)
+# The inboxes are named in the text, so that the plan has their partitions alone.
+COUNTS = Sql(
+    """
+SELECT (SELECT count(*) FROM (
+    SELECT FROM {schema}.parked WHERE inbox = k.inbox AND key = k.key
+    UNION ALL
+    SELECT FROM {schema}.inbox WHERE inbox = k.inbox AND inbox IN ('{names}') AND key = k.key
+    LIMIT {counted} + 1) AS m)
+FROM unnest(%(inboxes)s::text[], %(keys)s::text[]) WITH ORDINALITY AS k (inbox, key, nth) ORDER BY nth
+""",
+    columns=("bigint",),
+    counted=COUNTED,
+)
+HELD_FIELDS = "message_id, topic, key, clock, kind::text, sent_at, delivered_at"
+HELD_COLUMNS = ("uuid", "text", "text", "bigint", "text", "timestamptz", "timestamptz", "boolean")
+OF_KEY = Sql(
+    """
+SELECT * FROM (
+    (SELECT {fields}, true FROM {schema}.parked
+     WHERE inbox = '{inbox}' AND key = %(key)s::text AND clock > %(after)s::bigint ORDER BY clock LIMIT {rows} + 1)
+    UNION ALL
+    (SELECT {fields}, false FROM {schema}.inbox
+     WHERE inbox = '{inbox}' AND key = %(key)s::text AND clock > %(after)s::bigint ORDER BY clock LIMIT {rows} + 1)
+) AS held ORDER BY clock LIMIT {rows} + 1
+""",
+    columns=HELD_COLUMNS,
+    fields=HELD_FIELDS,
+    rows=ROWS,
+)
+# From the floor, above dead rows, in the order of the index on (clock + 0).
+OLDEST = Sql(
+    """
+SELECT {fields}, false FROM {schema}.inbox
+WHERE inbox = '{inbox}' AND clock + 0 > (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}')
+ORDER BY clock + 0 LIMIT 10
+""",
+    columns=HELD_COLUMNS,
+    fields=HELD_FIELDS,
+)
+
+
+def reading_keys(schema: str, inbox: str, after: str) -> Operation[list[KeyState]]:
+    """Return the keys in trouble of an inbox above `after`, one more than a page has, without counts."""
+    yield from finding(schema, inbox)
+    return [KeyState(*row) for row in (yield KEYS.at(schema=schema, inbox=inbox)(after=after))]
+
+
+def reading_key(schema: str, inbox: str, key: str) -> Operation[KeyState | None]:
+    """Return the state of a key; None if it is well, or has nothing."""
+    yield from finding(schema, inbox)
+    rows = yield KEY.at(schema=schema, inbox=inbox)(key=key)
+    return KeyState(*rows[0]) if rows else None
+
+
+def reading_parked(
+    schema: str, inbox: str | None, matching: str | None, after: tuple[str, str]
+) -> Operation[list[KeyState]]:
+    """Return parked keys above `after`, by inbox and key, with how many messages each holds; one more than a page."""
+    rows = yield PARKED.at(schema=schema)(inbox=inbox, matching=matching, inbox_after=after[0], after=after[1])
+    if not rows:
+        return []
+    inboxes, keys = [row[0] for row in rows], [row[1] for row in rows]
+    names = "', '".join(dict.fromkeys(inboxes))
+    counts = yield COUNTS.at(schema=schema, names=names)(inboxes=inboxes, keys=keys)
+    return [
+        replace(KeyState(*row), messages=number if number <= COUNTED else None)
+        for row, (number,) in zip(rows, counts, strict=True)
+    ]
+
+
+def reading_of_key(schema: str, inbox: str, key: str, after: int) -> Operation[list[HeldMessage]]:
+    """Return the messages of a key above a clock, parked or not; one more than a page."""
+    return [HeldMessage(*row) for row in (yield OF_KEY.at(schema=schema, inbox=inbox)(key=key, after=after))]
+
+
+def reading_oldest(schema: str, inbox: str) -> Operation[list[HeldMessage]]:
+    """Return the ten messages of an inbox with the lowest clocks."""
+    return [HeldMessage(*row) for row in (yield OLDEST.at(schema=schema, inbox=inbox)())]
+
+
+# -- What waits outside of inboxes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A message that is to be delivered later."""
+
+    position: int
+    id: UUID
+    topic: str
+    key: str
+    kind: str
+    deliver_at: datetime
+    sent_at: datetime
+
+
+SCHEDULED = Sql(
+    """
+SELECT position, message_id, topic, key, kind::text, deliver_at, sent_at FROM {schema}.scheduled
+WHERE (deliver_at, position) > (coalesce(%(at)s::timestamptz, '-infinity'::timestamptz), %(after)s::bigint)
+ORDER BY deliver_at, position LIMIT {rows} + 1
+""",
+    columns=("bigint", "uuid", "text", "text", "text", "timestamptz", "timestamptz"),
+    rows=ROWS,
+)
+
+
+def reading_scheduled(schema: str, at: datetime | None, after: int) -> Operation[list[Scheduled]]:
+    """Return scheduled messages, the next due first; one more than a page."""
+    return [Scheduled(*row) for row in (yield SCHEDULED.at(schema=schema)(at=at, after=after))]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingExecutable:
+    """An executable that waits for the executor."""
+
+    position: int
+    id: UUID
+    target: str
+    operation: str
+    key: str
+    sent_at: datetime
+
+
+EXECUTABLES = Sql(
+    """
+SELECT position, message_id, target, operation, key, sent_at FROM {schema}.outbox_executable
+WHERE position > %(after)s::bigint ORDER BY position LIMIT {rows} + 1
+""",
+    columns=("bigint", "uuid", "text", "text", "text", "timestamptz"),
+    rows=ROWS,
+)
+
+
+def reading_executables(schema: str, after: int) -> Operation[list[WaitingExecutable]]:
+    """Return executables that wait, in their order; one more than a page."""
+    return [WaitingExecutable(*row) for row in (yield EXECUTABLES.at(schema=schema)(after=after))]
+
+
+# -- The audit --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """What somebody did by hand."""
+
+    id: int
+    at: datetime
+    actor: str
+    role: str
+    action: str
+    inbox: str | None
+    key: str | None
+    messages: int
+    reason: str | None
+
+
+AUDIT = Sql(
+    """
+SELECT id, at, actor, role, action, inbox, key, messages, reason FROM {schema}.audit
+WHERE id < coalesce(%(before)s::bigint, 9223372036854775807) ORDER BY id DESC LIMIT {rows} + 1
+""",
+    columns=("bigint", "timestamptz", "text", "text", "text", "text", "text", "bigint", "text"),
+    rows=ROWS,
+)
+
+
+def reading_audit(schema: str, before: int | None) -> Operation[list[Audited]]:
+    """Return what was done by hand, the newest first; one more than a page."""
+    return [Audited(*row) for row in (yield AUDIT.at(schema=schema)(before=before))]
+
+
+# -- Routes -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Who gets a topic: an inbox, or the node or broker at the end of a link. `because` are its subscriptions.
+
+    It gets messages, and `events` and `commands` (and replies) if it says so.
+    """
+
+    name: str
+    is_link: bool
+    messages: bool
+    events: bool
+    commands: bool
+    because: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What an inbox subscribes to, and whose messages: empty for this node's."""
+
+    topic: str
+    inbox: str
+    origin: str
+
+
+# By the rule of deliveries, of which each part says why.
+ROUTES = Sql(
+    """
+WITH sent AS MATERIALIZED (SELECT %(topic)s::text AS topic, 'M'::text AS kind),
+{route},
+{link_route},
+kinds AS MATERIALIZED (SELECT u.kind FROM pg_catalog.unnest(ARRAY['M', 'E', 'C']) AS u (kind)),
+t AS MATERIALIZED (
+    SELECT topic, topic || '.' AS ended, pg_catalog.cardinality(pg_catalog.string_to_array(topic, '.')) AS words
+    FROM sent)
+SELECT r.inbox, false, bool_or(kind = 'M' AND ({gets})), bool_or(kind = 'E' AND ({gets})),
+       bool_or(kind = 'C' AND ({gets})),
+       ARRAY(SELECT p.topic FROM {schema}.subscription AS p, t
+             WHERE p.inbox = r.inbox AND {of_this_node}
+               AND CASE WHEN p.fits IS NULL THEN p.topic = t.topic ELSE {fits} END ORDER BY p.topic)
+       || CASE WHEN r.inbox = r.topic THEN ARRAY['its own name'] ELSE '{}'::text[] END
+FROM route AS r, kinds WHERE r.topic = %(topic)s::text GROUP BY r.inbox, r.topic
+UNION ALL
+SELECT l.name, true, bool_or(kind = 'M' AND ({carries})), bool_or(kind = 'E' AND ({carries})),
+       bool_or(kind = 'C' AND ({carries})),
+       ARRAY(SELECT p.topic FROM {schema}.link_topic AS p, t
+             WHERE p.link = r.link AND CASE WHEN p.fits IS NULL THEN p.topic = t.topic ELSE {fits} END
+             ORDER BY p.topic)
+FROM link_route AS r JOIN {schema}.link AS l ON l.number = r.link, kinds
+WHERE r.topic = %(topic)s::text GROUP BY l.name, r.link
+ORDER BY 2, 1 LIMIT 1000
+""",
+    columns=("text", "boolean", "boolean", "boolean", "boolean", "text[]"),
+    route=ROUTE,
+    link_route=LINK_ROUTE,
+    sent="sent",
+    gets=GETS,
+    carries=CARRIES,
+    fits=FITS,
+    of_this_node=OF_THIS_NODE,
+)
+SUBSCRIPTIONS = Sql(
+    """
+SELECT topic, inbox, origin FROM {schema}.subscription
+WHERE (topic, inbox, origin) > (%(topic)s::text, %(inbox)s::text, %(origin)s::text)
+ORDER BY topic, inbox, origin LIMIT {rows} + 1
+""",
+    columns=("text", "text", "text"),
+    rows=ROWS,
+)
+
+
+def reading_routes(schema: str, topic: str) -> Operation[list[Route]]:
+    """Return who gets a topic that this node sends: inboxes, then links."""
+    return [Route(*row) for row in (yield ROUTES.at(schema=schema)(topic=topic))]
+
+
+def reading_subscriptions(schema: str, after: tuple[str, str, str]) -> Operation[list[Subscription]]:
+    """Return subscriptions by topic; one more than a page."""
+    topic, inbox, origin = after
+    rows = yield SUBSCRIPTIONS.at(schema=schema)(topic=topic, inbox=inbox, origin=origin)
+    return [Subscription(*row) for row in rows]
+
+
+# -- What a message says, for those who may see it --------------------------------------------------------------------
+
+CONTENT = "headers::text, value, value_json::text"
+CONTENT_COLUMNS = ("text", "bytea", "text")
+OF_PLACE = Sql(
+    "SELECT {content} FROM {schema}.{table} WHERE message_id = %(id)s::uuid LIMIT 1",
+    columns=CONTENT_COLUMNS,
+    content=CONTENT,
+)
+OF_INBOX = Sql(
+    """
+SELECT {content} FROM {schema}.{table}
+WHERE inbox = '{inbox}' AND key = %(key)s::text AND clock = %(clock)s::bigint LIMIT 1
+""",
+    columns=CONTENT_COLUMNS,
+    content=CONTENT,
+)
+
+
+def reading_content(
+    schema: str, table: str, id: UUID, inbox: str | None = None, key: str = "", clock: int | None = None
+) -> Operation[DeadLetterContent | None]:
+    """Return the headers and the value of a message in a table, None if it has left it."""
+    rows: list[Any]
+    if inbox is not None and clock is not None:
+        rows = yield OF_INBOX.at(schema=schema, table=table, inbox=inbox)(key=key, clock=clock)
+    else:
+        rows = yield OF_PLACE.at(schema=schema, table=table)(id=id)
+    return content_of(*rows[0]) if rows else None

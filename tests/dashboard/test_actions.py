@@ -1,0 +1,185 @@
+"""An operator acts from a page: it is done in the database, and the audit has who did it and why."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from dispatcher.dashboard import User
+from inbox import Inbox, Park
+from mailroom.sql.runner import run
+from outbox import Periodic, PeriodicMessage
+from tests.dashboard.conftest import Client, browsing, forms
+from tests.support.node import Node, failing
+
+pytestmark = pytest.mark.one_version
+WHY = "the carrier is back"
+
+
+@pytest.fixture
+def node(node: Node) -> Node:
+    node.allow_clocks()
+    node.inbox("shipping", "order.paid", max_attempts=1, keep_reaped_days=1)
+    return node
+
+
+@pytest.fixture
+def browser(node: Node) -> Iterator[Client]:
+    with browsing(node.dsn) as client:
+        yield client
+
+
+def parked_key(node: Node, key: str = "k", messages: int = 2) -> None:
+    for _ in range(messages):
+        node.send("order.paid", key=key)
+    node.deliver_all()
+    with node.connection.transaction():
+        [first, *_] = Inbox("shipping").peek(node.connection, key)
+        run(node.connection, failing("shipping", first, Park("no such street")))
+
+
+def act(client: Client, path: str, *named: str, why: str = WHY, **more: str) -> httpx.Response:
+    """Fill in the form of a page, and send it."""
+    fields = forms(client.get(path).text)[named]
+    return client.post(f"/act/{named[0]}", **fields, why=why, **more)
+
+
+def audited(node: Node) -> list[tuple[object, ...]]:
+    return node.rows("SELECT actor, action, inbox, key, messages, reason FROM mailroom.audit ORDER BY id")
+
+
+def test_a_key_is_replayed_and_the_page_tells_it_once(node: Node, browser: Client) -> None:
+    parked_key(node)
+    answer = act(browser, "/parked?matching=street", "replay/parked", "k")
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/parked?matching=street"
+    assert audited(node) == [("ada@ops", "replay", "shipping", "k", 2, WHY)]
+    assert node.value("SELECT count(*) FROM mailroom.parked") == 0
+    assert "2 messages of 1 parked key replayed." in browser.get("/parked").text
+    assert "replayed." not in browser.get("/parked").text
+
+
+def test_the_first_message_of_a_key_is_discarded(node: Node, browser: Client) -> None:
+    parked_key(node, messages=3)
+    act(browser, "/inboxes/shipping/key?key=k", "discard/parked", "k", sure="1", first="1")
+    assert audited(node) == [("ada@ops", "discard", "shipping", "k", 1, WHY)]
+    assert "1 message of 1 parked key discarded; 0 keys no longer parked." in browser.get("/").text
+
+
+def test_all_keys_that_a_filter_chooses_are_replayed(node: Node, browser: Client) -> None:
+    parked_key(node, "a")
+    parked_key(node, "b")
+    node.connection.execute("UPDATE mailroom.key_state SET last_error = 'other' WHERE key = 'b'")
+    act(browser, "/parked?inbox=shipping&matching=street", "replay/parked", "1")
+    assert audited(node) == [("ada@ops", "replay", "shipping", "a", 2, WHY)]
+
+
+def test_dead_letters_are_requeued_and_discarded(node: Node, browser: Client) -> None:
+    for key in "abc":
+        node.send("nobody", key=key)
+    node.deliver_all()
+    first, second, _ = [str(id) for (id,) in node.rows("SELECT id FROM mailroom.dead_letter ORDER BY id")]
+    act(browser, "/dead-letters", "requeue/dead-letters", first)
+    act(browser, "/dead-letters", "discard/dead-letters", second, sure="1")
+    assert node.waiting() == ["a"]
+    assert [key for key, *_ in node.dead()] == ["c"]
+    act(browser, "/dead-letters?matching=no+inbox", "requeue/dead-letters", "1")
+    assert node.waiting() == ["a", "c"]
+    assert [(action, number, why) for _, action, _, _, number, why in audited(node)] == [
+        ("requeue dead letters", 1, WHY), ("discard dead letters", 1, WHY), ("requeue dead letters", 1, WHY)
+    ]  # fmt: skip
+
+
+def test_inboxes_and_keys_are_paused_and_resumed(node: Node, browser: Client) -> None:
+    node.send("order.paid", key="k")
+    node.deliver_all()
+    key_page = "/inboxes/shipping/key?key=k"
+    act(browser, "/inboxes/shipping", "pause/inbox")
+    act(browser, "/inboxes/shipping", "resume/inbox")
+    act(browser, key_page, "pause/inbox", "k")
+    assert "Paused by ada@ops" in browser.get(key_page).text
+    act(browser, key_page, "resume/inbox", "k")
+    assert [each[:4] for each in audited(node)] == [
+        ("ada@ops", action, "shipping", key) for key in (None, "k") for action in ("pause", "resume")
+    ]
+
+
+def test_a_scheduled_message_is_cancelled(node: Node, browser: Client) -> None:
+    id = node.send("order.paid", key="k")
+    act(browser, f"/message/path?id={id}", "cancel/message", str(id))
+    assert node.waiting() == []
+    assert audited(node) == [("ada@ops", "cancel", None, "k", 1, f"{id}: {WHY}")]
+    assert f"Message {id} is cancelled." in browser.get("/").text
+
+
+def test_a_reaped_message_is_replayed(node: Node, browser: Client) -> None:
+    id = node.send("order.paid", key="k")
+    node.deliver_all()
+    with node.connection.transaction():
+        Inbox("shipping").reap(node.connection, "k")
+    act(browser, f"/message/path?id={id}", "replay/reaped", str(id))
+    assert audited(node) == [("ada@ops", "replay reaped", "shipping", "k", 1, WHY)]
+    assert len(node.delivered()) == 1
+
+
+def test_periodic_messages_are_paused_and_resumed(node: Node, browser: Client) -> None:
+    with node.connection.transaction():
+        Periodic().add(node.connection, PeriodicMessage("nightly", "30 2 * * *", "report.due"), actor="eve")
+    act(browser, "/waiting", "pause/periodic")
+    assert node.value("SELECT paused FROM mailroom.periodic") is True
+    act(browser, "/waiting", "resume/periodic")
+    assert [(each[0], each[1]) for each in audited(node)][1:] == [
+        ("ada@ops", "periodic pause"), ("ada@ops", "periodic resume")
+    ]  # fmt: skip
+
+
+def test_an_act_that_fails_changes_nothing_and_says_why(node: Node, browser: Client) -> None:
+    csrf = forms(browser.get("/inboxes/shipping").text)["pause/inbox",]["csrf"]
+    answer = browser.post("/act/resume/bridge", csrf=csrf, name="kafka", why=WHY)
+    assert answer.status_code == 409
+    assert "MR-unknown-bridge" in answer.text
+    assert audited(node) == []
+
+
+def test_a_user_with_one_right_is_shown_and_allowed_that_one_alone(node: Node) -> None:
+    parked_key(node)
+    with browsing(node.dsn, User("bob", {"replay"})) as client:
+        found = forms(client.get("/parked").text)
+        assert {each[0] for each in found} == {"replay/parked"}
+        csrf = found["replay/parked", "k"]["csrf"]
+        fields = {"csrf": csrf, "inbox": "shipping", "key": "k", "why": WHY}
+        refused = client.post("/act/discard/parked", sure="1", **fields)
+        assert refused.status_code == 403
+        assert "bob may not discard here." in refused.text
+        assert audited(node) == []
+        assert client.post("/act/replay/parked", **fields).status_code == 303
+    assert audited(node) == [("bob", "replay", "shipping", "k", 2, WHY)]
+
+
+@pytest.mark.parametrize(
+    ("act_of", "given"),
+    [
+        ("replay/parked", {"inbox": "shipping"}),  # neither a key nor all of them
+        ("replay/parked", {"key": "k"}),
+        ("discard/parked", {"inbox": "shipping", "key": "k"}),  # not sure
+        ("requeue/dead-letters", {}),
+        ("requeue/dead-letters", {"id": "x"}),
+        ("cancel/message", {"id": "x"}),
+        ("pause/inbox", {"inbox": "NO NAME"}),
+        ("pause/inbox", {"inbox": "shipping", "why": " "}),
+    ],
+)
+def test_a_form_that_names_nothing_changes_nothing(
+    node: Node, browser: Client, act_of: str, given: dict[str, str]
+) -> None:
+    parked_key(node)
+    csrf = forms(browser.get("/inboxes/shipping").text)["pause/inbox",]["csrf"]
+    assert browser.post(f"/act/{act_of}", **{"csrf": csrf, "why": WHY} | given).status_code == 400
+    assert audited(node) == []
+
+
+def test_afterwards_the_browser_is_led_to_no_other_site(node: Node, browser: Client) -> None:
+    fields = forms(browser.get("/inboxes/shipping").text)["pause/inbox",]
+    for back in ("//evil.example/", "https://evil.example/", "/\\evil.example", "/x\r\nset-cookie: a=b"):
+        answer = browser.post("/act/pause/inbox", **fields | {"back": back}, why=WHY)
+        assert answer.headers["location"] == "/"

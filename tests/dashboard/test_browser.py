@@ -1,0 +1,152 @@
+"""The dashboard in headless Chromium: every page is drawn, and acts are done by clicks.
+
+Screenshots are kept as artefacts, below $MAILROOM_ARTEFACTS or a folder for temporary files.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dashboard.test_cli_dashboard import running
+from tests.dashboard.test_pages import SHOWS
+from tests.dashboard.trouble import KEY, Trouble
+from tests.support.waiting import eventually
+
+webdriver = pytest.importorskip("selenium.webdriver")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.one_version,
+    pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="there is no Chromium with its driver here"),
+]
+
+
+@pytest.fixture(scope="module")
+def at(trouble: Trouble) -> Iterator[str]:
+    with running(trouble.node.dsn) as (_, address):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def artefacts() -> Path:
+    home = Path(os.environ.get("MAILROOM_ARTEFACTS") or tempfile.gettempdir()) / "mailroom-dashboard"
+    home.mkdir(parents=True, exist_ok=True)
+    return home
+
+
+@pytest.fixture(scope="module")
+def window(at: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,1000"):
+        options.add_argument(argument)
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('chromium')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    service = webdriver.ChromeService(executable_path=DRIVER)
+    window = webdriver.Chrome(options=options, service=service)
+    try:
+        yield window
+    finally:
+        window.quit()
+
+
+def find(window: Any, selector: str) -> Any:
+    return window.find_element("css selector", selector)
+
+
+def shows(window: Any, text: str) -> None:
+    eventually(lambda: text in find(window, "main").text)
+
+
+def act(window: Any, label: str, why: str = "by clicks", *, sure: bool = False) -> None:
+    """Open the first form of that label, say why, and send it."""
+    [opens, *_] = [each for each in window.find_elements("css selector", ".opens") if each.text.startswith(label)]
+    form = find(window, f"#{opens.get_attribute('popovertarget')}")
+    assert not form.is_displayed()
+    opens.click()
+    form.find_element("css selector", "input[name=why]").send_keys(why)
+    if sure:
+        form.find_element("css selector", "input[name=sure]").click()
+    form.find_element("css selector", "button[type=submit]").click()
+
+
+def test_every_page_is_drawn_and_nothing_is_refused_or_loaded_from_elsewhere(
+    window: Any, at: str, artefacts: Path
+) -> None:
+    paths = [*SHOWS, f"/inboxes/shipping/key?key={KEY.replace('<', '%3C').replace('>', '%3E')}"]
+    for scheme, width in (("light", 1280), ("dark", 400)):
+        window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [
+            {"name": "prefers-color-scheme", "value": scheme}]})  # fmt: skip
+        window.set_window_size(width, 1000)
+        for number, path in enumerate(paths):
+            window.get(at + path)
+            if path == "/doctor":
+                shows(window, "M040")  # htmx has fetched the findings
+            window.save_screenshot(str(artefacts / f"{scheme}-{width}-{number:02}.png"))
+            # Only tables scroll to the side, and the page does not.
+            wide = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+            assert window.execute_script(wide), path
+    assert not [each for each in window.get_log("browser") if each["level"] == "SEVERE"]
+    urls = window.execute_script("return performance.getEntriesByType('resource').map(each => each.name)")
+    assert urls
+    assert all(each.startswith(at + "/") for each in urls)
+
+
+def test_acts_are_done_by_clicks(window: Any, at: str, trouble: Trouble, artefacts: Path) -> None:
+    node = trouble.node
+    window.set_window_size(1280, 1000)
+    window.get(f"{at}/parked")
+    act(window, "Replay")
+    shows(window, "replayed.")
+    assert node.value("SELECT count(*) FROM mailroom.parked") == 0
+    window.get(f"{at}/dead-letters")
+    act(window, "Requeue all")
+    shows(window, "2 dead letters requeued.")
+    node.deliver_all()
+    window.get(f"{at}/dead-letters")
+    window.save_screenshot(str(artefacts / "requeued.png"))
+    act(window, "Discard all", sure=True)
+    shows(window, "2 dead letters discarded.")
+    shows(window, "There are no dead letters.")
+    window.get(f"{at}/inboxes/shipping")
+    act(window, "Pause")
+    shows(window, "Paused since")
+    window.save_screenshot(str(artefacts / "paused.png"))
+    act(window, "Resume")
+    shows(window, "goes on.")
+    done = node.rows("SELECT action, reason FROM mailroom.audit WHERE reason = 'by clicks' ORDER BY id")
+    assert [action for action, _ in done] == [
+        "replay", "requeue dead letters", "discard dead letters", "pause", "resume"
+    ]  # fmt: skip
+
+
+def test_a_page_refreshes_by_itself_but_not_under_a_form_that_is_open(window: Any, at: str, trouble: Trouble) -> None:
+    window.get(f"{at}/dead-letters")
+    shows(window, "There are no dead letters.")
+    trouble.node.send("nobody.wants", key="again")
+    trouble.node.deliver_all()
+    shows(window, "again")
+    opens = find(window, ".opens")
+    opens.click()
+    eventually(lambda: find(window, "#refresh-state").text == "paused while you type")
+    looked = "return document.querySelector('#live').getAttribute('data-seen')"
+    window.execute_script("document.querySelector('#live').setAttribute('data-seen', '1')")
+    # It would be refreshed now, were the form not open.
+    window.execute_script("htmx.trigger('#live', 'look')")
+    assert window.execute_script(looked) == "1"
+    find(window, ".act form:popover-open .quiet").click()
+    window.execute_script("htmx.trigger('#live', 'look')")
+    eventually(lambda: window.execute_script(looked) is None)
+
+
+def test_a_script_in_a_key_or_an_error_does_not_run(window: Any, at: str) -> None:
+    """An alert would make the next command fail."""
+    for path in ("/", "/inboxes/billing", "/dead-letters"):
+        window.get(at + path)
+        assert window.title.endswith("Mailroom")

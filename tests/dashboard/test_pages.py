@@ -1,0 +1,338 @@
+"""Each page answers, and shows what it should, of a node with trouble in it; and none loads anything from elsewhere."""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from uuid import uuid4
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from dispatcher.dashboard import READ_ONLY, User, app, charts
+from dispatcher.dashboard.reading import COUNTED, ROWS
+from dispatcher.dashboard.rendering import STATIC
+from mailroom.doctor.examining import LOOK
+from mailroom.sql.sqlstate import sqlstate
+from tests.dashboard.conftest import ADA, Client, browsing, forms
+from tests.dashboard.trouble import KEY, SCRIPT, SECRET, Trouble
+
+pytestmark = pytest.mark.one_version
+ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;"
+HTMX = "2.0.11", "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"
+
+SHOWS = {
+    "/": ("no dispatcher has run yet", "inbox shipping: 1 parked key", "mailroom parked list shipping", "ValueError",
+          "2 dead letters", "messages/s", "<svg"),
+    "/inboxes": ("shipping", "billing", "quiet", "1 parked key", "paused"),
+    "/inboxes?named=ship": ("shipping", "1 to 1 of 1"),
+    "/inboxes/shipping": ("ConnectionError: carrier said", "order.*", "3 days", "then the key is parked", "<svg"),
+    "/inboxes/billing": ("10 messages/s, burst 10", "50 % of attempts failing", "no such street", "ada: the address"),
+    "/inboxes/quiet": ("Paused since", "ada: moving house", "Resume", "its own name"),
+    "/parked": ("shipping", "ConnectionError", "Replay", "Discard"),
+    "/parked?inbox=shipping&matching=carrier": ("Replay all shown by this filter", "ConnectionError"),
+    "/parked?matching=nothing": ("No parked key fits.",),
+    "/dead-letters": ("nobody.wants", "no inbox gets this topic", "Requeue", "lost"),
+    "/dead-letters?stage=reap": ("No dead letter fits.",),
+    "/message": ("Give the id of a message.",),
+    "/routes": ("order.*", "this node"),
+    "/routes?topic=order.paid": ("Who gets order.paid", "billing", "shipping", "order.*", "exactly one receiver"),
+    "/routes?topic=quiet": ("its own name",),
+    "/routes?topic=no.body": ("Nobody gets this topic.", "mailroom inbox subscribe INBOX no.body"),
+    "/waiting": ("nightly", "30 2 * * *", "later", "Cancel"),
+    "/executables": ("No executor has run yet.", "store.put", "stock/1", "public.stats"),
+    "/workers": ("No dispatcher has run yet.", "mailroom dispatcher run", "No worker is at work."),
+    "/links": ("lyon", "This node reads no other one.", "This node publishes to no broker."),
+    "/doctor": ("Looking",),
+    "/doctor/findings": ("M040", "keys are parked", "mailroom explain M040", "mailroom dead-letter list"),
+    "/audit": ("ada", "pause", "moving house", "the shop in Lyon"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SHOWS)
+def test_a_page_shows_what_it_should(browser: Client, path: str) -> None:
+    answer = browser.get(path)
+    assert answer.status_code == 200, answer.text
+    for text in SHOWS[path]:
+        assert text in answer.text
+
+
+def test_a_key_has_its_state_messages_and_attempts(browser: Client) -> None:
+    text = browser.get("/inboxes/shipping/key", key=KEY).text
+    for shown in ("parked", "Attempt 1", f"ConnectionError: carrier said {ESCAPED}", "Replay", "Discard", "order.paid"):
+        assert shown in text
+    assert text.count('class="id"') == 3  # two messages, and that of the attempt
+    failing = browser.get("/inboxes/billing/key", key=KEY).text
+    assert "again in" in failing
+    assert "ValueError: no such street" in failing
+    paused = browser.get("/inboxes/billing/key", key="done").text
+    assert "Paused by ada: the address is being checked" in paused
+    assert "Resume" in paused
+    assert "well" in browser.get("/inboxes/billing/key", key="tomorrow").text
+
+
+@pytest.mark.parametrize(
+    ("which", "shows"),
+    [
+        ("parked", ("parked since", "Inbox")),
+        ("waiting", ("is in inbox shipping", "is in inbox billing")),
+        ("scheduled", ("is scheduled for", "Cancel")),
+        ("sent", ("is in the outbox", "Cancel")),
+        ("reaped", ("was reaped from inbox shipping", "Replay")),
+        ("dead", ("is a dead letter since", "no inbox gets this topic")),
+    ],
+)
+def test_the_path_of_a_message(browser: Client, trouble: Trouble, which: str, shows: tuple[str, ...]) -> None:
+    id = str(getattr(trouble, which))
+    page = browser.get("/message", id=id).text
+    assert f'hx-get="/message/path?id={id}"' in page
+    text = browser.get("/message/path", id=id).text
+    for shown in shows:
+        assert shown in text
+    assert "--payloads" in text
+    assert SECRET not in text
+
+
+def test_a_message_that_is_nowhere(browser: Client) -> None:
+    assert "It is nowhere on this node." in browser.get("/message/path", id=str(uuid4())).text
+
+
+def every_page(browser: Client, trouble: Trouble) -> Iterator[str]:
+    for path in SHOWS:
+        yield browser.get(path).text
+    yield browser.get("/inboxes/shipping/key", key=KEY).text
+    for name in ("parked", "waiting", "scheduled", "sent", "reaped", "dead"):
+        yield browser.get("/message/path", id=str(getattr(trouble, name))).text
+
+
+def test_no_payload_is_shown_unless_allowed(browser: Client, trouble: Trouble) -> None:
+    assert not [page for page in every_page(browser, trouble) if SECRET in page]
+
+
+@pytest.mark.parametrize("which", ["parked", "waiting", "scheduled", "sent", "reaped", "dead"])
+def test_payloads_are_shown_if_allowed(trouble: Trouble, which: str) -> None:
+    with browsing(trouble.node.dsn, payloads=True) as client:
+        text = client.get("/message/path", id=str(getattr(trouble, which))).text
+    assert SECRET in text
+    assert SCRIPT not in text
+
+
+class _Loads(HTMLParser):
+    """Collects what a page loads or leads to, and what a strict policy would refuse."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.refused: list[str] = []
+        self.scripts = 0
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "action", "hx-get", "srcset")]
+        self.refused += [f"{tag} {name}" for name in given if name == "style" or name.startswith("on")]
+        if tag == "style" or (tag == "script" and not given.get("src")):
+            self.refused.append(tag)
+        self.scripts += tag == "script"
+
+
+def test_nothing_is_loaded_from_elsewhere_and_no_script_is_in_a_page(browser: Client, trouble: Trouble) -> None:
+    for page in every_page(browser, trouble):
+        found = _Loads(page)
+        assert found.loads
+        assert not [each for each in found.loads if not re.match(r"/(?!/)|#", each)]
+        assert not found.refused
+        assert found.scripts == 2
+        assert SCRIPT not in page
+    for file in STATIC.glob("dashboard.*"):
+        assert not re.search(r"https?://|@import|url\(", file.read_text())
+
+
+def test_the_policy_of_a_page_is_strict(browser: Client) -> None:
+    answer = browser.get("/")
+    policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == policy["form-action"] == "'self'"
+    assert policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == "no-store"
+    assert '"allowEval":false' in answer.text
+    assert '"selfRequestsOnly":true' in answer.text
+
+
+def test_htmx_is_the_release_that_it_is_said_to_be() -> None:
+    file = (STATIC / "htmx.min.js").read_bytes()
+    assert hashlib.sha256(file).hexdigest() == HTMX[1]
+    assert f'version:"{HTMX[0]}"'.encode() in file
+    assert (STATIC / "htmx.LICENSE").read_text().startswith("Zero-Clause BSD")
+
+
+def test_static_files_are_kept_by_browsers_and_no_others_are_served(browser: Client) -> None:
+    page = browser.get("/").text
+    for path in re.findall(r'(?:src|href)="(/static/[^"]+)"', page):
+        answer = browser.get(path)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+    assert browser.get("/static/htmx.LICENSE").status_code == 404
+    assert browser.get("/static/..%2fapp.py").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/nothing", 404),
+        ("/inboxes/nothing", 404),
+        ("/inboxes/NOT-A-NAME", 400),
+        ("/inboxes/shipping/key", 400),
+        ("/message?id=4711", 400),
+        ("/dead-letters?after=-1", 400),
+        ("/dead-letters?stage=x", 400),
+        ("/waiting?at=yesterday", 400),
+        ("/audit?before=9999999999999999999999", 400),
+        ("/routes?topic=no%20topic", 400),
+    ],
+)
+def test_what_no_page_asks_is_an_error_that_says_so(browser: Client, path: str, status: int) -> None:
+    answer = browser.get(path)
+    assert answer.status_code == status
+    assert 'role="alert"' in answer.text
+
+
+def test_a_list_goes_on_where_a_page_ended(trouble: Trouble, browser: Client) -> None:
+    connection = trouble.node.connection
+    number = ROWS + 10
+    connection.execute(
+        "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, parked_at, last_error) "
+        "SELECT 'quiet', 'p' || lpad(n::text, 4, '0'), 1, 1, 'infinity', clock_timestamp(), 'X' "
+        "FROM generate_series(1, %s) AS n",
+        [number],
+    )
+    connection.execute(
+        "INSERT INTO mailroom.dead_letter (stage, reason, message_id, topic, key, kind, message_type, sent_at) "
+        "SELECT 'execute', 'Y', gen_random_uuid(), 'store.put', n::text, 'M', 'U', now() "
+        "FROM generate_series(1, %s) AS n",
+        [number],
+    )
+    connection.execute(
+        "INSERT INTO mailroom.audit (actor, action, messages) SELECT 'eve', 'look', 1 FROM generate_series(1, %s)",
+        [number],
+    )
+    lists = {
+        "/parked?inbox=quiet": r'class="key" href="[^"]+">p0',
+        "/dead-letters?stage=execute": "<code>store.put",
+        "/audit": ">eve <",
+    }
+    try:
+        for path, row in lists.items():
+            first = browser.get(path).text
+            assert len(re.findall(row, first)) == ROWS, path
+            [more] = re.findall(r'<a href="([^"]+)" rel="next">', first)
+            second = browser.get(more.replace("&amp;", "&")).text
+            assert len(re.findall(row, second)) == number - ROWS, path
+            assert "From the beginning" in second
+        keys = browser.get("/inboxes/quiet").text
+        assert keys.count(">p0") == ROWS
+        assert "rel=" in keys
+    finally:
+        connection.execute("DELETE FROM mailroom.key_state WHERE inbox = 'quiet'")
+        connection.execute("DELETE FROM mailroom.dead_letter WHERE stage = 'execute'")
+        connection.execute("DELETE FROM mailroom.audit WHERE actor = 'eve'")
+
+
+def test_a_page_counts_no_more_messages_of_a_key_than_it_may(trouble: Trouble, browser: Client) -> None:
+    connection = trouble.node.connection
+    connection.execute(
+        "INSERT INTO mailroom.parked "
+        "(inbox, clock, sent_clock, origin, message_id, topic, key, kind, message_type, sent_at, delivered_at) "
+        "SELECT 'quiet', n, n, gen_random_uuid(), gen_random_uuid(), 'quiet', 'many', 'M', 'U', now(), now() "
+        "FROM generate_series(1, %s) AS n",
+        [COUNTED + 1],
+    )
+    connection.execute(
+        "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, parked_at, last_error) "
+        "VALUES ('quiet', 'many', 1, 1, 'infinity', clock_timestamp(), 'X')"
+    )
+    try:
+        assert "over 1,000" in browser.get("/parked", inbox="quiet").text
+    finally:
+        connection.execute("DELETE FROM mailroom.parked WHERE inbox = 'quiet'")
+        connection.execute("DELETE FROM mailroom.key_state WHERE inbox = 'quiet'")
+
+
+def test_who_may_only_read_is_shown_no_action(trouble: Trouble) -> None:
+    with browsing(trouble.node.dsn, User("eve", READ_ONLY)) as client:
+        for path in ("/parked", "/dead-letters", "/inboxes/shipping", "/waiting"):
+            text = client.get(path).text
+            assert "read-only" in text
+            assert "/act/" not in text
+
+
+def test_sessions_read_only_and_end_a_statement_after_two_seconds(trouble: Trouble, browser: Client) -> None:
+    sessions = browser.made.state.sessions
+    with sessions.reading() as connection:
+        for name, value in (("statement_timeout", "2s"), ("default_transaction_read_only", "on")):
+            assert connection.execute(f"SHOW {name}").fetchone() == (value,)
+        with pytest.raises(Exception, match="read-only") as refused:
+            connection.execute("DELETE FROM mailroom.audit")
+        assert sqlstate(refused.value) == "25006"
+    with sessions.operating() as connection:
+        assert connection.execute("SHOW statement_timeout").fetchone() == ("2s",)
+        assert connection.execute("SHOW transaction_read_only").fetchone() == ("off",)
+
+
+def test_a_server_that_ended_the_sessions_is_met_again(trouble: Trouble) -> None:
+    with browsing(trouble.node.dsn) as client:
+        assert client.get("/audit").status_code == 200
+        for pid in trouble.node.sessions("mailroom dashboard"):
+            trouble.node.connection.execute("SELECT pg_terminate_backend(%s, 60000)", [pid])
+        assert client.get("/audit").status_code == 200
+
+
+def test_a_database_that_is_not_there_is_told(trouble: Trouble) -> None:
+    with browsing("postgresql://mailroom@127.0.0.1:1/none") as client:
+        answer = client.get("/audit")
+        assert answer.status_code == 503
+        assert "MR-connection-failed" in answer.text
+
+
+def test_minutes_without_anything_have_no_bar() -> None:
+    now = datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC)
+    values = [(now - timedelta(minutes=2), 4.0), (now, 8.0)]
+    drawn = str(charts.bars(values, now, 60, f"{SCRIPT} messages"))
+    assert drawn.count("<rect") == 2
+    assert SCRIPT not in drawn
+    assert "12:00 UTC: 8 " in drawn
+    assert "<rect" not in str(charts.bars([], now, 60, "messages"))
+    assert str(charts.lines([[1.0, 2.0], [0.0, 0.0]], ("a", "b"), "x")).count("<polyline") == 2
+
+
+def test_below_a_path_of_another_app_all_stays_there(trouble: Trouble) -> None:
+    made = app(trouble.node.dsn, auth=lambda _: ADA)
+    client = Client(Starlette(routes=[Mount("/ops/mailroom", made)]))
+    try:
+        for path in ("/", "/inboxes/shipping", "/parked", "/dead-letters", "/message"):
+            answer = client.get(f"/ops/mailroom{path}")
+            assert answer.status_code == 200
+            assert all(each.startswith(("/ops/mailroom/", "#")) for each in _Loads(answer.text).loads)
+        assert {cookie.path for cookie in client.cookies.jar} == {"/ops/mailroom"}
+        static = re.findall(r'src="(/ops/mailroom/static/[^"]+)"', answer.text)
+        assert [client.get(each).status_code for each in static] == [200, 200, 200]
+        form = forms(client.get("/ops/mailroom/inboxes/shipping").text, "/ops/mailroom")["pause/inbox",]
+        gone = client.post("/ops/mailroom/act/pause/inbox", **form | {"inbox": "quiet"}, why="moving")
+        assert gone.headers["location"] == "/ops/mailroom/inboxes/shipping"
+    finally:
+        made.state.sessions.close()
+
+
+def test_the_doctor_keeps_to_the_two_seconds_of_the_session(trouble: Trouble, browser: Client) -> None:
+    shown = "SELECT pg_catalog.current_setting('statement_timeout')"
+    look = LOOK.at().sql
+    with browser.made.state.sessions.reading() as connection, connection.transaction():
+        connection.execute(look)
+        assert connection.execute(shown).fetchone() == ("2s",)
+    with trouble.node.connection.transaction():
+        trouble.node.connection.execute(look)
+        assert trouble.node.connection.execute(shown).fetchone() == ("10s",)
