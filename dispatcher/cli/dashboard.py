@@ -78,7 +78,7 @@ def dashboard(
       mailroom dashboard --host 10.0.0.7 --auth header:X-Forwarded-User --proxy 10.0.0.5 --may replay,requeue
     """
     try:
-        from dispatcher.dashboard.app import app as asgi_app
+        from dispatcher.dashboard.asgi import app as asgi_app
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"`mailroom dashboard` needs {error.name}. Run: pip install 'pg-mailroom[dashboard]'",

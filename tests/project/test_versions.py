@@ -1,4 +1,4 @@
-"""What is supported is said once, on docs/versions.md, and is what the project's files say."""
+"""What is supported is said once, on docs/reference/versions.md, and is what the project's files say."""
 
 import tomllib
 from pathlib import Path

@@ -268,6 +268,7 @@ class KafkaPublisher(KafkaClient):
                 failed.append(error)
 
         for record in records:
+            self._check_open()  # who has lost the database meanwhile hands over nothing more
             while True:
                 try:
                     producer.produce(

@@ -292,6 +292,8 @@ class BrokerStriker:
                 network.be(QUIET)
             if is_away and self._is_hit(leader):
                 self._tally.did("broker away while a batch is handed over")
+                # A node that is put back in time must not have a dispatcher that still hands over what it lost.
+                time.sleep(LINGERS_S)
 
     def _set_by_hand(self) -> None:
         """Set positions behind what a daemon has just read: it may not take that in any more."""
