@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TypeGuard
 
 import pytest
+from django.db.migrations.operations.base import Operation as DjangoOperation
 
 from mailroom.errors import MailroomError
 from tests.project.test_public import LISTED, MODULES, PACKAGES
@@ -19,6 +20,9 @@ ATTRIBUTES = {
     "CommitUnknown": "token",
     "LamportClock": "clock history receive tick",
     "Arrived": "at fault headers id is_queued key leader_epoch log offset part place subject topic value",
+    "MailroomSchema": "before revision",
+    "CreateInbox": "inbox settings subscribe",
+    "Subscribe": "inbox topics",
     "BridgeStates": "into out",
     "Bridges": "cut into out remove resume schema status waiting",
     "BrokerPosition": "leader_epoch log next part topic",
@@ -214,8 +218,8 @@ def is_set_on_self(node: ast.AST) -> TypeGuard[ast.Attribute]:
 
 
 def inherited(cls: type) -> set[str]:
-    """What every exception has, every error of ours, or every tuple."""
-    for base in (MailroomError, OSError, BaseException, tuple):
+    """What every exception has, every error of ours, every tuple, or every operation of Django's migrations."""
+    for base in (MailroomError, OSError, BaseException, tuple, DjangoOperation):
         if issubclass(cls, base) and cls is not base:
             return set(dir(base))
     return set()
