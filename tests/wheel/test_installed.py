@@ -21,9 +21,9 @@ pytestmark = pytest.mark.timeout(600)
 
 both = pytest.mark.parametrize("versions", [NEWEST, LOWEST])
 
-# What imports the client of a broker, which an extra brings.
+# What imports a library that only an extra brings: the client of a broker, or a framework.
 BROKERS = tuple(f"dispatcher/bridges/{broker}/" for broker in ("kafka", "nats", "rabbitmq", "webhook"))
-DJANGO = "mailroom/django/"
+FRAMEWORKS = ("mailroom/django/", "dispatcher/dashboard/")
 # All modules of the distribution but those that begin with an argument, each imported after the ones before it.
 # Migrations are alembic's to run, the plugin pytest's to load, and `models` is imported where pydantic is.
 IMPORT_ALL = """
@@ -57,7 +57,7 @@ def imported(environment: Environment, *left_out: str) -> list[str]:
 @both
 def test_alone_it_runs_the_first_program(installed: Installed, versions: str, empty_dsn: str) -> None:
     environment = installed(versions=versions)
-    found = imported(environment, "spark_jobs/", DJANGO, *BROKERS)
+    found = imported(environment, "spark_jobs/", *FRAMEWORKS, *BROKERS)
     assert {"inbox/worker/worker.py", "mailroom/_flights/worker.py"} <= set(found)
     follow(environment, empty_dsn)
 
@@ -78,6 +78,7 @@ def test_alone_it_says_which_extra_each_thing_needs(installed: Installed, empty_
     needs = {
         ("bench", "--only", "memory"): "bench",
         ("demo",): "demo",
+        ("dashboard",): "dashboard",
     }
     for command, extra in needs.items():
         ended = environment.ended("mailroom", *command, "--dsn", empty_dsn)
@@ -115,16 +116,15 @@ def test_with_demo_the_flights_arrive(installed: Installed, versions: str) -> No
 
 def test_with_spark_all_of_it_imports(installed: Installed) -> None:
     environment = installed("spark")
-    assert "spark_jobs/drain.py" in imported(environment, DJANGO, *BROKERS)
+    assert "spark_jobs/drain.py" in imported(environment, *FRAMEWORKS, *BROKERS)
     assert environment.run("python", "-c", FORMATS).split() == ["inbox", "outbox"]
 
 
 @both
-def test_with_the_extras_of_brokers_and_django_there_are_their_clients(installed: Installed, versions: str) -> None:
-    environment = installed("kafka,rabbitmq,nats,webhook,django", versions)
+def test_with_the_extras_of_brokers_and_frameworks_all_of_it_imports(installed: Installed, versions: str) -> None:
+    environment = installed("kafka,rabbitmq,nats,webhook,django,dashboard", versions)
     found = imported(environment, "spark_jobs/")
-    assert "mailroom/django/operations.py" in found
-    assert all(any(file.startswith(broker) for file in found) for broker in BROKERS)
+    assert all(any(file.startswith(room) for file in found) for room in (*BROKERS, *FRAMEWORKS))
     # The client by itself is not enough: its library has to load.
     environment.run("python", "-c", "import aio_pika, nats, confluent_kafka; print(confluent_kafka.libversion())")
 
