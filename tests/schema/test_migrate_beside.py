@@ -156,6 +156,25 @@ def test_each_migration_locks_nothing_but_what_it_has_locked_before(
             connection.commit()
 
 
+@pytest.mark.parametrize(
+    ("statement", "names"),
+    [
+        ('ALTER TABLE "mailroom".lease ADD COLUMN site text', ["lease"]),
+        ("DROP TABLE IF EXISTS mailroom.lease, mailroom.node", ["lease", "node"]),
+        ("CREATE UNIQUE INDEX i ON ONLY mailroom.lease (role)", ["lease"]),
+        ("CREATE TRIGGER t BEFORE INSERT ON mailroom.outbox EXECUTE FUNCTION f()", ["inbox_registry", "outbox"]),
+        ("UPDATE mailroom.my_parked SET seq = 1", ["inbox_registry", "my_parked", "parked"]),
+        ("CREATE FUNCTION f() RETURNS void LANGUAGE sql BEGIN ATOMIC DELETE FROM mailroom.lease; END", []),
+        ("SELECT 1", []),
+    ],
+)
+def test_what_a_statement_locks_is_found_in_its_text(statement: str, names: list[str]) -> None:
+    turns = ["dispatch_turn", "execute_turn"] if names else []
+    found = locked_by([statement])
+    assert sorted(found) == sorted([*turns, *names])
+    assert found[:1] == turns[:1]
+
+
 @pytest.mark.parametrize("timeout", [-1, float("nan"), "5", True])
 def test_lock_timeout_is_a_number_of_seconds(node: Node, timeout: Any) -> None:
     with pytest.raises(ConfigurationError, match="lock_timeout_s must be"):
