@@ -297,10 +297,11 @@ t AS MATERIALIZED (
     FROM sent)
 SELECT r.inbox, false, bool_or(kind = 'M' AND ({gets})), bool_or(kind = 'E' AND ({gets})),
        bool_or(kind = 'C' AND ({gets})),
-       ARRAY(SELECT p.topic FROM {schema}.subscription AS p, t
-             WHERE p.inbox = r.inbox AND {of_this_node}
-               AND CASE WHEN p.fits IS NULL THEN p.topic = t.topic ELSE {fits} END ORDER BY p.topic)
-       || CASE WHEN r.inbox = r.topic THEN ARRAY['its own name'] ELSE '{}'::text[] END
+       pg_catalog.array_cat(
+           ARRAY(SELECT p.topic FROM {schema}.subscription AS p, t
+                 WHERE p.inbox = r.inbox AND {of_this_node}
+                   AND CASE WHEN p.fits IS NULL THEN p.topic = t.topic ELSE {fits} END ORDER BY p.topic),
+           CASE WHEN r.inbox = r.topic THEN ARRAY['its own name'] ELSE '{}'::text[] END)
 FROM route AS r, kinds WHERE r.topic = %(topic)s::text GROUP BY r.inbox, r.topic
 UNION ALL
 SELECT l.name, true, bool_or(kind = 'M' AND ({carries})), bool_or(kind = 'E' AND ({carries})),
