@@ -674,6 +674,8 @@ def statements() -> Iterator[tuple[str, Sql]]:
     """Give every statement that the library holds, by its name."""
     for package in (library, outbox, inbox, dispatcher):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if module.name.startswith("mailroom.django."):  # they need the settings of a project, and have none
+                continue
             for name, found in vars(importlib.import_module(module.name)).items():
                 for statement in found if isinstance(found, tuple) else (found,):
                     if isinstance(statement, Sql):
@@ -714,6 +716,8 @@ OF_STATEMENT = {
     "inbox.total_order.total_claim.REAP": OF_WORKER[total_claim],
     "inbox.total_order.total_claim.TAKE": OF_WORKER[total_claim],
     "dispatcher.executor.targets.target.INSERT": {"given": "g.value"},
+    "dispatcher.dashboard.reading.OF_PLACE": {"table": "dead_letter"},
+    "dispatcher.dashboard.reading.OF_INBOX": {"table": "inbox"},
     "outbox.bulk.MOVE": {
         "table": "mailroom.dead_letter",
         "names": ", ".join(BULK),
