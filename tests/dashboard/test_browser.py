@@ -1,5 +1,7 @@
 """The dashboard in headless Chromium: every page is drawn, and acts are done by clicks.
 
+Each test holds alone, since the processes of a run share the tests of a file, and each process has a node of its own.
+
 Screenshots are kept as artefacts, below $MAILROOM_ARTEFACTS or a folder for temporary files.
 """
 
@@ -128,10 +130,10 @@ def test_acts_are_done_by_clicks(window: Any, at: str, trouble: Trouble, artefac
 
 def test_a_page_refreshes_by_itself_but_not_under_a_form_that_is_open(window: Any, at: str, trouble: Trouble) -> None:
     window.get(f"{at}/dead-letters")
-    shows(window, "There are no dead letters.")
-    trouble.node.send("nobody.wants", key="again")
+    assert "key-of-late" not in find(window, "main").text
+    trouble.node.send("nobody.wants", key="key-of-late")
     trouble.node.deliver_all()
-    shows(window, "again")
+    shows(window, "key-of-late")
     opens = find(window, ".opens")
     opens.click()
     eventually(lambda: find(window, "#refresh-state").text == "paused while you type")

@@ -39,6 +39,7 @@ from tests.support.executing import (
     waiting,
 )
 from tests.support.node import Node
+from tests.support.waiting import end
 
 pytestmark = pytest.mark.sample(6)
 
@@ -319,7 +320,7 @@ def test_outcome_is_in_the_transaction_of_its_effect(node: Node, connect: Connec
 
     with pytest.raises(Stop):
         execute_all(connection, before=stop_before_commit)
-    connection.close()
+    end(connection, node.connection)
     assert store_of(node.connection) == {}
     assert told_of(node.connection) == []
     execute(node)
@@ -542,7 +543,7 @@ def test_range_goes_on_where_it_was_interrupted(node: Node, monkeypatch: pytest.
     execute_one(node)
     first = connect(autocommit=True)
     execute_one(node, first)
-    first.close()
+    end(first, node.connection)
     assert sorted(store_of(node.connection)) == ["a", "d", "e", "f", "g"]
     assert node.rows("SELECT reached, deleted FROM mailroom.executable_cursor") == [("c", 2)]
     # Inserted behind it by somebody else, it would be deleted by a range that begins anew.

@@ -21,6 +21,7 @@ from outbox.periodic.schedule import MOST, message_id
 from tests.sql.test_plans import generic_plan
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
+from tests.support.waiting import end
 
 PERIODIC = Periodic()
 NOON = datetime(2026, 11, 26, 12, tzinfo=UTC)
@@ -116,7 +117,7 @@ def test_dead_between_insert_and_update_is_as_if_nothing_had_been_sent(node: Nod
         cursor = session.execute(*_plain(step))
         given = cursor.fetchall() if cursor.description else []
     assert session.execute("SELECT count(*) FROM mailroom.outbox").fetchone() == (1,)
-    session.close()
+    end(session, node.connection)
     operation.close()
     assert sent(node) == []
     with node.connection.transaction():

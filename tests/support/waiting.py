@@ -51,3 +51,17 @@ def wait_until_blocked(observer: psycopg.Connection[Any], pid: int, timeout_s: f
         return list(found)
 
     return eventually(blockers, timeout_s)
+
+
+def end(session: psycopg.Connection[Any], observer: psycopg.Connection[Any], timeout_s: float = WITHIN_S) -> None:
+    """Close `session` as one that dies, and return once the server has let go of what it held: it hears of it late.
+
+    `observer` is a connection of its own. Fail the test if the backend is there after `timeout_s`.
+    """
+    pid = session.info.backend_pid
+    session.close()
+
+    def is_gone() -> bool:
+        return observer.execute("SELECT FROM pg_stat_get_activity(%s)", [pid]).rowcount == 0
+
+    eventually(is_gone, timeout_s)
