@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from uuid import UUID, uuid4
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from dispatcher.bridges.kafka import call_thread
 from dispatcher.bridges.kafka.publisher import KafkaPublisher
 from dispatcher.bridges.kafka.source import KafkaSource, own_group
 from dispatcher.bridges.publishing import Publishing
@@ -146,6 +148,57 @@ async def test_client_that_never_ends_its_transaction_is_given_up(
     finally:
         await stuck.close()
         await other.close()
+
+
+class Hanging(Keeping):
+    """Does not return from a call, whatever time-out it is given."""
+
+    returns = threading.Event()
+
+    def send_offsets_to_transaction(self, *_: Any) -> None:
+        self.returns.wait()
+
+
+async def test_client_whose_call_never_returns_is_left_and_another_one_goes_on(
+    mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_thread, "HUNG_S", 0.3)
+    monkeypatch.setattr(call_thread, "LOOK_S", 0.1)
+    monkeypatch.setattr("dispatcher.bridges.kafka.publisher.Producer", Hanging)
+    monkeypatch.setattr(Hanging, "returns", threading.Event())
+    mock_kafka.create("hanging", 1)
+    hanging, other = (publisher(mock_kafka, "hanging", exactly_once=True) for _ in range(2))
+    try:
+        await hanging.open()
+        with pytest.raises(BrokerTrouble, match="a call has not returned"):
+            await hanging.publish(records(1, topic="hanging"))
+        monkeypatch.setattr("dispatcher.bridges.kafka.publisher.Producer", Keeping)
+        assert await other.open() == 0
+        await other.publish(records(1, topic="hanging"))
+        assert await other.open() == 1
+    finally:
+        await hanging.close()
+        await other.close()
+        Hanging.returns.set()
+
+
+async def test_client_whose_call_never_returns_can_be_closed(
+    mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_thread, "HUNG_S", 0.3)
+    monkeypatch.setattr(call_thread, "LOOK_S", 0.1)
+    monkeypatch.setattr("dispatcher.bridges.kafka.publisher.Producer", Hanging)
+    monkeypatch.setattr(Hanging, "returns", threading.Event())
+    mock_kafka.create("closing", 1)
+    hanging = publisher(mock_kafka, "closing", exactly_once=True)
+    await hanging.open()
+    publishing = asyncio.create_task(hanging.publish(records(1, topic="closing")))
+    try:
+        await hanging.close()
+        with pytest.raises(BrokerTrouble):
+            await publishing
+    finally:
+        Hanging.returns.set()
 
 
 async def test_client_that_gets_nothing_acknowledged_is_given_up(

@@ -1,12 +1,10 @@
 """What the publisher and the source share: a thread for the client's blocking calls, and the meaning of its errors."""
 
-import asyncio
 import logging
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from math import inf
 from operator import methodcaller
@@ -14,6 +12,7 @@ from typing import TypeVar, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from dispatcher.bridges.kafka.call_thread import CallThread, Hung
 from dispatcher.bridges.kafka.meaning import FENCED, OF_THE_RECORD, PASSING, REFUSED, advice
 from dispatcher.bridges.kafka.options import client_options, hiding
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, Fenced, RecordRefused
@@ -60,7 +59,7 @@ class KafkaClient:
         self._options: dict[str, object] = {
             **quiet, **given, "bootstrap.servers": address, "error_cb": self._note,
         }  # fmt: skip
-        self._thread = ThreadPoolExecutor(1, "mailroom-kafka")
+        self._thread = CallThread("mailroom-kafka")
         self._closed = threading.Event()
         self._error: KafkaError | None = None
 
@@ -74,17 +73,28 @@ class KafkaClient:
         if self._closed.is_set():
             return
         self._closed.set()
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._drop)
-        self._thread.shutdown(wait=False)
+        try:
+            await self._thread.call(self._drop)
+        except Hung:
+            self._leave()
+        self._thread.end()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await self._thread.call(work)
         except KafkaException as error:
             raise self._meaning(error.args[0]) from None
+        except Hung:
+            self._closed.set()
+            self._leave()
+            self._thread.end()
+            raise BrokerTrouble("its client hangs: a call has not returned. A new one is made") from None
 
     def _drop(self) -> None:
         """Give up the client, in its thread."""
+
+    def _leave(self) -> None:
+        """Have a client whose thread hangs do nothing more: from now on another one works."""
 
     def _serve_callbacks(self) -> None:
         """Have the client tell what it has to tell, in its thread."""
@@ -95,6 +105,7 @@ class KafkaClient:
             self._error = error
 
     def _check_open(self) -> None:
+        self._thread.seen()
         if self._closed.is_set():
             raise BrokerTrouble("given up")
 

@@ -32,8 +32,8 @@ from mailroom.errors import ConfigurationError
 ABSENT_S = 2.0
 MAX_BYTES = 1_000_000  # librdkafka's own default of message.max.bytes
 # A client may wait for ever, for a coordinator that it no longer knows (librdkafka's issue 5511). So one that ends no
-# transaction, or gets nothing acknowledged, is made anew. The mark says what was committed; without a mark what was on
-# its way may be there twice, as after a crash.
+# transaction, or gets nothing acknowledged, is made anew; `call_thread` sees to one whose call never returns. The mark
+# says what was committed; without a mark what was on its way may be there twice, as after a crash.
 TRANSACTION_S = 30.0
 SILENT_S = 300.0
 # Where the offset of a bridge's own group stands.
@@ -309,6 +309,11 @@ class KafkaPublisher(KafkaClient):
         if self._closed.is_set() and self._group is not None:
             group, self._group = self._group, None
             group.close()
+
+    def _leave(self) -> None:
+        # Sent later, what it still has would come behind what its successor sends, and within a key overtake.
+        if (producer := self._producer) is not None:
+            producer.purge(blocking=False)
 
 
 def _right_to_publish(topics: Collection[str]) -> str:
