@@ -92,12 +92,14 @@ def routes(node: ShownNode, asked: Asked) -> dict[str, Any]:
     look = node.look()
     if topic is not None:
         topic_name(topic)
+    behind = "link" in asked.fields, asked.fields.get("name", "")
     after = asked.fields.get("t", ""), asked.fields.get("i", ""), asked.fields.get("o", "")
     with node.reading() as connection:
-        found = run(connection, reading_routes(node.schema, topic)) if topic else []
+        found = run(connection, reading_routes(node.schema, topic, behind)) if topic else []
         subscriptions, more = page_of(run(connection, reading_subscriptions(node.schema, after)))
-    return {"look": look, "topic": topic, "routes": found, "subscriptions": subscriptions, "more": more,
-            "first": not after[0]}  # fmt: skip
+    shown, more_routes = page_of(found)
+    return {"look": look, "topic": topic, "routes": shown, "more_routes": more_routes, "first_routes": not behind[1],
+            "subscriptions": subscriptions, "more": more, "first": not after[0]}  # fmt: skip
 
 
 def audit(node: ShownNode, asked: Asked) -> dict[str, Any]:

@@ -265,7 +265,8 @@ def reading_audit(schema: str, before: int | None) -> Operation[list[Audited]]:
 class Route:
     """Who gets a topic: an inbox, or the node or broker at the end of a link. `because` are its subscriptions.
 
-    It gets messages, and `events` and `commands` (and replies) if it says so.
+    It gets messages, and `events` and `commands` (and replies) if it says so. `receivers` get the topic, and of those
+    `getting_commands` get its commands.
     """
 
     name: str
@@ -274,6 +275,8 @@ class Route:
     events: bool
     commands: bool
     because: list[str]
+    receivers: int
+    getting_commands: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,26 +297,36 @@ WITH sent AS MATERIALIZED (SELECT %(topic)s::text AS topic, 'M'::text AS kind),
 kinds AS MATERIALIZED (SELECT u.kind FROM pg_catalog.unnest(ARRAY['M', 'E', 'C']) AS u (kind)),
 t AS MATERIALIZED (
     SELECT topic, topic || '.' AS ended, pg_catalog.cardinality(pg_catalog.string_to_array(topic, '.')) AS words
-    FROM sent)
-SELECT r.inbox, false, bool_or(kind = 'M' AND ({gets})), bool_or(kind = 'E' AND ({gets})),
-       bool_or(kind = 'C' AND ({gets})),
-       pg_catalog.array_cat(
-           ARRAY(SELECT p.topic FROM {schema}.subscription AS p, t
-                 WHERE p.inbox = r.inbox AND {of_this_node}
-                   AND CASE WHEN p.fits IS NULL THEN p.topic = t.topic ELSE {fits} END ORDER BY p.topic),
-           CASE WHEN r.inbox = r.topic THEN ARRAY['its own name'] ELSE '{}'::text[] END)
-FROM route AS r, kinds WHERE r.topic = %(topic)s::text GROUP BY r.inbox, r.topic
-UNION ALL
-SELECT l.name, true, bool_or(kind = 'M' AND ({carries})), bool_or(kind = 'E' AND ({carries})),
-       bool_or(kind = 'C' AND ({carries})),
-       ARRAY(SELECT p.topic FROM {schema}.link_topic AS p, t
-             WHERE p.link = r.link AND CASE WHEN p.fits IS NULL THEN p.topic = t.topic ELSE {fits} END
-             ORDER BY p.topic)
-FROM link_route AS r JOIN {schema}.link AS l ON l.number = r.link, kinds
-WHERE r.topic = %(topic)s::text GROUP BY l.name, r.link
-ORDER BY 2, 1 LIMIT 1000
+    FROM sent),
+receiver AS MATERIALIZED (
+    SELECT r.inbox AS name, false AS is_link, NULL::bigint AS link, bool_or(kind = 'M' AND ({gets})) AS messages,
+           bool_or(kind = 'E' AND ({gets})) AS events, bool_or(kind = 'C' AND ({gets})) AS commands
+    FROM route AS r, kinds WHERE r.topic = %(topic)s::text GROUP BY r.inbox
+    UNION ALL
+    SELECT l.name, true, r.link, bool_or(kind = 'M' AND ({carries})), bool_or(kind = 'E' AND ({carries})),
+           bool_or(kind = 'C' AND ({carries}))
+    FROM link_route AS r JOIN {schema}.link AS l ON l.number = r.link, kinds
+    WHERE r.topic = %(topic)s::text GROUP BY l.name, r.link)
+SELECT name, is_link, messages, events, commands,
+       CASE WHEN is_link
+            THEN ARRAY(SELECT p.topic FROM {schema}.link_topic AS p, t
+                       WHERE p.link = shown.link AND CASE WHEN p.fits IS NULL THEN p.topic = t.topic ELSE {fits} END
+                       ORDER BY p.topic)
+            ELSE pg_catalog.array_cat(
+                ARRAY(SELECT p.topic FROM {schema}.subscription AS p, t
+                      WHERE p.inbox = shown.name AND {of_this_node}
+                        AND CASE WHEN p.fits IS NULL THEN p.topic = t.topic ELSE {fits} END ORDER BY p.topic),
+                CASE WHEN shown.name = %(topic)s::text THEN ARRAY['its own name'] ELSE '{}'::text[] END)
+       END,
+       receivers, getting_commands
+FROM (SELECT *, (SELECT count(*) FROM receiver) AS receivers,
+             (SELECT count(*) FROM receiver WHERE commands) AS getting_commands
+      FROM receiver WHERE (is_link, name) > (%(after_link)s::boolean, %(after)s::text)
+      ORDER BY is_link, name LIMIT {rows} + 1) AS shown
+ORDER BY is_link, name
 """,
-    columns=("text", "boolean", "boolean", "boolean", "boolean", "text[]"),
+    columns=("text", "boolean", "boolean", "boolean", "boolean", "text[]", "bigint", "bigint"),
+    rows=ROWS,
     route=ROUTE,
     link_route=LINK_ROUTE,
     sent="sent",
@@ -333,9 +346,11 @@ ORDER BY topic, inbox, origin LIMIT {rows} + 1
 )
 
 
-def reading_routes(schema: str, topic: str) -> Operation[list[Route]]:
-    """Return who gets a topic that this node sends: inboxes, then links."""
-    return [Route(*row) for row in (yield ROUTES.at(schema=schema)(topic=topic))]
+def reading_routes(schema: str, topic: str, after: tuple[bool, str]) -> Operation[list[Route]]:
+    """Return who gets a topic that this node sends: inboxes, then links; one more than a page."""
+    after_link, name = after
+    rows = yield ROUTES.at(schema=schema)(topic=topic, after_link=after_link, after=name)
+    return [Route(*row) for row in rows]
 
 
 def reading_subscriptions(schema: str, after: tuple[str, str, str]) -> Operation[list[Subscription]]:

@@ -18,6 +18,7 @@ from mailroom.doctor.examining import LOOK
 from mailroom.sql.sqlstate import sqlstate
 from tests.dashboard.conftest import ADA, Client, browsing, forms
 from tests.dashboard.trouble import KEY, SCRIPT, SECRET, Trouble
+from tests.support.node import Node
 
 pytestmark = pytest.mark.one_version
 ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;"
@@ -240,6 +241,26 @@ def test_a_list_goes_on_where_a_page_ended(trouble: Trouble, browser: Client) ->
         connection.execute("DELETE FROM mailroom.key_state WHERE inbox = 'quiet'")
         connection.execute("DELETE FROM mailroom.dead_letter WHERE stage = 'execute'")
         connection.execute("DELETE FROM mailroom.audit WHERE actor = 'eve'")
+
+
+def test_who_gets_a_topic_goes_on_where_a_page_ended(node: Node) -> None:
+    names = [f"box_{n:03}" for n in range(ROWS + 10)]
+    for name in names[1:]:
+        node.inbox(name, "order.paid")
+    node.inbox(names[0], "order.*")
+    with browsing(node.dsn) as browser:
+        first = browser.get("/routes", topic="order.paid").text
+        [more] = re.findall(r'<a href="([^"]+)" rel="next">', first.split('id="all"')[0])
+        second = browser.get(more.replace("&amp;", "&")).text
+    shown = [
+        re.findall(r'<th scope="row"><a [^>]+>(box_\d+)</a>', page.split('id="all"')[0]) for page in (first, second)
+    ]
+    assert shown == [names[:ROWS], names[ROWS:]]
+    # How many there are is said on each page, and so is what that means to a command.
+    for page in (first, second):
+        assert f'Who gets order.paid <span class="unit">{ROWS + 10}</span>' in page
+        assert "exactly one receiver" in page
+    assert "From the beginning" in second
 
 
 def test_a_page_counts_no_more_messages_of_a_key_than_it_may(trouble: Trouble, browser: Client) -> None:
