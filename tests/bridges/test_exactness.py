@@ -171,15 +171,16 @@ async def test_client_whose_call_never_returns_is_left_and_another_one_goes_on(
     try:
         await hanging.open()
         with pytest.raises(BrokerTrouble, match="a call has not returned"):
-            await hanging.publish(records(1, topic="hanging"))
+            async with asyncio.timeout(WITHIN_S):
+                await hanging.publish(records(1, topic="hanging"))
         monkeypatch.setattr("dispatcher.bridges.kafka.publisher.Producer", Keeping)
         assert await other.open() == 0
         await other.publish(records(1, topic="hanging"))
         assert await other.open() == 1
     finally:
+        Hanging.returns.set()
         await hanging.close()
         await other.close()
-        Hanging.returns.set()
 
 
 async def test_client_whose_call_never_returns_can_be_closed(
@@ -194,7 +195,8 @@ async def test_client_whose_call_never_returns_can_be_closed(
     await hanging.open()
     publishing = asyncio.create_task(hanging.publish(records(1, topic="closing")))
     try:
-        await hanging.close()
+        async with asyncio.timeout(WITHIN_S):
+            await hanging.close()
         with pytest.raises(BrokerTrouble):
             await publishing
     finally:
