@@ -18,6 +18,9 @@ READ_WITHIN_S = 60.0
 GATHER_S = 0.1
 FENCE_WITHIN_S = 15.0
 DELETE_TIMES, DELETED_WITHIN_S = 2, 10.0
+# What Kafka 4.3.1 says of its group coordinator after it was killed often; from then on that does nothing any more, and
+# no transaction ends, until somebody starts the broker anew.
+BROKEN = b"is out of sync with the underlying log"
 CLIENT = {"reconnect.backoff.max.ms": 300, "log_level": 0}
 
 
@@ -27,6 +30,7 @@ class CampaignBroker:
     def __init__(self, home: Path, seed: int) -> None:
         self.down = threading.Lock()  # held by who takes it down, until it is up again
         self._networks: list[Network] = []
+        self._log_read = 0
 
         def front(port: int) -> int:
             self._networks.append(Network("127.0.0.1", port, seed))
@@ -79,6 +83,19 @@ class CampaignBroker:
             self.kafka.kill()
             self.kafka.start()
         return False
+
+    def mend(self) -> bool:
+        """Start it anew if it says that it is broken; return whether it did since the last call."""
+        with self.kafka.log.open("rb") as log:
+            log.seek(self._log_read)
+            said = log.read()
+        self._log_read += len(said)
+        if BROKEN not in said:
+            return False
+        with self.down:
+            self.kafka.kill()
+            self.kafka.start()
+        return True
 
     def truncate(self, place: Place, offset: int) -> None:
         """Delete what a partition has before an offset, as its retention does."""

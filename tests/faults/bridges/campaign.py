@@ -174,6 +174,9 @@ class Bridged:
         while not self._is_at_rest():
             if self._errors or time.monotonic() > deadline:
                 return ["stuck:", self._situation()]
+            if self._broker.mend():
+                self._tally.did("broker that had broken itself started anew")
+                deadline = time.monotonic() + within_s
             time.sleep(0.25)
         return []
 
