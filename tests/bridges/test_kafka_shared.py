@@ -180,7 +180,7 @@ async def test_two_bridges_in_from_one_topic_are_two_origins_with_the_same_ids(
     ids = {}
     for inbox in ("one", "two"):
         rows = node.rows("SELECT message_id, value FROM mailroom.inbox WHERE inbox = %s ORDER BY clock", inbox)
-        values = [codec.decode(value) for _, value in rows]
+        values = [int(str(codec.decode(value))) for _, value in rows]
         assert sorted(values) == list(range(20))
         for part in (0, 1):
             of_the_part = [value for value in values if value // 5 % 2 == part]
