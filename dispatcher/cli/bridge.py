@@ -163,8 +163,12 @@ def out(
         is_new = Bridges(schema=call.schema).out(
             connection, name, settings, topics=topics or None, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why
         )
+        is_cut = not run(connection, reading_outs(call.schema, name))
     if call.json:
         document({"bridge": name, "is_new": is_new})
+        return
+    if is_cut:
+        say(f"The bridge {name} is changed. But it is cut, and publishes nothing: mailroom bridge status")
         return
     say(f"The bridge {name} {'publishes' if is_new else 'is changed. It publishes'} to {broker} at {address}.")
     _tell_options(name)

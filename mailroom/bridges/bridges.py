@@ -5,7 +5,7 @@ from mailroom.bridges.out import bridging_out, finding_out, resuming_out
 from mailroom.bridges.record import Record
 from mailroom.bridges.settings import InSettings, OutSettings
 from mailroom.bridges.source import BrokerPosition
-from mailroom.bridges.states import BridgeStates, reading_bridges
+from mailroom.bridges.states import BridgeStates, cut_text, reading_bridges
 from mailroom.bridges.waiting import LIMIT, waiting_records
 from mailroom.errors import ConfigurationError, UnknownBridge
 from mailroom.links.readers import removing_reader
@@ -92,10 +92,13 @@ class _Operations:
     ) -> Operation[bool]:
         """Let a dispatcher try a stopped bridge at once; return whether it was stopped or failing.
 
-        It is tried again by itself too, at least every 30 s. With `at` a bridge into this node goes on there in that
-        partition, whatever was read: what lies between is taken in again, or never.
+        It is tried again by itself too, at least every 30 s; but not one that is cut. With `at` a bridge into this node
+        goes on there in that partition, whatever was read: what lies between is taken in again, or never.
         """
-        yield from self._begin(name, actor, why)
+        states = yield from self._begin(name, actor, why)
+        for each in states.out:
+            if (each.name, each.state) == (name, "cut"):
+                raise ConfigurationError(f"Bridge {name} is cut: {cut_text(name, each.max_rows)}", code="MR-bridge-cut")
         rows = yield from reading_ins(self.schema, name)
         if rows:
             return (yield from resuming_in(self.schema, rows[0], at, actor=actor, why=why))
@@ -119,13 +122,14 @@ class _Operations:
             yield from removing_reader(self.schema, name, actor=actor, why=why, dry_run=dry_run, act="bridge remove")
         )
 
-    def _begin(self, name: str, actor: str, why: str | None) -> Operation[None]:
+    def _begin(self, name: str, actor: str, why: str | None) -> Operation[BridgeStates]:
         check_actor(actor, why)
         node_name(name)
         yield IN_TRANSACTION
         states = yield from reading_bridges(self.schema)
         if name not in {*(each.name for each in states.out), *(each.name for each in states.into)}:
             raise UnknownBridge(f"This node has no bridge {name}. See: mailroom bridge status")
+        return states
 
 
 class Bridges(_Operations):

@@ -17,11 +17,12 @@ class OutState:
 
     `state` is open, or nothing is published: `since` says since when, and `why` why and what to do. The state is then
     unreachable or failing, which is tried again and again; stopped, which is tried again as well, and needs somebody to
-    act; or cut, when nothing is stamped for it any more. `backlog` counts the messages that wait for it, and `lag_s` is
-    the age in seconds of the oldest of them, 0 if there is none. Up to row `acked` of its link the broker has
-    everything; `seen_at` is when it last acknowledged something or was connected to, None if never. `topics` are those
-    that it publishes, `commands` those whose commands and replies it gets unless an inbox here does. With `max_rows`
-    waiting it is cut, and what it has published is kept for `keep_s` seconds more.
+    act; or cut, when nothing is stamped for it any more. `backlog` counts the messages that wait for it, or that were
+    given up when it was cut, and `lag_s` is the age in seconds of the oldest of them, 0 if there is none. Up to row
+    `acked` of its link the broker has everything; `seen_at` is when it last acknowledged something or was connected to,
+    None if never. `topics` are those that it publishes, `commands` those whose commands and replies it gets unless an
+    inbox here does. With more than `max_rows` waiting it is cut, and what it has published is kept for `keep_s` seconds
+    more.
     """
 
     name: str
@@ -74,6 +75,16 @@ class BridgeStates:
     into: tuple[InState, ...]
 
 
+def cut_text(name: str, max_rows: int | None) -> str:
+    """Return why the bridge `name` is cut, and what to do."""
+    by_hand = "somebody has cut it"
+    cause = by_hand if max_rows is None else f"more than {max_rows:,} messages waited for it, or {by_hand}"
+    return (
+        f"{cause}. What waited is given up, and nothing is stamped for it any more. To publish again what is sent from "
+        f"then on: mailroom bridge remove {name}, then mailroom bridge out {name} ..."
+    )
+
+
 OUTS = Sql(
     "SELECT link, settings::text, coalesce(trouble, state), why, since FROM {schema}.bridge_out",
     columns=("bigint", "text", "text", "text", "timestamptz"),
@@ -91,10 +102,12 @@ def reading_bridges(schema: str) -> Operation[BridgeStates]:
         if link.link not in outs:  # removed between the two statements
             continue
         settings, state, why, since = outs[link.link]
+        if link.state == "cut":  # whatever was wrong with its broker
+            state, why, since = "cut", f"{cut_text(link.name, link.max_rows)} [MR-bridge-cut]", None
         found.append(
             OutState(
-                link.name, "cut" if link.state == "cut" else state, why, since, link.backlog, link.lag_s, link.acked,
-                link.topics, link.commands, link.seen_at, OutSettings.of(settings), link.keep_s, link.max_rows,
+                link.name, state, why, since, link.backlog, link.lag_s, link.acked, link.topics, link.commands,
+                link.seen_at, OutSettings.of(settings), link.keep_s, link.max_rows,
             )
         )  # fmt: skip
     return BridgeStates(tuple(found), (yield from _reading_ins(schema)))

@@ -53,17 +53,21 @@ ORDER BY r.name
     columns=FOUND,
 )
 
-# Both are tried again by themselves too; what stopped them, somebody has to mend.
+# Both are tried again by themselves too, unless they are cut; what stopped them, somebody has to mend. A reader that is
+# a node finds out itself that its link was cut; a broker finds out nothing.
 STOPPED = Sql(
     """
-SELECT s.command, pg_catalog.format('%%s %%s: for %%s, %%s', s.what, s.name,
-       date_trunc('second'::text, clock_timestamp() - s.since), s.why)
+SELECT s.command, CASE WHEN s.is_cut
+    THEN pg_catalog.format('%%s %%s is cut: it gets nothing any more, and what waited is given up', s.what, s.name)
+    ELSE pg_catalog.format('%%s %%s: for %%s, %%s', s.what, s.name,
+                           date_trunc('second'::text, clock_timestamp() - s.since), s.why) END
 FROM (SELECT CASE WHEN b.origin IS NULL THEN 'link' ELSE 'bridge' END AS command,
-             CASE WHEN b.origin IS NULL THEN 'source' ELSE 'bridge' END AS what, o.name, o.since, o.why
+             CASE WHEN b.origin IS NULL THEN 'source' ELSE 'bridge' END AS what, o.name, o.since, o.why, false AS is_cut
       FROM {schema}.origin AS o LEFT JOIN {schema}.bridge_in AS b ON b.origin = o.number WHERE o.state = 'stopped'
       UNION ALL
-      SELECT 'bridge', 'bridge', l.name, b.since, b.why
-      FROM {schema}.bridge_out AS b JOIN {schema}.link AS l ON l.number = b.link WHERE b.state = 'stopped') AS s
+      SELECT 'bridge', 'bridge', l.name, b.since, b.why, l.state = 'cut'
+      FROM {schema}.bridge_out AS b JOIN {schema}.link AS l ON l.number = b.link
+      WHERE b.state = 'stopped' OR l.state = 'cut') AS s
 ORDER BY s.command, s.since
 """,
     columns=FOUND,

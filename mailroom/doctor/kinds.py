@@ -254,8 +254,8 @@ KINDS = {
     "M044": Kind(
         "a link or a bridge has stopped",
         "Nothing comes from another node or a broker, or nothing is published there, before somebody acts. What is "
-        "meant for it waits in the database.",
+        "meant for it waits in the database, unless it is cut.",
         "The evidence says why, and what to do. It is tried again by itself; `resume` of the same command does so at "
-        "once.",
+        "once. One that is cut has to be made anew.",
     ),
 }

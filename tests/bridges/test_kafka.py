@@ -2,28 +2,26 @@
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaException, Producer, TopicPartition
 
 from dispatcher.bridges import tending
 from dispatcher.bridges.kafka import source as kafka_source
 from dispatcher.bridges.kafka.options import client_options, hiding
-from mailroom import codec, subscribe
+from mailroom import codec
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.record import Form
-from mailroom.bridges.settings import InSettings, OnFailure, OutSettings
+from mailroom.bridges.settings import OutSettings
 from mailroom.bridges.source import BrokerPosition
 from mailroom.errors import ConfigurationError
 from mailroom.links.start import jumping
 from mailroom.sql.runner import run
-from outbox import Outbox, Outgoing
+from outbox import Outbox
 from tests.bridges.tended import in_state, out_state, tended, why_stopped
+from tests.bridges.through_kafka import MESSAGES, bridged, clocks, count, expected, numbers, read_log, send
 from tests.support.command import error_of, mailroom
 from tests.support.kafka import Kafka
 from tests.support.kafka_mock import MockKafka
@@ -34,7 +32,6 @@ pytestmark = pytest.mark.one_version
 
 PRODUCE, END_TXN = 0, 26
 PASSING = (6, 7, 13, -195)  # not the leader, timed out, disconnected, cut off
-KEYS, MESSAGES = 7, 120
 
 
 @pytest.fixture(autouse=True)
@@ -44,82 +41,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tending, name, seconds)
     monkeypatch.setattr(tending, "LEASE_S", 0.1)
     monkeypatch.setattr(kafka_source, "LOOK_S", 0.5)
-
-
-def bridged(
-    node: Node, servers: str, topic: str, *, exactly_once: bool = False, on_failure: OnFailure = "stop",
-    encode: str = "json", into: bool = True,
-) -> None:  # fmt: skip
-    """Make a bridge out to the topic, and one that takes in from it, for the inbox "orders" of the same node."""
-    form = Form(topic, encode=encode)  # type: ignore[arg-type]  # the test's own texts
-    out = OutSettings("kafka", servers, form, exactly_once, topic if exactly_once else None, on_failure)
-    with node.connection.transaction():
-        Bridges().out(node.connection, "out", out, topics="order.#", actor="test")
-        if into:
-            Bridges().into(node.connection, "in", InSettings("kafka", servers, (topic,)), actor="test")
-    if into and not node.rows("SELECT FROM mailroom.inbox_registry WHERE name = 'orders'"):
-        node.inbox("orders")
-        with node.connection.transaction():
-            subscribe(node.connection, "orders", "#", origin="in")
-
-
-def send(node: Node, first: int = 0, count: int = MESSAGES) -> None:
-    """Send messages of some keys, numbered, and stamp them for the bridge."""
-    with node.connection.transaction():
-        Outbox().send_many(
-            node.connection, [Outgoing("order.paid", n, key=f"k{n % KEYS}") for n in range(first, first + count)]
-        )
-    node.deliver_all()
-
-
-def numbers(node: Node) -> dict[str, list[object]]:
-    """Return what came in, by key, in order."""
-    found: dict[str, list[object]] = defaultdict(list)
-    for key, value in node.rows("SELECT key, value FROM mailroom.inbox ORDER BY clock"):
-        found[key].append(codec.decode(value))
-    return found
-
-
-def expected(count: int = MESSAGES) -> dict[str, list[object]]:
-    """Return what is to come in."""
-    return {f"k{key}": list(range(key, count, KEYS)) for key in range(KEYS)}
-
-
-def count(node: Node) -> int:
-    """Return how many messages came in."""
-    return int(node.value("SELECT count(*) FROM mailroom.inbox"))
-
-
-def read_log(client: dict[str, object], topic: str) -> list[Message]:
-    """Return what an independent consumer with read_committed finds in the log."""
-    consumer = Consumer(
-        {**client, "group.id": f"test-{uuid4()}", "enable.partition.eof": True, "auto.offset.reset": "earliest"}
-    )
-    try:
-        parts = sorted(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
-        consumer.assign([TopicPartition(topic, part, 0) for part in parts])
-        found, ended = [], 0
-        while ended < len(parts):
-            message = consumer.poll(30)
-            assert message is not None
-            if message.error() is None:
-                found.append(message)
-            else:
-                ended += 1
-        return found
-    finally:
-        consumer.close()
-
-
-def clocks(log: Sequence[Message]) -> list[tuple[int, int]]:
-    """Return the partition and the clock of each record."""
-    found = []
-    for message in log:
-        headers = dict(message.headers() or [])
-        clock = headers["mailroom-clock"]
-        assert isinstance(clock, bytes)
-        found.append((message.partition() or 0, int(clock)))
-    return found
 
 
 @pytest.mark.parametrize("exactly_once", [False, True])

@@ -12,9 +12,10 @@ from confluent_kafka import Producer, cimpl
 
 from dispatcher.bridges.kafka import client as kafka_client
 from dispatcher.bridges.kafka import source as kafka_source
+from dispatcher.bridges.kafka.held_up import LOOKS
 from dispatcher.bridges.kafka.source import KafkaSource
 from mailroom.bridges.arrival import Arrived, Intake, Undecodable, incoming
-from mailroom.bridges.settings import InSettings
+from mailroom.bridges.settings import InSettings, Start
 from mailroom.bridges.source import BrokerPosition, InBridge, PositionGone
 from tests.support.kafka_mock import MockKafka
 from tests.support.waiting import WITHIN_S, eventually_async
@@ -29,9 +30,13 @@ def put(mock_kafka: MockKafka, topic: str, count: int) -> None:
     assert producer.flush(30) == 0
 
 
+def source_of(mock_kafka: MockKafka, *topics: str, start: Start = "earliest") -> KafkaSource:
+    return KafkaSource(InBridge("in", 1, uuid4(), InSettings("kafka", mock_kafka.bootstrap, topics, start=start), {}))
+
+
 @asynccontextmanager
 async def reading(mock_kafka: MockKafka, topic: str) -> AsyncIterator[KafkaSource]:
-    source = KafkaSource(InBridge("in", 1, uuid4(), InSettings("kafka", mock_kafka.bootstrap, (topic,)), {}))
+    source = source_of(mock_kafka, topic)
     try:
         await source.open()
         assert await source.begin(await source.begin([])) == []
@@ -106,6 +111,78 @@ async def test_topic_that_is_another_one_is_not_read_on(mock_kafka: MockKafka, m
         ids["told"] = "newer"
         with pytest.raises(PositionGone, match="made anew since it was read up to 4"):
             await source.read(0.0)
+
+
+async def test_partition_that_is_added_is_read_from_its_first_record_and_a_topic_from_where_the_bridge_says(
+    mock_kafka: MockKafka,
+) -> None:
+    """The position of partition 0 is known; partition 1 came later, and the other topic is new to the bridge."""
+    mock_kafka.create("grown", 2)
+    mock_kafka.create("other", 1)
+    for topic in ("grown", "other"):
+        producer = Producer({"bootstrap.servers": mock_kafka.bootstrap})
+        for part in range(2 if topic == "grown" else 1):
+            producer.produce(topic, b"1", b"k", part)
+        assert producer.flush(30) == 0
+    found = {}
+    starts: tuple[Start, Start] = ("latest", "earliest")
+    for start in starts:
+        source = source_of(mock_kafka, "grown", "other", start=start)
+        try:
+            await source.open()
+            first = [(each.topic, each.part, each.next) for each in await source.begin([])]
+            later = await source.begin([BrokerPosition("grown", 0, 1)])
+            found[start] = first, [(each.topic, each.part, each.next) for each in later]
+        finally:
+            await source.close()
+    assert found["latest"] == ([("grown", 0, 1), ("grown", 1, 1), ("other", 0, 1)], [("grown", 1, 0), ("other", 0, 1)])
+    assert found["earliest"] == (
+        [("grown", 0, 0), ("grown", 1, 0), ("other", 0, 0)],
+        [("grown", 1, 0), ("other", 0, 0)],
+    )
+
+
+async def test_partition_that_grows_while_nothing_of_it_may_be_read_is_told_once_and_when_it_goes_on(
+    mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As behind a transaction that is open, which the mock cluster does not hold up: only the log's end says so."""
+    monkeypatch.setattr(kafka_source, "LOOK_S", 0.0)
+    mock_kafka.create("held", 1)
+    put(mock_kafka, "held", 4)
+    log_end = 4
+    caplog.set_level("INFO", "mailroom.dispatcher")
+
+    async def looked(source: KafkaSource, times: int) -> list[str]:
+        """Let it look so often; return what it has told."""
+        caplog.clear()
+        for _ in range(times):
+            assert not await source.read(0.01)
+        return [each.getMessage() for each in caplog.records]
+
+    async with reading(mock_kafka, "held") as source:
+        monkeypatch.setattr(source, "_log_end", lambda topic, part: log_end)
+        await read(source, 4)
+        await source.taken([BrokerPosition("held", 0, 4)])
+        while not source._ends_seen:
+            assert not await source.read(0.1)
+        assert await looked(source, 3 * LOOKS) == []  # all is read
+        log_end = 9
+        assert await looked(source, LOOKS - 1) == []  # each transaction does that for a short time
+        log_end = 4
+        assert await looked(source, 1) == []
+        log_end = 9
+        [told] = await looked(source, 3 * LOOKS)
+        assert told.startswith(
+            "bridges: in waits in partition 0 of held at offset 4, and the log ends at 9: somebody has"
+        )
+        assert "--topic held --partition 0" in told
+        put(mock_kafka, "held", 1)
+        await read(source, 1)
+        await source.taken([BrokerPosition("held", 0, 5)])
+        log_end = 5
+        while source._ends_seen["held", 0] < 5:
+            await source.read(0.1)
+        assert [each.getMessage() for each in caplog.records][1:] == ["bridges: in goes on in partition 0 of held"]
 
 
 def put_raw(bootstrap: str, topic: str, header: bytes) -> None:

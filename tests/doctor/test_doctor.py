@@ -167,6 +167,11 @@ BROKEN = [
         f"SELECT number, '{{}}', 'stopped', 'row 7 is too large', {OLD} FROM l"),
         "M044", "bridge to-kafka: for 01:00:0", "DELETE FROM mailroom.bridge_out",
     ),
+    (
+        ("WITH l AS (INSERT INTO mailroom.link (name, state) VALUES ('to-nats', 'cut') RETURNING number) "
+        "INSERT INTO mailroom.bridge_out (link, settings) SELECT number, '{}' FROM l"),
+        "M044", "bridge to-nats is cut: it gets nothing any more", "DELETE FROM mailroom.bridge_out",
+    ),
 ]  # fmt: skip
 
 

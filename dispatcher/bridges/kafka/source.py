@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from dispatcher.bridges.kafka.client import STEP_S, KafkaClient, headers_of, log
+from dispatcher.bridges.kafka.held_up import HeldUp
 from dispatcher.bridges.kafka.meaning import advice
 from dispatcher.bridges.kafka.options import hiding
 from dispatcher.bridges.kafka.topic_ids import TopicIds
@@ -50,6 +51,7 @@ class KafkaSource(KafkaClient):
         self._positions: dict[tuple[str, int], BrokerPosition] = {}
         self._left: list[Arrived | BrokerPosition] = []
         self._ends_seen: dict[tuple[str, int], int] = {}
+        self._held_up = HeldUp(bridge.name)
         self._looked_at = 0.0
 
     async def open(self) -> str:
@@ -124,13 +126,13 @@ class KafkaSource(KafkaClient):
         # Nothing of a topic that the bridge no longer has.
         wanted = [self._positions[part] for part in parts if part in self._positions]
         self._going().assign([_assigned(each) for each in wanted])
-        is_first = self._bridge.settings.start == "earliest"
+        begun = {topic for topic, _ in self._positions}
         found = []
         for topic, part in parts:
             if (topic, part) not in self._positions:
                 low, high = self._ends(topic, part)
-                # A partition that was added later is read from its beginning.
-                start = low if is_first or self._positions else high
+                # A partition that was added later is read from its beginning, a topic from where the bridge says.
+                start = low if topic in begun or self._bridge.settings.start == "earliest" else high
                 found.append(BrokerPosition(topic, part, start, log=self._logs.get(topic)))
         return found
 
@@ -192,9 +194,18 @@ class KafkaSource(KafkaClient):
             self._topic_ids.ask()
         # What lies between the last record and the end are ends of transactions, and what was aborted. Kafka deletes
         # them as it does records, and who came back then would miss them.
+        waiting = {}
         for part, end in self._ends_seen.items():
             if (was := self._positions[part]).next < end:
                 self._left.append(BrokerPosition(*part, end, was.leader_epoch, was.log))
+            elif (log_end := self._log_end(*part)) > was.next == end:
+                waiting[part] = end, log_end
+        self._held_up.look(waiting)
+
+    def _log_end(self, topic: str, part: int) -> int:
+        """Return where a partition's log ended at the last fetch, also behind what is committed. Nobody is asked."""
+        _, high = self._going().get_watermark_offsets(TopicPartition(topic, part), cached=True)
+        return int(high)
 
     def _gone(self, topic: str, part: int) -> PositionGone:
         position = self._positions[topic, part]
