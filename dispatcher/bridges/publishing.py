@@ -38,6 +38,7 @@ from mailroom.bridges.publisher import Publisher, RecordRefused
 from mailroom.bridges.record import Carried, Record, Sender, Unencodable, carried, record_of
 from mailroom.errors import Coded, coded
 from mailroom.links.handshake.hello import LinkTaken
+from mailroom.links.start import reading_home
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
 from mailroom.sql.operation import Operation
@@ -49,6 +50,13 @@ MAX_BYTES = 4 * 1024 * 1024
 FETCH_S = 30.0
 SLACK = timedelta(minutes=1)  # by which the broker's clock may be behind this node's
 MARK_EVERY = timedelta(days=1)  # brokers forget marks that are not set for a week
+STARTED_WITHIN_S, STARTED_PAUSE_S = 3.0, 0.2  # a dispatcher after its server; it is told if that takes longer
+TAKEN = "another dispatcher has the link now"
+NOT_STARTED = "no dispatcher of this node has started since its server did: mailroom dispatcher run"
+ELSEWHERE = (
+    "this node is in another database or server than before, and a copy must not publish for it. If it was moved: "
+    "mailroom node moved; if it is a copy of a node that lives on: mailroom node new-id"
+)
 # While a broker is away for long this session idles, outside of any transaction.
 READING = SESSION | {"idle_session_timeout": "0"}
 
@@ -82,6 +90,8 @@ class Publishing(Tending):
         """Publish for as long as one session here and one publisher last."""
         async with open_session(self._home, "bridges", READING) as connection:
             source, run = Source(connection, self._schema), uuid4()
+            if not await self._is_started(source):
+                return
             start = await source.transaction(taking_link(self._schema, self.row.link, run))
             if start is None:
                 await heard(self._stopping, LONGEST_PAUSE_S)  # cut: the lane ends it
@@ -100,9 +110,30 @@ class Publishing(Tending):
                     )  # fmt: skip
                 await source.listen(self.row.link)
                 while not self._stopping.is_set():
-                    position = await self._step(source, publisher, run, position, mark)
+                    step = await self._step(source, publisher, run, position, mark)
+                    if step is None:  # somebody has said meanwhile that history was lost: begin in the new one
+                        return
+                    position = step
             finally:
                 await publisher.close()
+
+    async def _is_started(self, source: Source) -> bool:
+        """Wait until a dispatcher has started since the server did; return False if this one is to stop before.
+
+        What was lost with the server is known only then. Who began before would take the link in the old history, and
+        publish again, with other clocks, what a node that was put back stamps again.
+        """
+        began = time.monotonic()
+        while not self._stopping.is_set():
+            home = await source.ask(reading_home(self._schema))
+            if home.is_elsewhere:
+                raise BridgeStopped(ELSEWHERE, code="MR-node-moved")
+            if home.noted in (None, home.found):
+                return True
+            if (waited_s := time.monotonic() - began) > STARTED_WITHIN_S:
+                await self._note("failing", NOT_STARTED, waited_s)
+            await heard(self._stopping, STARTED_PAUSE_S)
+        return False
 
     def _check_reach(self, clock: int, start: OutStart) -> None:
         """Raise `BridgeStopped` if the broker has a clock that this node may give out again, to another message."""
@@ -126,8 +157,11 @@ class Publishing(Tending):
                 lost, self.row.name,
             )  # fmt: skip
 
-    async def _step(self, source: Source, publisher: Publisher, run: UUID, position: int, mark: int) -> int:
-        """Publish the next rows behind `position`, or sleep until there are some; return the new position."""
+    async def _step(self, source: Source, publisher: Publisher, run: UUID, position: int, mark: int) -> int | None:
+        """Publish the next rows behind `position`, or sleep until there are some.
+
+        Returns the new position, or None if this node has begun another history.
+        """
         look = bounding_ahead(
             self._schema, self.row.link, position,
             rows=self._portion.of(ROWS), max_bytes=self._portion.of(MAX_BYTES),
@@ -146,7 +180,11 @@ class Publishing(Tending):
         batch = await source.ask(
             fetching(self._schema, self.row.link, after=position, to=bounds.last, decoded=True), FETCH_S
         )
-        now = await source.transaction(making_published())
+        now, is_settled = await source.transaction(making_published(self._schema, self.row.link, run))
+        if is_settled is None:
+            raise LinkTaken(TAKEN)
+        if not is_settled:
+            return None
         messages = carried(cast(Mapping[str, Sequence[Any]], batch.columns))
         known: frozenset[UUID] = frozenset()
         if self._is_known:
@@ -193,7 +231,7 @@ class Publishing(Tending):
 
     async def _acknowledge(self, source: Source, run: UUID, seq: int) -> None:
         if not await source.ask(acknowledging(self._schema, self.row.link, run, seq)):
-            raise LinkTaken("another dispatcher has the link now")
+            raise LinkTaken(TAKEN)
 
     async def _refuse(self, source: Source, run: UUID, seq: int, error: Coded) -> int:
         """Do with a message that cannot be published what the bridge says; return the new position."""
@@ -205,7 +243,7 @@ class Publishing(Tending):
                 code=error.code,
             )
         if not await source.transaction(skipping(self._schema, self.row.link, run, seq, why)):
-            raise LinkTaken("another dispatcher has the link now")
+            raise LinkTaken(TAKEN)
         await tell_of_dead(source.connection, self._schema, ["publish"], 1)
         return seq
 

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
 from uuid import UUID
 
 from mailroom.bridges.settings import OutSettings
@@ -217,21 +216,29 @@ def knowing_published(schema: str, link: int, ids: Collection[UUID]) -> Operatio
     return frozenset(id for (id,) in (yield KNOWN.at(schema=schema)(link=link, ids=list(ids))))
 
 
+# NULL if another run has the link.
 FLUSH = Sql(
-    "SELECT clock_timestamp(), pg_catalog.pg_logical_emit_message(true, 'mailroom'::text, ''::text) IS NULL",
-    columns=("timestamptz", "boolean"),
+    """
+SELECT clock_timestamp(), pg_catalog.pg_logical_emit_message(true, 'mailroom'::text, ''::text) IS NULL,
+       (SELECT l.matched IS NOT DISTINCT FROM n.life FROM {schema}.link AS l CROSS JOIN {schema}.node AS n
+        WHERE l.number = %(link)s::bigint AND l.run = %(run)s::uuid)
+""",
+    columns=("timestamptz", "boolean", "boolean"),
 )
 
 
-def making_published() -> Operation[datetime]:
-    """Make durable what was read for publishing, in a transaction that commits before; return the time of the database.
+def making_published(schema: str, link: int, run: UUID) -> Operation[tuple[datetime, bool | None]]:
+    """Make durable what was read for publishing, in a transaction that commits before.
+
+    Returns the time of the database, and whether this node's history is still that in which the run began; None if
+    another run has the link. What was stamped in a later one may be published already.
 
     A delivery commits synchronously if something leaves by it; whoever requeues a dead letter may not. What a crash
     took back would come again with other clocks: whoever compares clocks would take it for new.
     """
     yield DURABLE.at()()
-    [(now, _)] = yield FLUSH.at()()
-    return cast(datetime, now)
+    [(now, _, is_settled)] = yield FLUSH.at(schema=schema)(link=link, run=run)
+    return now, is_settled
 
 
 SINCE = "since = coalesce(b.since, clock_timestamp() - %(for_s)s::float8 * interval '1 second')"

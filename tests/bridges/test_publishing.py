@@ -1,16 +1,19 @@
 """Publishing: in order, acknowledged when the broker has it, and nothing is passed over in silence."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
+from psycopg.rows import TupleRow
 
-from dispatcher.bridges import tending
+from dispatcher.bridges import publishing, tending
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.record import Record
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, UnknownBridge
 from mailroom.links.links import Links
+from mailroom.links.restored import saying_moved
 from mailroom.links.start import jumping
 from mailroom.sql.runner import run
 from mailroom.testing import publish
@@ -258,11 +261,24 @@ def test_testing_publish_gives_records_without_a_broker(node: Node) -> None:
     assert node.value("SELECT count(*) FROM mailroom.transit") == 0
 
 
+def put_back(node: Node, waiting: Sequence[TupleRow]) -> None:
+    """Put the node back to where it had stamped one row, and these messages waited."""
+    node.connection.execute("DELETE FROM mailroom.transit WHERE seq > 1")
+    node.connection.execute("UPDATE mailroom.link SET acked = 1")
+    for row in waiting:
+        node.connection.execute(
+            "INSERT INTO mailroom.outbox (message_id, topic, key, value) VALUES (%s, %s, %s, %s)", row
+        )
+
+
+WAITING = "SELECT message_id, topic, key, value FROM mailroom.outbox ORDER BY position"
+
+
 async def test_what_a_lost_history_has_published_is_not_published_again(node: Node) -> None:
     """The node is put back to where one of three messages was delivered; the others are stamped anew."""
     log = bridge_out(node)
     ids = [node.send("orders", {"n": n}, key="k") for n in range(3)]
-    backup = node.rows("SELECT message_id, topic, key, value FROM mailroom.outbox ORDER BY position")
+    backup = node.rows(WAITING)
     node.deliver_all()
     async with tended(node):
         await rest(node, 3)
@@ -270,14 +286,8 @@ async def test_what_a_lost_history_has_published_is_not_published_again(node: No
     node.deliver_all()
     async with tended(node):
         await rest(node, 4)
-    node.connection.execute("DELETE FROM mailroom.transit WHERE seq > 1")
-    node.connection.execute("UPDATE mailroom.link SET acked = 1")
-    for id, topic, key, value in backup[1:]:
-        node.connection.execute(
-            "INSERT INTO mailroom.outbox (message_id, topic, key, value) VALUES (%s, %s, %s, %s)",
-            [id, topic, key, value],
-        )
     with node.connection.transaction():
+        put_back(node, backup[1:])
         run(node.connection, jumping(SCHEMA, is_here=True))
     new = node.send("orders", {"n": 4}, key="k")
     node.deliver_all()
@@ -290,6 +300,66 @@ async def test_what_a_lost_history_has_published_is_not_published_again(node: No
     async with tended(node):
         await eventually_async(lambda: log.opened > before)
     assert log.ids() == [*ids, lost, new]
+
+
+async def test_bridge_that_is_there_before_the_dispatcher_has_started_waits_for_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the start finds out that history was lost: who took the link before would publish all of it again."""
+    monkeypatch.setattr(publishing, "STARTED_WITHIN_S", 0.05)
+    log = bridge_out(node)
+    ids = [node.send("orders", {"n": n}, key="k") for n in range(3)]
+    backup = node.rows(WAITING)
+    node.deliver_all()
+    async with tended(node):
+        await rest(node, 3)
+    before = log.opened
+    with node.connection.transaction():
+        put_back(node, backup[1:])
+        node.connection.execute("UPDATE mailroom.node SET started_at = started_at - interval '1 hour'")
+    async with tended(node):
+        await eventually_async(lambda: out_state(node).state == "failing")
+        assert out_state(node).why == publishing.NOT_STARTED
+        assert log.opened == before
+        ids += [node.send("orders", {"n": 3}, key="k")]
+        node.deliver_all()
+        await rest(node, 4)
+        await eventually_async(lambda: out_state(node).state == "open")
+    assert log.ids() == ids
+
+
+async def test_bridge_that_runs_while_somebody_says_that_history_was_lost_begins_anew(node: Node) -> None:
+    log = bridge_out(node)
+    ids = [node.send("orders", {"n": n}, key="k") for n in range(3)]
+    backup = node.rows(WAITING)
+    node.deliver_all()
+    async with tended(node):
+        await rest(node, 3)
+        before = log.opened
+        with node.connection.transaction():
+            put_back(node, backup[1:])
+            run(node.connection, jumping(SCHEMA, is_here=True))
+        ids += [node.send("orders", {"n": 3}, key="k")]
+        node.deliver_all()
+        await rest(node, 4)
+        assert log.opened > before
+    assert log.ids() == ids
+
+
+async def test_copy_of_a_node_publishes_nothing_before_somebody_says_that_it_is_the_node(node: Node) -> None:
+    log = bridge_out(node)
+    node.send("orders", key="k")
+    node.deliver_all()
+    node.connection.execute("UPDATE mailroom.node SET database_oid = database_oid + 1")
+    async with tended(node) as lane:
+        await eventually_async(lambda: out_state(node).state == "stopped")
+        assert "mailroom node moved" in (out_state(node).why or "")
+        assert log.opened == 0
+        with node.connection.transaction():
+            assert run(node.connection, saying_moved(SCHEMA, actor="me"))
+            Bridges().resume(node.connection, "out", actor="me")
+        await lane.follow()
+        await rest(node, 1)
 
 
 async def test_broker_with_later_clocks_than_this_node_s_stops_the_bridge_before_anything_looks_like_a_repeat(
