@@ -15,6 +15,7 @@ from inbox.worker.process import serve
 from inbox.worker.worker import AsyncWorker, Worker, home_of, limit
 from mailroom.cli.acting import answering, counted
 from mailroom.cli.call import Call, pass_call
+from mailroom.cli.commands.migrate import migrate_first
 from mailroom.cli.failures import drop_output
 from mailroom.cli.group import Group
 from mailroom.cli.logs import log_to_stderr
@@ -142,6 +143,12 @@ AT_ONCE = 100
     help="Have --breaker stop only the keys whose prefix fails, which is what stands before the first such character; "
     "empty for one breaker of the whole inbox. [the whole inbox]",
 )
+@click.option(
+    "--migrate",
+    "migrates",
+    is_flag=True,
+    help="First create the schema, or bring it up to date, as `mailroom migrate` does.",
+)
 @pass_call
 def create(
     call: Call,
@@ -162,6 +169,7 @@ def create(
     concurrency: int | None,
     breaker: int | None,
     breaker_by: str | None,
+    migrates: bool,
 ) -> None:
     """Create inboxes, or add subscriptions to them and change their settings.
 
@@ -184,6 +192,7 @@ def create(
     \b
     Examples:
       mailroom inbox create shipping --subscribe order.paid --subscribe order.cancelled
+      mailroom inbox create shipping --subscribe order.paid --migrate
       mailroom inbox create shipping --backoff-s 5 --backoff-max-s 600
       mailroom inbox create audit_log --max-attempts 10 --on-failure skip
       mailroom inbox create shop_replies --keep-s 600
@@ -202,6 +211,8 @@ def create(
         raise click.UsageError("--breaker-by says which keys a --breaker stops: give that too.")
     if burst is not None and not rate:
         raise click.UsageError("--burst says how many messages may be taken at once within a --rate: give that too.")
+    if migrates:
+        migrate_first(call)
     with call.connection("inbox create") as connection, progress_bar("created", len(names), of="inboxes") as bar:
         for first in range(0, len(names), AT_ONCE):
             create_inbox(

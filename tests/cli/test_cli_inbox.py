@@ -57,6 +57,18 @@ def test_create_takes_several_names(node: Node, monkeypatch: pytest.MonkeyPatch)
     assert names == ["a", "b", "c", "d", "e", "f", "ledger", "shipping"]  # what was committed before stays
 
 
+def test_create_migrates_first_if_it_is_told_to(empty_dsn: str) -> None:
+    create = ("inbox", "create", "shipping", "--subscribe", "order.paid")
+    assert "mailroom migrate" in error_of(mailroom(*create, dsn=empty_dsn))
+    said = done(*create, "--migrate", dsn=empty_dsn).splitlines()
+    assert said[0].startswith("Schema mailroom went from revision base to ")
+    assert said[1] == "Inbox shipping exists, subscribed to order.paid."
+    assert (
+        done(*create, "--migrate", dsn=empty_dsn).splitlines() == said[1:]
+    )  # what changed nothing is not worth a line
+    assert json_of(*create, "--migrate", dsn=empty_dsn)["inbox"] == "shipping"
+
+
 def test_subscriptions_begin_and_end(node: Node) -> None:
     subscribe, unsubscribe = ("inbox", "subscribe", "shipping"), ("inbox", "unsubscribe", "shipping")
     said = mailroom(*subscribe, "order.*", "orders", dsn=node.dsn)

@@ -182,6 +182,24 @@ def test_command_grants_prints_and_revokes(node: Node, shop: str) -> None:
     assert may(node, shop) == found
 
 
+def test_command_grants_several_purposes_or_none(node: Node, shop: str) -> None:
+    none = may(node, shop)
+    refused = mailroom("grant", "writer", "reaper", shop, "--inbox", "nowhere", dsn=node.dsn)
+    assert "nowhere" in error_of(refused)
+    assert may(node, shop) == none
+    assert "--inbox NAME" in error_of(mailroom("grant", "writer", "reaper", shop, dsn=node.dsn))
+    told = done("grant", "writer", "reaper", "dispatcher", "writer", shop, "--inbox", "shipping", dsn=node.dsn)
+    assert told.splitlines()[:3] == [
+        f"Role {shop} has what {named} needs, in schema mailroom."
+        for named in ("a writer", "a reaper of shipping", "a dispatcher")
+    ]
+    found = may(node, shop)
+    for purpose in ("writer", "dispatcher"):
+        done("grant", purpose, shop, dsn=node.dsn)
+    done("grant", "reaper", shop, "--inbox", "shipping", dsn=node.dsn)
+    assert may(node, shop) == found != none
+
+
 def test_command_prints_for_a_role_that_is_still_to_be_created(node: Node) -> None:
     printed = done("grant", "writer", "not yet", "--print", dsn=node.dsn)
     assert printed.startswith('GRANT USAGE ON SCHEMA "mailroom" TO "not yet";\n')
@@ -190,6 +208,9 @@ def test_command_prints_for_a_role_that_is_still_to_be_created(node: Node) -> No
 
 def test_command_says_what_it_lacks(node: Node) -> None:
     assert "--inbox NAME" in error_of(mailroom("grant", "reaper", "shop", dsn=node.dsn))
+    assert "no writer or metrics" in error_of(
+        mailroom("grant", "writer", "metrics", "shop", "--inbox", "shipping", dsn=node.dsn)
+    )
     assert "no writer" in error_of(mailroom("revoke", "writer", "shop", "--inbox", "shipping", dsn=node.dsn))
 
 

@@ -7,6 +7,7 @@ import click
 from mailroom import schema as node
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, note, say, working
+from mailroom.order.sequences import Numbers
 from mailroom.schema.migration import LOCK_TIMEOUT_S, migrating, telling
 from mailroom.session import settings
 from mailroom.sql.runner import driver_of, run
@@ -43,18 +44,29 @@ def migrate(call: Call, revision: str, discard: bool, lock_timeout_s: float) -> 
     """
     if revision not in (known := [*BOTH_ENDS, *node.revisions()]):
         raise click.UsageError(f"There is no revision {revision!r}; there are {', '.join(known)}.")
+    before, after, raised = migrate_first(call, revision, discard, lock_timeout_s)
+    if call.json:
+        document({"schema": call.schema, "before": before, "after": after, "raised": raised})
+    elif before == after:
+        say(f"Schema {call.schema} is at revision {after or 'base'}: nothing to do.")
+
+
+def migrate_first(
+    call: Call, revision: str = "head", discard: bool = False, lock_timeout_s: float = LOCK_TIMEOUT_S
+) -> tuple[str | None, str | None, list[Numbers]]:
+    """Migrate, and tell a person what that changed; also for a command that has it as its first step.
+
+    Returns the revision before and after, and the sequences that were raised.
+    """
     with working("migrating"), settings.engine(call.dsn()).begin() as connection:
         driver: Any = driver_of(connection)
         driver.add_notice_handler(telling(note))
         before = node.current_revision(connection, schema=call.schema)
         raised = run(connection, migrating(call.schema, revision, discard, lock_timeout_s))
         after = node.current_revision(connection, schema=call.schema)
-    if call.json:
-        document({"schema": call.schema, "before": before, "after": after, "raised": raised})
-    elif before == after:
-        say(f"Schema {call.schema} is at revision {after or 'base'}: nothing to do.")
-    else:
-        say(f"Schema {call.schema} went from revision {before or 'base'} to {after or 'base'}.")
     if not call.json:
+        if before != after:
+            say(f"Schema {call.schema} went from revision {before or 'base'} to {after or 'base'}.")
         for each in raised:
             say(f"{each.table}.{each.column} was behind its rows, as after a move, and goes on behind {each.value:,}.")
+    return before, after, raised

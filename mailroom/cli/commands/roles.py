@@ -14,11 +14,13 @@ from mailroom.roles.granting import grant as grant_rights
 from mailroom.roles.granting import revoke as revoke_rights
 from mailroom.roles.matrix import PURPOSES
 
+PURPOSE = click.Choice(list(PURPOSES))
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def about_a_role(command: F) -> F:
-    """Add the purpose, the role, and the options that grant and revoke share."""
+    """Add the role, and the options that grant and revoke share."""
     for decorate in (
         answering,
         click.option("--print", "prints", is_flag=True, help="Print the SQL, and run nothing."),
@@ -29,20 +31,20 @@ def about_a_role(command: F) -> F:
         ),
         click.option("--inbox", "inboxes", metavar="NAME", type=INBOX, multiple=True, help="This inbox; repeatable."),
         click.argument("role"),
-        click.argument("purpose", type=click.Choice(list(PURPOSES)), metavar="PURPOSE"),
     ):
         command = decorate(command)
     return command
 
 
 @click.command()
+@click.argument("purposes", type=PURPOSE, metavar="PURPOSE...", nargs=-1, required=True)
 @about_a_role
 @pass_call
 def grant(
-    call: Call, purpose: str, role: str, inboxes: tuple[str, ...], staging_schema: str | None, prints: bool,
-    actor: str, why: str | None,
+    call: Call, purposes: tuple[str, ...], role: str, inboxes: tuple[str, ...], staging_schema: str | None,
+    prints: bool, actor: str, why: str | None,
 ) -> None:  # fmt: skip
-    """Give a database role what it needs for a purpose, and nothing else.
+    """Give a database role what it needs for a purpose, or for several, and nothing else.
 
     Run it as the role that ran `mailroom migrate`, after CREATE ROLE. The PURPOSE is one of these:
 
@@ -59,18 +61,18 @@ def grant(
       spark-writer  writes with Spark
       spark-reader  streams the inboxes that --inbox names with Spark
 
-    A role may have several purposes: a reaper that sends is a writer too. A new inbox needs another grant for
+    A role may have several purposes: a reaper that sends is a writer too, and a worker with dispatch=True is a
+    dispatcher. --inbox counts for those that are of inboxes. A new inbox needs another grant for
     dispatcher, operator, auditor and metrics: repeating a grant is harmless.
 
     \b
     Examples:
       mailroom grant writer shop
-      mailroom grant reaper shop_shipping --inbox shipping --inbox billing
+      mailroom grant writer reaper shop_shipping --inbox shipping --inbox billing
       mailroom grant operator ada --inbox shipping --why "on call"
       mailroom grant dispatcher mailroom_daemon --print          # for whoever owns the schema
     """
-    change = _changed(call, grant_rights, purpose, role, inboxes, staging_schema, prints, actor, why)
-    if change is not None:
+    for purpose, change in _changed(call, grant_rights, purposes, role, inboxes, staging_schema, prints, actor, why):
         article = "an" if purpose[0] in "aeo" else "a"
         say(f"Role {role} has what {article} {_named(purpose, change.inboxes)} needs, in schema {call.schema}.")
         if purpose in ("dispatcher", "executor"):
@@ -78,6 +80,7 @@ def grant(
 
 
 @click.command()
+@click.argument("purpose", type=PURPOSE, metavar="PURPOSE")
 @about_a_role
 @pass_call
 def revoke(
@@ -95,42 +98,54 @@ def revoke(
       mailroom revoke reaper shop_shipping --inbox billing --why "moved"
       mailroom revoke operator ada --print
     """
-    change = _changed(call, revoke_rights, purpose, role, inboxes, staging_schema, prints, actor, why)
-    if change is not None:
+    for _, change in _changed(call, revoke_rights, (purpose,), role, inboxes, staging_schema, prints, actor, why):
         kept = f" It keeps what it needs as {' and '.join(change.kept)}." if change.kept else ""
         say(f"Role {role} is no {_named(purpose, change.inboxes)} any more, in schema {call.schema}.{kept}")
 
 
 def _changed(
-    call: Call, change: Callable[..., RightsChange], purpose: str, role: str, inboxes: tuple[str, ...],
+    call: Call, change: Callable[..., RightsChange], purposes: tuple[str, ...], role: str, inboxes: tuple[str, ...],
     staging_schema: str | None, prints: bool, actor: str, why: str | None,
-) -> RightsChange | None:  # fmt: skip
-    """Make the change, or print it; return it if it is still to be told to a person."""
-    if (takes := PURPOSES[purpose].inboxes) == "named" and not inboxes:
-        raise click.UsageError(f"Say of which inboxes {role} is a {purpose}: --inbox NAME, repeatable.")
-    if inboxes and takes in ("none", "all"):
+) -> list[tuple[str, RightsChange]]:  # fmt: skip
+    """Make the changes, all or none, or print them; return those that are still to be told to a person."""
+    for purpose in purposes:
+        if PURPOSES[purpose].inboxes == "named" and not inboxes:
+            raise click.UsageError(f"Say of which inboxes {role} is a {purpose}: --inbox NAME, repeatable.")
+    if inboxes and not any(map(_takes_inboxes, purposes)):
         raise click.UsageError(
-            f"--inbox says of which inboxes a reaper, a spark-reader or an operator is, no {purpose}."
+            f"--inbox says of which inboxes a reaper, a spark-reader or an operator is, no {' or '.join(purposes)}."
         )
     with call.connection("grant") as connection:
-        done = change(
-            connection, purpose, role, inboxes=inboxes or None, staging_schema=staging_schema, actor=actor, why=why,
-            dry_run=prints, schema=call.schema,
-        )  # fmt: skip
-    if call.json:
-        document(
-            {
-                "purpose": purpose, "role": role, "inboxes": done.inboxes, "kept": done.kept,
-                "statements": done.statements, "dry_run": prints,
-            }
-        )  # fmt: skip
-    elif prints:
-        for statement in done.statements:
-            click.echo(f"{statement};")
-    return None if call.json or prints else done
+        done = [
+            (
+                purpose,
+                change(
+                    connection, purpose, role, inboxes=(inboxes or None) if _takes_inboxes(purpose) else None,
+                    staging_schema=None if purpose != "spark-writer" and "spark-writer" in purposes else staging_schema,
+                    actor=actor, why=why, dry_run=prints, schema=call.schema,
+                ),
+            )
+            for purpose in dict.fromkeys(purposes)
+        ]  # fmt: skip
+    for purpose, each in done:
+        if call.json:
+            document(
+                {
+                    "purpose": purpose, "role": role, "inboxes": each.inboxes, "kept": each.kept,
+                    "statements": each.statements, "dry_run": prints,
+                }
+            )  # fmt: skip
+        elif prints:
+            for statement in each.statements:
+                click.echo(f"{statement};")
+    return [] if call.json or prints else done
+
+
+def _takes_inboxes(purpose: str) -> bool:
+    return PURPOSES[purpose].inboxes in ("named", "named or all")
 
 
 def _named(purpose: str, inboxes: tuple[str, ...]) -> str:
-    if PURPOSES[purpose].inboxes not in ("named", "named or all"):
+    if not _takes_inboxes(purpose):
         return purpose
     return f"{purpose} of {', '.join(inboxes) or 'no inbox, since there is none,'}"
