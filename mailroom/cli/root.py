@@ -34,7 +34,7 @@ ABOUT = {
     "embedded": "Keep a PostgreSQL of your own running, to try things out without a server.",
     "executor": "Run executables, and register what they may reach.",
     "explain": "Print what an error's CODE, or a finding of the doctor, means and what to do.",
-    "grant": "Give a database role what it needs for a purpose, and nothing else.",
+    "grant": "Give a database role what it needs for a purpose, or for several, and nothing else.",
     "health": "Ask a process of this machine whether it is ready: a dispatcher, an executor or workers with --metrics.",
     "inbox": "Create inboxes and subscribe them, show their messages, and reap from a shell.",
     "link": "Read messages of nodes in other databases, and let those nodes read this one's.",

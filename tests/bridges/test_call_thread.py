@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -58,16 +58,21 @@ async def test_call_that_never_returns_is_left_behind_and_those_after_it_too(ret
 
 
 @pytest.mark.usefixtures("quick")
-async def test_call_that_says_that_it_goes_on_may_take_long(returns: threading.Event) -> None:
-    thread = CallThread("long")
+async def test_call_that_says_that_it_goes_on_may_take_long(
+    returns: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread, looks, wait = CallThread("long"), list[float](), asyncio.wait
 
-    def long() -> str:
-        for _ in range(40):
-            thread.seen()
-            returns.wait(0.01)
-        return "done"
+    async def look(waiting: Iterable[asyncio.Future[bool]], timeout: float) -> None:  # noqa: ASYNC109 - as it is called
+        looks.append(timeout)
+        thread.seen()  # between two looks
+        if len(looks) == 40:
+            returns.set()
+        await wait(waiting, timeout=timeout)
 
-    assert await thread.call(long) == "done"
+    monkeypatch.setattr("asyncio.wait", look)
+    assert await thread.call(returns.wait)
+    assert len(looks) >= 40
     thread.end()
 
 

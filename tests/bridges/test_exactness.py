@@ -5,7 +5,8 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -159,18 +160,25 @@ class Hanging(Keeping):
         self.returns.wait()
 
 
+@contextmanager
+def hung_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Take a call for one that hangs after a third of a second."""
+    with monkeypatch.context() as patched:
+        patched.setattr(call_thread, "HUNG_S", 0.3)
+        patched.setattr(call_thread, "LOOK_S", 0.1)
+        yield
+
+
 async def test_client_whose_call_never_returns_is_left_and_another_one_goes_on(
     mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_thread, "HUNG_S", 0.3)
-    monkeypatch.setattr(call_thread, "LOOK_S", 0.1)
     monkeypatch.setattr("dispatcher.bridges.kafka.publisher.Producer", Hanging)
     monkeypatch.setattr(Hanging, "returns", threading.Event())
     mock_kafka.create("hanging", 1)
     hanging, other = (publisher(mock_kafka, "hanging", exactly_once=True) for _ in range(2))
     try:
         await hanging.open()
-        with pytest.raises(BrokerTrouble, match="a call has not returned"):
+        with hung_soon(monkeypatch), pytest.raises(BrokerTrouble, match="a call has not returned"):
             async with asyncio.timeout(WITHIN_S):
                 await hanging.publish(records(1, topic="hanging"))
         monkeypatch.setattr("dispatcher.bridges.kafka.publisher.Producer", Keeping)
@@ -186,21 +194,20 @@ async def test_client_whose_call_never_returns_is_left_and_another_one_goes_on(
 async def test_client_whose_call_never_returns_can_be_closed(
     mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_thread, "HUNG_S", 0.3)
-    monkeypatch.setattr(call_thread, "LOOK_S", 0.1)
     monkeypatch.setattr("dispatcher.bridges.kafka.publisher.Producer", Hanging)
     monkeypatch.setattr(Hanging, "returns", threading.Event())
     mock_kafka.create("closing", 1)
     hanging = publisher(mock_kafka, "closing", exactly_once=True)
     await hanging.open()
-    publishing = asyncio.create_task(hanging.publish(records(1, topic="closing")))
-    try:
-        async with asyncio.timeout(WITHIN_S):
-            await hanging.close()
-        with pytest.raises(BrokerTrouble):
-            await publishing
-    finally:
-        Hanging.returns.set()
+    with hung_soon(monkeypatch):
+        publishing = asyncio.create_task(hanging.publish(records(1, topic="closing")))
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                await hanging.close()
+            with pytest.raises(BrokerTrouble):
+                await publishing
+        finally:
+            Hanging.returns.set()
 
 
 async def test_client_that_gets_nothing_acknowledged_is_given_up(
