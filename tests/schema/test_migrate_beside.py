@@ -299,8 +299,8 @@ def test_batch_does_not_fail_because_the_table_of_entries_is_locked(
     calls: list[str] = []
     with connect() as locking:
         locking.execute("LOCK TABLE mailroom.worker")
+        deliver(node, "a", "b", "c", "d")  # before: a claim that finds nothing waits for the table
         with working(Worker(node.dsn, "shipping", lambda message, _: calls.append(message.key), batch=1)):
-            deliver(node, "a", "b", "c", "d")
             eventually(lambda: not node.rows("SELECT FROM mailroom.inbox"))
             locking.rollback()
     assert sorted(calls) == ["a", "b", "c", "d"]

@@ -12,7 +12,7 @@ import pytest
 def test_flights_come_out_as_they_went_in(empty_dsn: str) -> None:
     command = [sys.executable, "-m", "examples.pipeline", "--flights", "3000", "--json", "--dsn", empty_dsn]
     environment = {name: value for name, value in os.environ.items() if name != "MAILROOM_DSN"}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert ended.returncode == 0, ended.stderr
     told = json.loads(ended.stdout)
     assert told["flights"] == 3000
