@@ -35,6 +35,7 @@ from . import (
     links,
     links_latency,
     links_rate,
+    live,
     mail,
     memory,
     patterns,
@@ -71,6 +72,7 @@ MODULES = (
     take_over,
     reap,
     flow,
+    live,
     handlers,
     latency,
     peers,
@@ -93,6 +95,7 @@ MODULES = (
     watched,
 )
 MEASUREMENTS: dict[str, Measurement] = {module.MEASUREMENT.name: module.MEASUREMENT for module in MODULES}
+AGAINST = {module.MEASUREMENT.name: module.against for module in (cost, live)}
 FEWEST_MESSAGES = 300
 
 
@@ -121,7 +124,7 @@ def _help() -> str:
     "--against",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="With --only cost: measure the checkout in this directory too, in turn with this one.",
+    help="With --only cost or live: measure the checkout in this directory too, in turn with this one.",
 )
 @pass_call
 def bench(call: Call, only: Sequence[str], runs: int, messages: int, against: Path | None) -> None:
@@ -141,9 +144,9 @@ def bench(call: Call, only: Sequence[str], runs: int, messages: int, against: Pa
     """
     chosen = _chosen(only)
     if against is not None:
-        if chosen != [cost.MEASUREMENT]:
-            raise click.UsageError("--against is for --only cost, and for nothing beside it.")
-        chosen = [cost.against(against)]
+        if any(each.name not in AGAINST for each in chosen):
+            raise click.UsageError("--against is for --only cost and --only live, and for nothing beside them.")
+        chosen = [AGAINST[each.name](against) for each in chosen]
     with _terminated_like_interrupted(), _database(call) as dsn:
         with settings.connect(dsn, "bench") as connection:
             postgres = connection.info.parameter_status("server_version") or "unknown"

@@ -1,23 +1,13 @@
-"""The process of one checkout in `mailroom_bench.cost`: reads the names of parts and prints what each of them costs.
-
-Whatever it imports of the product is that checkout's.
-"""
+"""What one checkout does in `mailroom_bench.cost`, part by part."""
 
 import asyncio
-import gc
-import json
 import os
-import signal
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 
-import click
 import psycopg
 
-import mailroom
 from dispatcher.daemon import DRAIN
 from dispatcher.delivery.deliverer import Deliverer
 from inbox import Inbox
@@ -27,7 +17,7 @@ from mailroom.session import settings
 from outbox import Outbox, Outgoing
 
 from . import floors
-from .node import Node, fresh_node
+from .node import Node
 from .pipeline import Pipeline
 from .processor import Meter
 from .workload import INBOX, outgoing
@@ -71,15 +61,15 @@ def _bulk(node: Node, messages: int, name: str, *, metered: bool = False) -> dic
         clients = {"dispatcher": pipeline.dispatcher, "worker": pipeline.workers[0]}
         publisher = Meter({"publisher": os.getpid(), "publisher's backend": connection.info.backend_pid})
         processes = Meter({name: each.pid for name, each in clients.items() if each is not None and each.pid})
-        backends = Meter({str(pid): pid for pid in _backends(node)})
-        role_of = {str(pid): role for pid, role in _backends(node).items()}
+        sessions = pipeline.sessions(*ROLES)
+        backends = Meter({str(pid): pid for pid in sessions})
         with processes.running(), backends.running():
             with publisher.running():
                 _publish(outbox, connection, ready, messages)
             pipeline.wait_drained(messages + messages // 10)
     found = publisher.each_us(messages) | processes.each_us(messages) | dict.fromkeys(ROLES.values(), 0.0)
     for pid, used_us in backends.each_us(messages).items():
-        found[role_of[pid]] += used_us
+        found[ROLES[sessions[int(pid)]]] += used_us
     return {f"{name}, {process}": used_us for process, used_us in (found | {"all": sum(found.values())}).items()}
 
 
@@ -87,15 +77,6 @@ def _publish(outbox: Outbox, connection: psycopg.Connection, ready: Iterator[Out
     for sent in range(0, messages, floors.BATCH):
         outbox.send_many(connection, list(islice(ready, min(floors.BATCH, messages - sent))))
         connection.commit()
-
-
-def _backends(node: Node) -> dict[int, str]:
-    """Return the process ids of the daemon's and the worker's sessions, each with its role."""
-    with node.connect(autocommit=True) as connection:
-        rows = connection.execute(
-            "SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database()"
-        ).fetchall()
-    return {pid: role for pid, name in rows for prefix, role in ROLES.items() if name.startswith(prefix)}
 
 
 # -- One by one -------------------------------------------------------------------------------------------------------
@@ -191,22 +172,3 @@ def claim(node: Node, messages: int) -> dict[str, float]:
 
 
 PARTS = {part.__name__: part for part in (bulk, metered, send, deliver, claim)}
-
-
-def main() -> None:
-    """Measure what the standard input names, part by part, until it ends."""
-    setup = json.loads(sys.stdin.readline())
-    imported = Path(mailroom.__file__).resolve().parents[1]
-    if imported != Path(setup["product"]):
-        sys.exit(f"{setup['product']} was to be measured, and {imported} was imported.")
-    gc.collect()
-    gc.freeze()  # or a full collection, which walks all that was imported, would fall on one of the parts by chance
-    for line in sys.stdin:
-        with fresh_node(setup["dsn"]) as node:
-            click.echo(json.dumps(PARTS[json.loads(line)](node, setup["messages"])))  # which flushes it
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it drops its schema
-    with suppress(KeyboardInterrupt):
-        main()

@@ -40,7 +40,7 @@ class Bar:
 class Line:
     """One figure of a measurement; `baseline` names the figure of the same run that it is divided by.
 
-    `peer` names the other program whose figure it is, if it is not ours.
+    `peer` names the other program whose figure it is, or beside which ours stands, if there is one.
     """
 
     name: str
@@ -62,15 +62,8 @@ class Measurement:
     absent: Callable[[str], Mapping[str, str]] = lambda _dsn: {}  # peers that are not installed, and how to get them
 
     def without(self, peers: Collection[str]) -> "Measurement":
-        """Return it without the lines of these peers; what was divided by such a line stands alone."""
-        left_out = {line.name for line in self.lines if line.peer in peers}
-        lines = (line for line in self.lines if line.name not in left_out)
-        return replace(
-            self,
-            lines=tuple(
-                replace(line, baseline=None, bar=None) if line.baseline in left_out else line for line in lines
-            ),
-        )
+        """Return it without the lines of these peers."""
+        return replace(self, lines=tuple(line for line in self.lines if line.peer not in peers))
 
 
 @dataclass(frozen=True, slots=True)

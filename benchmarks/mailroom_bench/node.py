@@ -37,9 +37,9 @@ class Node:
         """The inbox's table."""
         return f"{self.schema}.inbox_{INBOX}"
 
-    def connect(self, *, autocommit: bool = False) -> psycopg.Connection:
+    def connect(self, *, autocommit: bool = False, role: str = "bench") -> psycopg.Connection:
         """Open a session with the settings of the product's own."""
-        return settings.connect(self.dsn, "bench", autocommit=autocommit)
+        return settings.connect(self.dsn, role, autocommit=autocommit)
 
     def execute(self, *statements: str) -> None:
         """Run statements, each in a transaction of its own."""

@@ -1,18 +1,21 @@
 """Peers: Mailroom beside other queues of PostgreSQL, on the same server and in the same run.
 
-The whole path, as in `flow`, beside PgQ's fastest: a log without keys, numbering, routing or parked keys, read by one
-consumer. The latency from commit to handler, as in `latency`, beside PgQueuer's, which has one hop. Who is first
-changes from run to run. A peer that is not installed is left out.
+The whole path, as in `flow`: beside PgQ's fastest, a log without keys, numbering, routing or parked keys, read by one
+consumer; beside PgQueuer's jobs, a fifth as many; and beside the queue that one writes by hand. The latency from commit
+to handler, as in `latency`, beside those of the last two, which have one hop. Who is first changes from run to run. A
+peer that is not installed is left out.
 """
 
 from collections.abc import Callable
 from itertools import count
 
-from . import flow, latency, peer_pgq, peer_pgqueuer
+from . import flow, latency, peer_handwritten, peer_pgq, peer_pgqueuer
 from .measure import Bar, Line, Measurement, Setup, Values
 from .node import Node, fresh_node
 
-PGQ, PGQUEUER = "PgQ", "PgQueuer"
+MAILROOM, PGQ, PGQUEUER, HANDWRITTEN = "Mailroom", "PgQ", "PgQueuer", "hand-written"
+PEERS = (PGQ, PGQUEUER, HANDWRITTEN)
+PERCENTS = (50, 99)
 _turn = count()
 
 
@@ -21,22 +24,34 @@ def _absent(dsn: str) -> dict[str, str]:
     return {peer: how_to_get for peer, how_to_get in peers.items() if how_to_get}
 
 
-def _flow(setup: Setup, flow_rate: Callable[[Node, int], float]) -> float:
+def _rate(name: str, setup: Setup, flow_rate: Callable[[Node, int], float], share: int = 1) -> Values:
     with fresh_node(setup.dsn) as node:
-        return flow_rate(node, setup.messages)
+        return {f"{name}, rate": flow_rate(node, setup.messages // share)}
 
 
 def _percentiles(name: str, waits: list[float]) -> Values:
-    return {f"{name}, p{percent}": latency.percentile(waits, percent) for percent in (50, 99)}
+    return {f"{name}, p{percent}": latency.percentile(waits, percent) for percent in PERCENTS}
+
+
+def _ours(found: Values) -> Values:
+    """Return our figures once for each peer, beside whose they stand."""
+    return {name.replace(MAILROOM, _beside(peer)): value for name, value in found.items() for peer in PEERS}
+
+
+def _beside(peer: str) -> str:
+    return f"{MAILROOM} beside {peer}"
 
 
 def _run(setup: Setup) -> Values:
     absent = _absent(setup.dsn)
     steps: list[tuple[str, Callable[[], Values]]] = [
-        (PGQ, lambda: {"PgQ, COPY": _flow(setup, peer_pgq.flow_rate)}),
-        ("Mailroom", lambda: {"Mailroom, send_many": _flow(setup, flow.flow_rate)}),
+        (PGQ, lambda: _rate(PGQ, setup, peer_pgq.flow_rate)),
+        (MAILROOM, lambda: _ours(_rate(MAILROOM, setup, flow.flow_rate))),
+        (HANDWRITTEN, lambda: _rate(HANDWRITTEN, setup, peer_handwritten.flow_rate)),
+        (PGQUEUER, lambda: _rate(PGQUEUER, setup, peer_pgqueuer.flow_rate, share=5)),
         (PGQUEUER, lambda: _percentiles(PGQUEUER, peer_pgqueuer.waits_ms(setup))),
-        ("Mailroom", lambda: _percentiles("Mailroom", latency.waits_ms(setup))),
+        (MAILROOM, lambda: _ours(_percentiles(MAILROOM, latency.waits_ms(setup)))),
+        (HANDWRITTEN, lambda: _percentiles(HANDWRITTEN, peer_handwritten.waits_ms(setup))),
     ]
     if next(_turn) % 2:
         steps.reverse()
@@ -47,16 +62,22 @@ def _run(setup: Setup) -> Values:
     return values
 
 
+def _pair(peer: str, what: str, unit: str, bar: Bar | None = None) -> tuple[Line, Line]:
+    theirs = f"{peer}, {what}"
+    return Line(theirs, unit, peer=peer), Line(f"{_beside(peer)}, {what}", unit, theirs, bar, peer)
+
+
 MEASUREMENT = Measurement(
     "peers",
-    "the whole path beside PgQ, commit to handler beside PgQueuer",
+    "the whole path and its latency beside other queues",
     (
-        Line("PgQ, COPY", peer=PGQ),
-        Line("Mailroom, send_many", baseline="PgQ, COPY", bar=Bar(ratio_at_least=0.40)),
-        Line("PgQueuer, p50", "ms", peer=PGQUEUER),
-        Line("Mailroom, p50", "ms", baseline="PgQueuer, p50", bar=Bar(ratio_at_most=1.5)),
-        Line("PgQueuer, p99", "ms", peer=PGQUEUER),
-        Line("Mailroom, p99", "ms", baseline="PgQueuer, p99"),
+        *_pair(PGQ, "rate", "messages/s", Bar(ratio_at_least=0.45)),
+        *_pair(PGQUEUER, "rate", "messages/s", Bar(ratio_at_least=4)),
+        *_pair(HANDWRITTEN, "rate", "messages/s", Bar(ratio_at_least=0.40)),
+        *_pair(PGQUEUER, "p50", "ms", Bar(ratio_at_most=1.2)),
+        *_pair(HANDWRITTEN, "p50", "ms", Bar(ratio_at_most=4)),
+        *_pair(PGQUEUER, "p99", "ms"),
+        *_pair(HANDWRITTEN, "p99", "ms"),
     ),
     _run,
     absent=_absent,

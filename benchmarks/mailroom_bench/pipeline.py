@@ -3,9 +3,10 @@
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from ctypes import c_longlong
 from dataclasses import dataclass
+from itertools import islice
 from math import nan
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawValue
@@ -22,12 +23,13 @@ from outbox import Outbox
 from .clients import PROCESSES
 from .floors import BATCH
 from .node import Node
-from .processor import used_s
+from .processor import used_by_s
 from .workload import INBOX, KEYS, outgoing
 
 Handler: TypeAlias = Callable[[Message, psycopg.Connection[Any]], None]
 
 WORKER_BATCH = 1_000
+PUBLISHER = "bench publisher"
 _LOOK_S = 0.002
 _STALLED_S = 60.0
 _END_S = 15.0
@@ -81,6 +83,7 @@ class Pipeline:
     def __init__(self, node: Node, *, metered: bool = False) -> None:
         self.node = node
         self._is_metered = metered
+        self.publisher: BaseProcess | None = None
         self.dispatcher: BaseProcess | None = None
         self.workers: list[BaseProcess] = []
         self._counts: list[Count] = []
@@ -98,12 +101,15 @@ class Pipeline:
         """Messages handled by all workers."""
         return sum(count.value for count in self._counts)
 
-    def dispatch(self, sources: Mapping[str, str] | None = None) -> None:
+    def dispatch(
+        self, sources: Mapping[str, str] | None = None, begin: Callable[..., object] | None = None, *arguments: object
+    ) -> None:
         """Start a dispatcher daemon; return when all three of its lanes lead.
 
-        `sources` are the connection strings of the nodes that it reads, by their names.
+        `sources` are the connection strings of the nodes that it reads, by their names. `begin(*arguments)` is called
+        in its process first.
         """
-        self.dispatcher = self.start(_dispatch, self.node, self._is_metered, dict(sources or {}))
+        self.dispatcher = self.start(_dispatch, self.node, self._is_metered, dict(sources or {}), begin, *arguments)
         with self.node.connect(autocommit=True) as connection:
             leases = f"SELECT count(*) FROM {self.node.schema}.lease WHERE until > clock_timestamp()".encode()
             self.wait(lambda: connection.execute(leases).fetchone() == (3,))
@@ -121,14 +127,16 @@ class Pipeline:
                 self.start(_work, self.node, self._is_metered, batch, handling, self.counted(), *arguments)
             )
 
-    def publish(self, messages: int, keys: int = KEYS, ahead: int | None = None, topic: str = INBOX) -> None:
+    def publish(self, messages: int, keys: int = KEYS, ahead: int | None = None, topic: str = INBOX) -> Count:
         """Start a process that sends messages by COPY in batches of 1,000; return when it begins.
 
-        It stays at most `ahead` messages ahead of the workers, so that it publishes as long as they reap.
+        It stays at most `ahead` messages ahead of the workers, so that it publishes as long as they reap. What is
+        returned counts the messages that it has committed.
         """
-        began = Count()
-        self.start(_publish, self.node, messages, keys, topic, ahead, self._counts, began)
+        began, sent = Count(), Count()
+        self.publisher = self.start(_publish, self.node, messages, keys, topic, ahead, self._counts, began, sent)
         self.wait(lambda: began.value > 0)
+        return sent
 
     def wait(self, done: Callable[[], bool]) -> float:
         """Wait until `done()` and return the monotonic time; fail if a process died or nothing is handled for long."""
@@ -156,22 +164,22 @@ class Pipeline:
         self.wait_handled(messages)
         return self.wait(self.node.is_drained)
 
+    def sessions(self, *roles: str) -> dict[int, str]:
+        """Return the server's process ids for the sessions whose names begin with one of these roles, each with it."""
+        with self.node.connect(autocommit=True) as connection:
+            rows = connection.execute(
+                "SELECT pid, role FROM pg_stat_activity, unnest(%s::text[]) AS role "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name ^@ role",
+                [list(roles)],
+            ).fetchall()
+        return dict(rows)
+
     def used_s(self, *roles: str) -> dict[int, float]:
         """Return the seconds of processor time of these processes and of the server's for the sessions of these roles.
 
         They are given by process id.
         """
-        with self.node.connect(autocommit=True) as connection:
-            rows = connection.execute(
-                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
-                "AND application_name ^@ ANY (%s::text[])",
-                [list(roles)],
-            ).fetchall()
-        used: dict[int, float] = {}
-        for pid in [*(each.pid for each in self._processes if each.pid), *(pid for (pid,) in rows)]:
-            with suppress(OSError):  # it has just ended
-                used[pid] = used_s(pid)
-        return used
+        return used_by_s([*(each.pid for each in self._processes if each.pid), *self.sessions(*roles)])
 
     def counted(self) -> Count:
         """Return a new counter, which `handled` counts too."""
@@ -204,8 +212,12 @@ def _meter(node: Node, is_metered: bool) -> None:
         ProcessMetrics(node.schema).listen()
 
 
-def _dispatch(node: Node, is_metered: bool, sources: Mapping[str, str]) -> None:
+def _dispatch(
+    node: Node, is_metered: bool, sources: Mapping[str, str], begin: Callable[..., object] | None, *arguments: object
+) -> None:
     _meter(node, is_metered)
+    if begin is not None:
+        begin(*arguments)
     # In the process of its own, so that no other one has the passwords in its environment.
     os.environ.update({variable(name): dsn for name, dsn in sources.items()})
     daemon.run(node.dsn, schema=node.schema)
@@ -217,17 +229,18 @@ def _work(node: Node, is_metered: bool, batch: int, handling: Callable[..., Hand
 
 
 def _publish(
-    node: Node, messages: int, keys: int, topic: str, ahead: int | None, handled: list[Count], began: Count
+    node: Node, messages: int, keys: int, topic: str, ahead: int | None, handled: list[Count], began: Count, sent: Count
 ) -> None:
     outbox = Outbox(schema=node.schema)
     ready = outgoing(messages, keys, topic)
-    with node.connect() as connection:
+    with node.connect(role=PUBLISHER) as connection:
         began.add(1)
-        for sent in range(0, messages, BATCH):
-            while ahead is not None and sent - sum(count.value for count in handled) > ahead:
+        while batch := list(islice(ready, BATCH)):
+            while ahead is not None and sent.value - sum(count.value for count in handled) > ahead:
                 time.sleep(_LOOK_S)
-            outbox.send_many(connection, [next(ready) for _ in range(min(BATCH, messages - sent))])
+            outbox.send_many(connection, batch)
             connection.commit()
+            sent.add(len(batch))
 
 
 def reap_rate(pipeline: Pipeline, messages: int) -> float:

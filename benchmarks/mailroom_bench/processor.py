@@ -5,8 +5,8 @@ On a shared machine it says more than the clock on the wall: what others do dela
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from math import nan
 
 _OF_A_PROCESS = 2  # CPUCLOCK_SCHED of Linux, which also counts what has run since the last tick
@@ -20,6 +20,15 @@ def missing() -> str | None:
 def used_s(pid: int) -> float:
     """Return the seconds of processor time that a process has used. Raises `OSError` if it is not on this machine."""
     return time.clock_gettime(~pid << 3 | _OF_A_PROCESS)
+
+
+def used_by_s(pids: Iterable[int]) -> dict[int, float]:
+    """Return the same for each of these processes that has not just ended."""
+    used: dict[int, float] = {}
+    for pid in pids:
+        with suppress(OSError):
+            used[pid] = used_s(pid)
+    return used
 
 
 def spent_us(before: Mapping[int, float], after: Mapping[int, float], count: int) -> float:

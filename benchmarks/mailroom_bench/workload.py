@@ -1,5 +1,6 @@
 """The messages of all measurements: values of 200 bytes over a number of keys."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -33,6 +34,16 @@ def value(nth: int) -> dict[str, object]:
 def number(value: Mapping[str, Any]) -> int:
     """Return which message a value of `value` belongs to."""
     return int(value["nth"]) - 2**32
+
+
+def texts(count: int) -> Iterator[tuple[str, str]]:
+    """Yield the key and the value of each message as ready JSON of the same size, for peers: nobody encodes it."""
+    record = value(0)
+    record["note"] = ""
+    record["note"] = "x" * (VALUE_BYTES - len(json.dumps(record)))
+    head, tail = json.dumps(record).split(str(record["nth"]))
+    for nth in range(count):
+        yield key(nth), f"{head}{nth + 2**32}{tail}"
 
 
 VALUE = codec.encode(value(0))  # messages written by SQL all have the same value
