@@ -1,6 +1,5 @@
 """The public names: what docs/reference/api.md lists is what the modules export, and each of them is documented."""
 
-import ast
 import contextlib
 import inspect
 import re
@@ -149,11 +148,7 @@ def test_functions_are_registered_without_loading_the_daemon() -> None:
 
 def test_the_name_of_a_class_means_one_class() -> None:
     """Who reads a name in a log, in an annotation or in a search need not ask which of several it is."""
-    trees = [ast.parse(path.read_text()) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    names = Counter(
-        node.name
-        for tree in trees
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )
+    texts = [path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    # By its text: to parse all modules takes seconds.
+    names = Counter(name for text in texts for name in re.findall(r"^class ([^_\W]\w*)", text, re.MULTILINE))
     assert [name for name, times in names.items() if times > 1] == []
