@@ -75,7 +75,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     majors = metafunc.config.stash[_MAJORS]
     if "pg_major" in metafunc.fixturenames and len(majors) > 1:
         if metafunc.definition.get_closest_marker("one_version"):
-            majors = [find_binaries().major]
+            majors = [_default_major()]
         metafunc.parametrize("pg_major", majors, indirect=True, ids=[f"pg{major}" for major in majors])
 
 
@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker("slow")
     is_beyond_test = config.getoption("beyond_test")
     if is_beyond_test or len(config.stash[_MAJORS]) > 1:
-        default = find_binaries().major
+        default = _default_major()
         left_out = {*repeated_on_further_versions(items, default)}
         if is_beyond_test:
             left_out |= {item for item in items if ("slow" in item.keywords) != (major_of(item, default) == default)}
@@ -103,6 +103,12 @@ def pytest_collection_finish() -> None:
     if "hypothesis" in sys.modules:
         gc.collect()
         gc.freeze()
+
+
+@cache
+def _default_major() -> int:
+    """Return the version that is used if none is chosen. To find it, a program is asked: not for each test."""
+    return find_binaries().major
 
 
 def _bound_s(item: pytest.Item) -> float:
@@ -166,7 +172,7 @@ def pg_major(request: pytest.FixtureRequest) -> int | None:
     """The major version this test runs on; None if it is whatever the external server has."""
     if _EXTERNAL in os.environ:
         return None
-    chosen = request.config.stash[_MAJORS] or [find_binaries().major]
+    chosen = request.config.stash[_MAJORS] or [_default_major()]
     major: int = getattr(request, "param", chosen[0])
     return major
 
