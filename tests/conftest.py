@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Have collections of garbage pass over the modules and tests, which stay: a sixth of the tests' own time."""
+    """Have collections of garbage pass over the modules and tests, which stay: up to a third of a test's time."""
     # Hypothesis looks for references when it is imported first, and what is frozen has none. A whole run imports it.
     if "hypothesis" in sys.modules:
         gc.collect()
