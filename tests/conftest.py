@@ -1,10 +1,12 @@
 """Fixtures of all tests: a PostgreSQL database each, and a look at what the test left behind."""
 
 import asyncio
+import gc
 import inspect
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -73,7 +75,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     majors = metafunc.config.stash[_MAJORS]
     if "pg_major" in metafunc.fixturenames and len(majors) > 1:
         if metafunc.definition.get_closest_marker("one_version"):
-            majors = [find_binaries().major]
+            majors = [_default_major()]
         metafunc.parametrize("pg_major", majors, indirect=True, ids=[f"pg{major}" for major in majors])
 
 
@@ -83,7 +85,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker("slow")
     is_beyond_test = config.getoption("beyond_test")
     if is_beyond_test or len(config.stash[_MAJORS]) > 1:
-        default = find_binaries().major
+        default = _default_major()
         left_out = {*repeated_on_further_versions(items, default)}
         if is_beyond_test:
             left_out |= {item for item in items if ("slow" in item.keywords) != (major_of(item, default) == default)}
@@ -92,6 +94,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield
     # The longest first, so that no process is still at one of them when the others have ended.
     items.sort(key=_bound_s, reverse=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Have collections of garbage pass over the modules and tests, which stay: up to a third of a test's time."""
+    # Hypothesis looks for references when it is imported first, and what is frozen has none. A whole run imports it.
+    if "hypothesis" in sys.modules:
+        gc.collect()
+        gc.freeze()
+
+
+@cache
+def _default_major() -> int:
+    """Return the version that is used if none is chosen. To find it, a program is asked: not for each test."""
+    return find_binaries().major
 
 
 def _bound_s(item: pytest.Item) -> float:
@@ -155,7 +172,7 @@ def pg_major(request: pytest.FixtureRequest) -> int | None:
     """The major version this test runs on; None if it is whatever the external server has."""
     if _EXTERNAL in os.environ:
         return None
-    chosen = request.config.stash[_MAJORS] or [find_binaries().major]
+    chosen = request.config.stash[_MAJORS] or [_default_major()]
     major: int = getattr(request, "param", chosen[0])
     return major
 

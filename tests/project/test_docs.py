@@ -49,6 +49,7 @@ from tests.support.waiting import WITHIN_S, eventually
 pytestmark = pytest.mark.one_version
 
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+FOLDERS = sorted({page.parent for page in PAGES})
 FENCE = re.compile(r"(?:^<!-- test: (?P<marker>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 INLINE = re.compile(r"`(?P<command>mailroom [a-z][^`]*)`")
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -344,29 +345,36 @@ def test_every_command_of_the_page_exists(page: Path, tmp_path: Path, monkeypatc
     assert "(not available here)" not in [command.short_help for command in reached]
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES])
-def test_every_command_named_in_a_sentence_exists(page: Path) -> None:
-    for match in INLINE.finditer(FENCE.sub("", page.read_text())):
+@pytest.mark.parametrize("folder", [pytest.param(folder, id=folder.name) for folder in FOLDERS])
+def test_every_command_named_in_a_sentence_exists(folder: Path) -> None:
+    for page, match in _found(INLINE, folder):
         _, *words = match["command"].split()
         command: click.Command | None = mailroom_command
         while words and isinstance(command, click.Group):
             command = command.get_command(click.Context(command), words.pop(0))
-            assert command is not None, match["command"]
+            assert command is not None, f"{page}: {match['command']}"
         options = {option for parameter in command.params for option in parameter.opts} if command else set()
-        assert {word for word in words if word.startswith("--")} <= options, match["command"]
+        assert {word for word in words if word.startswith("--")} <= options, f"{page}: {match['command']}"
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES])
-def test_every_link_of_the_page_leads_somewhere(page: Path) -> None:
+@pytest.mark.parametrize("folder", [pytest.param(folder, id=folder.name) for folder in FOLDERS])
+def test_every_link_of_a_page_leads_somewhere(folder: Path) -> None:
     broken = []
-    for match in LINK.finditer(FENCE.sub("", page.read_text())):
+    for page, match in _found(LINK, folder):
         target, _, anchor = match["target"].partition("#")
         if re.match(r"[a-z]+:", target):
             continue
         goal = (page.parent / target).resolve() if target else page
         if not goal.exists() or (anchor and anchor not in _anchors(goal)):
-            broken.append(match["target"])
+            broken.append(f"{page}: {match['target']}")
     assert not broken
+
+
+def _found(what: re.Pattern[str], folder: Path) -> Iterator[tuple[Path, re.Match[str]]]:
+    """What stands in the sentences of the pages of a folder, and where."""
+    for page in PAGES:
+        if page.parent == folder:
+            yield from ((page, match) for match in what.finditer(FENCE.sub("", page.read_text())))
 
 
 def _anchors(page: Path) -> set[str]:

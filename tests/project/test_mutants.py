@@ -1,6 +1,7 @@
 """Mutants stay usable: the text that each one changes stands where it says, and its tests are there."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -18,11 +19,8 @@ MUTANTS = stored_mutants()
 
 @cache
 def functions(path: Path) -> frozenset[str]:
-    return frozenset(
-        node.name
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
+    # By its text: to parse all that mutants name takes each process four seconds.
+    return frozenset(re.findall(r"^ *(?:async )?def (\w+)\(", path.read_text(), re.MULTILINE))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
