@@ -85,9 +85,9 @@ TAKEN = OPEN.replace("paused_at IS NULL", IS_OPEN)
 # 1e9999 takes a few bytes. `fitting` measures in order and stops at the first message that does not fit, so SIZE is
 # here and not in `picked`, which is materialized as a whole before.
 SIZE = "coalesce(bytes, octet_length(value_json::text))"
-LIGHT = f"""
-        CASE WHEN value_json IS NULL THEN bytes WHEN pg_catalog.pg_column_size(value_json) < 2000
-             THEN octet_length(value_json::text) ELSE {2 * MAX_BYTES} END"""
+LIGHT = f"""CASE WHEN value_json IS NULL THEN octet_length(value)
+             WHEN pg_catalog.pg_column_size(value_json) < 2000 THEN octet_length(value_json::text)
+             ELSE {2 * MAX_BYTES} END"""
 PICKED = "ctid AS place, clock, octet_length(value) AS bytes, value_json"
 FITTING = f"""fitting AS MATERIALIZED (
     SELECT place FROM picked WHERE clock < coalesce((
@@ -110,7 +110,8 @@ picked AS MATERIALIZED (
         WHERE key = %(key)s::text AND clock >= head.clock ORDER BY clock LIMIT %(limit)s::bigint) AS i),
 {fitting},
 gone AS (
-    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*){archived},
+    DELETE FROM {schema}.inbox_{inbox} AS i
+    WHERE ctid = ANY (ARRAY(SELECT place FROM fitting)) RETURNING i.*){archived},
 {healed}
 SELECT {selected}, NULL::boolean, NULL::boolean FROM gone
 UNION ALL
@@ -178,15 +179,19 @@ DUE_IN_S = (
     "WHERE inbox = '{inbox}' AND retry_at < 'infinity' LIMIT 1)"
 )
 
-# The oldest rows (`oldest`) give the keys that have waited longest (`head`). The claim locks as many of these heads
-# (`near`) as make a full batch. Where that window is full of keys that cannot be claimed, a loose scan goes on over
-# distinct keys (`walk`, `far`) from a rotating cursor, so the cost of a claim does not depend on the rows of keys that
-# others hold. A key's share shrinks as more keys are locked, so one deep key leaves room for the others.
+# The oldest rows (`oldest`) give the keys that have waited longest: of each, the first one is its head (`nth`). The
+# claim locks as many of these heads (`near`) as make a full batch. Where that window is full of keys that cannot be
+# claimed, and has less than half a batch of others, a loose scan goes on over distinct keys (`walk`, `far`) from a
+# rotating cursor, so the cost of a claim does not depend on the rows of keys that others hold. A key's share (`most`)
+# shrinks as more keys are locked, so one deep key leaves room for the others. Rows are never updated, so a row of the
+# window is found by its place as long as the statement runs. The place is read there also so that no index has all that
+# is wanted: an inbox that was small would be read by its keys as a whole, and sorted.
 # Both start at the healthy floor: everything that waits below it belongs to failing keys
 # (`dispatcher.housekeeping.healthy_floor`), so the cost does not depend on those either. Where nobody maintains that
 # floor, the walk skips them, many at a time. Failing keys that are due are looked up by their own index (`due`) and get
 # at most half of the room. Where more waits than the window has, keys may have more than their rows in it: see
-# `Course`. OFFSET 0 keeps the sort below the look for a failure, which is then made for no more heads than are wanted.
+# `Course`. OFFSET 0 keeps the sort below the look for a failure, which is then made for no more heads than are wanted,
+# and for none if the inbox has no failing key at all.
 # FOR UPDATE is inside LATERAL so that heads are looked up one by one and no more of them are locked than are wanted.
 # A worker records a failure before it rolls back, so whoever gets the key's lock next must find that record. The
 # statement's own snapshot may be older than the record; the key would then be tried at once instead of after its
@@ -200,28 +205,31 @@ WALK = f"""
             WHERE key %s AND clock > (SELECT healthy FROM bound) ORDER BY key, clock LIMIT 1) AS i OFFSET 0"""
 TEXT = """
 WITH RECURSIVE bound AS MATERIALIZED (
-    SELECT {floor}, {healthy_floor} AS healthy, {is_open} AS is_open, {fits} AS fits
+    SELECT {floor}, {healthy_floor} AS healthy, {is_open} AS is_open, {fits} AS fits,
+           EXISTS (SELECT FROM {schema}.my_key_state WHERE inbox = '{inbox}') AS has_failing
     FROM {schema}.inbox_registry WHERE name = '{inbox}'),
-due_next AS MATERIALIZED (SELECT {due_in_s} AS in_s FROM bound WHERE is_open),
+due_next AS MATERIALIZED (SELECT {due_in_s} AS in_s FROM bound WHERE is_open AND has_failing),
 {due_heads}oldest AS MATERIALIZED (
-    SELECT key, clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > (SELECT healthy FROM bound)
-    ORDER BY {by_clock} LIMIT {window}),
-head AS MATERIALIZED (SELECT key, min(clock) AS clock, count(*) AS rows FROM oldest GROUP BY key),
+    SELECT *, row_number() OVER (PARTITION BY key ORDER BY clock) AS nth FROM (
+        SELECT key, clock, ctid AS place, octet_length(value) AS bytes FROM {schema}.inbox_{inbox}
+        WHERE {by_clock} > (SELECT healthy FROM bound) ORDER BY {by_clock} LIMIT {window}) AS o),
 wanted AS MATERIALIZED (
     SELECT least({keys}, ceil({total}::float8 / CASE WHEN is_full THEN greatest(rows, %(depth)s::float8)
                                                      ELSE rows END))::bigint{but_due} AS keys,
-           is_full
-    FROM (SELECT avg(least(rows, {share}))::float8 AS rows, coalesce(sum(rows)::bigint, 0) = {window} AS is_full
-          FROM head) AS h),
+           rows, heads, is_full
+    FROM (SELECT sum(CASE WHEN nth <= {share} THEN 1 END)::float8 / sum(CASE WHEN nth = 1 THEN 1 END) AS rows,
+                 sum(CASE WHEN nth = 1 THEN 1 END) AS heads, count(*) = {window} AS is_full
+          FROM oldest) AS h),
 near AS MATERIALIZED (
-    SELECT l.key, l.clock, l.xmax, h.rows
-    FROM (SELECT * FROM (SELECT * FROM head ORDER BY clock OFFSET 0) AS head
-          WHERE key <> ALL (%(but)s::text[]) AND {healthy}) AS h, LATERAL (
-        SELECT key, clock, xmax FROM {schema}.inbox_{inbox} AS i WHERE i.key = h.key AND i.clock = h.clock
-        FOR UPDATE SKIP LOCKED) AS l
+    SELECT l.key, l.clock, l.xmax
+    FROM (SELECT * FROM (SELECT key, place FROM oldest WHERE nth = 1 ORDER BY clock OFFSET 0) AS head
+          WHERE key <> ALL (%(but)s::text[])
+            AND CASE WHEN (SELECT has_failing FROM bound) THEN {healthy} ELSE true END) AS h, LATERAL (
+        SELECT key, clock, xmax FROM {schema}.inbox_{inbox} AS i WHERE i.ctid = h.place FOR UPDATE SKIP LOCKED) AS l
     LIMIT (SELECT greatest(keys, 0) FROM wanted)),
 missing AS MATERIALIZED (
-    SELECT CASE WHEN is_full THEN keys - (SELECT count(*) FROM near) ELSE 0 END AS keys FROM wanted),{far_heads}
+    SELECT CASE WHEN is_full AND keys > 2 * found AND {total} > 2 * {seen} THEN keys - found ELSE 0 END AS keys
+    FROM wanted, (SELECT count(*) AS found FROM near) AS n),{far_heads}
 locked AS MATERIALIZED (
     SELECT key, clock, xmax, false AS is_due FROM near{more_heads}),
 failing AS MATERIALIZED (
@@ -231,12 +239,15 @@ granted AS MATERIALIZED (
     SELECT key, clock FROM locked AS l
     WHERE NOT EXISTS (SELECT FROM failing AS s
                       WHERE s.key = l.key AND (NOT l.is_due OR s.retry_at > clock_timestamp()))),
+asked AS MATERIALIZED (
+    SELECT least({per_key}, ceil({total}::float8 / given))::bigint AS most, given, {by_key} AS by_key
+    FROM (SELECT nullif(count(*), 0)::float8 AS given FROM granted) AS g, wanted),
 picked AS MATERIALIZED (
-    SELECT i.* FROM granted AS h, LATERAL (
+    {from_window}SELECT i.* FROM granted AS h, LATERAL (
         SELECT {picked} FROM {schema}.inbox_{inbox}
-        WHERE key = h.key AND clock >= h.clock ORDER BY clock
-        LIMIT (SELECT least({per_key}, ceil({total}::float8 / count(*)::float8))::bigint FROM granted)) AS i
-    ORDER BY i.clock LIMIT {total}),
+        WHERE key = h.key AND clock >= h.clock ORDER BY clock LIMIT (SELECT most FROM asked)) AS i
+    WHERE (SELECT by_key FROM asked)
+    ORDER BY clock LIMIT {total}),
 plain AS MATERIALIZED (
     SELECT keys <= 0
            AND ({due} = 0 OR NOT EXISTS (SELECT FROM {schema}.my_due
@@ -245,33 +256,33 @@ plain AS MATERIALIZED (
     FROM missing),
 {fitting},
 gone AS (
-    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*){archived}{healed}
-SELECT {selected}, NULL::boolean, NULL::boolean, NULL::text AS cursor, NULL::bigint, NULL::float8 AS due_in_s,
-       NULL::boolean, NULL::boolean
+    DELETE FROM {schema}.inbox_{inbox} AS i
+    WHERE ctid = ANY (ARRAY(SELECT place FROM fitting)) RETURNING i.*){archived}{healed}
+SELECT {selected}, NULL::boolean, NULL::boolean, NULL::text AS cursor, NULL::bigint, NULL::boolean,
+       NULL::float8 AS due_in_s, NULL::boolean, NULL::boolean
 FROM gone
 UNION ALL
 SELECT {nulls}, CASE WHEN EXISTS (SELECT FROM bound) THEN (SELECT is_plain FROM plain) END,
-       (SELECT is_full OR keys = (SELECT count(*) FROM near) AND keys < (SELECT count(*) FROM head)
-               OR (SELECT count(*) FROM gone) < (SELECT sum(rows)::bigint FROM near){or_due} FROM wanted),
+       (SELECT is_full OR keys = (SELECT count(*) FROM near) AND keys < heads
+               OR (SELECT count(*) FROM gone) < {seen}{or_due} FROM wanted),
        {reached},
-       (SELECT count(*) FROM granted WHERE (SELECT is_full FROM wanted)),
+       (SELECT given::bigint FROM asked WHERE (SELECT is_full FROM wanted)), (SELECT by_key FROM asked),
        (SELECT in_s FROM due_next), {unpinned} OR ({held} AND {schema}.hold_batch()), (SELECT fits FROM bound)
 ORDER BY clock
 """
 # They have values in the last row only.
 ENDING = {
-    "is_plain": "boolean", "left": "boolean", "reached": "text", "keys": "bigint", "due_in_s": "float8",
-    "is_unpinned": "boolean", "fits": "boolean",
+    "is_plain": "boolean", "left": "boolean", "reached": "text", "keys": "bigint", "by_key": "boolean",
+    "due_in_s": "float8", "is_unpinned": "boolean", "fits": "boolean",
 }  # fmt: skip
 PARTS: dict[str, Any] = {
+    "seen": "(SELECT count(*) FROM oldest WHERE CASE WHEN key IN (SELECT key FROM near) THEN true END)",
     "floor": TAKEN % "floor" + " AS floor",
     "healthy_floor": TAKEN % "greatest(floor, healthy_floor)",
     "is_open": IS_OPEN,
     "fits": FITS,
     "by_clock": BY_CLOCK,
     "healthy": HEALTHY % "head.key",
-    "picked": PICKED,
-    "light": LIGHT,
     "max_bytes": MAX_BYTES,
     "selected": SELECTED,
     "nulls": NULLS,
@@ -280,7 +291,8 @@ PARTS: dict[str, Any] = {
 }
 # A plain claim needs no keys beyond the window, none that is due, and cannot be too large. It goes by a plan that is
 # half as large, and starting the plan is most of what a small claim costs. If it turns out not to be plain, it takes
-# nothing, and `REAP_ANY` follows. A key that it takes has no row of `key_state`, so none has to be healed.
+# nothing, and `REAP_ANY` follows. A key that it takes has no row of `key_state`, so none has to be healed. Its messages
+# are those of the window, unless these make so few of a batch that it pays to search for more of each key (`by_key`).
 REAP_PLAIN = Sql(
     TEXT,
     COLUMNS | ENDING,
@@ -288,6 +300,15 @@ REAP_PLAIN = Sql(
     but_due="",
     far_heads="",
     more_heads="",
+    by_key="is_full AND least({per_key}, {total}::float8 / keys) >= 1.2 * rows",
+    from_window=f"""SELECT place, clock, coalesce(bytes, (
+        SELECT {LIGHT} FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.ctid = o.place)) AS light
+    FROM oldest AS o
+    WHERE nth <= (SELECT most FROM asked WHERE NOT by_key) AND CASE WHEN key IN (SELECT key FROM granted) THEN true END
+    UNION ALL
+    """,
+    picked=f"ctid AS place, clock, {LIGHT} AS light",
+    light="light",
     fitting="fitting AS MATERIALIZED (SELECT place FROM picked WHERE (SELECT is_plain FROM plain))",
     healed="",
     or_due="",
@@ -326,6 +347,10 @@ far AS MATERIALIZED (
     walk_on=WALK % "> w.key",
     more_heads="""
     UNION ALL SELECT key, clock, xmax, true FROM due UNION ALL SELECT key, clock, xmax, false FROM far""",
+    by_key="true",
+    from_window="",
+    picked=PICKED,
+    light=LIGHT.replace("octet_length(value)\n", "bytes\n"),
     fitting=FITTING % SIZE,
     healed=f",{HEALED}",
     or_due=" OR EXISTS (SELECT FROM due)",
@@ -398,7 +423,7 @@ class Claimed:
     ended: Message | None = None
 
 
-STEEP, GENTLE = 0.25, 0.02  # steps of `Course`: a batch that asks for too much of each key lacks as large a part
+STEEP, GENTLE = 0.25, 0.005  # steps of `Course`: a batch that asks for too much of each key lacks as large a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,10 +431,10 @@ class Course:
     """What a claim leaves for the next one of the same inbox; only speed and fairness depend on it.
 
     `cursor` is where the next walk over keys starts. `depth` is how many messages each of the oldest keys seems to
-    have, if more wait than a claim looks at: then as many of fewer keys are taken, whose rows are near each other. No
-    claim sees whether keys have more, so each one that was full asks for more of each (by `step`), and one that was not
-    has found how many they have. `is_plain`: `REAP_PLAIN` will probably do. `keeps`: the inbox probably keeps what is
-    reaped.
+    have, if more wait than a claim looks at: then as many of fewer keys are taken, so that keys are left for others. No
+    claim sees whether keys have more, so each one asks for more of each (by `step`), until one that searched for them
+    was not full: it has found how many they have. `is_plain`: `REAP_PLAIN` will probably do. `keeps`: the inbox
+    probably keeps what is reaped.
     """
 
     cursor: str = ""
@@ -418,16 +443,16 @@ class Course:
     is_plain: bool = True
     keeps: bool = False
 
-    def after(self, cursor: str, is_plain: bool, share: Share, taken: int, keys: int) -> "Course":
+    def after(self, cursor: str, is_plain: bool, share: Share, taken: int, keys: int | None, by_key: bool) -> "Course":
         """Return the course after a claim within `share` that took so many messages from so many keys.
 
-        `keys` is 0 if no more messages waited than it looked at.
+        `keys` is None if no more messages waited than it looked at. `by_key`: it searched for the messages of each key.
         """
-        if keys and taken >= share.total:
+        if keys and by_key and taken < share.total:
+            return Course(cursor, max(1.0, taken / keys), GENTLE, is_plain, self.keeps)
+        if keys:
             depth = min(share.deep, self.depth * (1 + self.step))
             return Course(cursor, depth, min(STEEP, 2 * self.step), is_plain, self.keeps)
-        if keys:
-            return Course(cursor, max(1.0, taken / keys), GENTLE, is_plain, self.keeps)
         return replace(self, cursor=cursor, is_plain=is_plain)
 
 
@@ -471,7 +496,7 @@ def reaping_rows(
             if but:
                 continue
         before = course.cursor
-        course = course.after(end.reached, end.is_plain, share, len(taken), end.keys)
+        course = course.after(end.reached, end.is_plain, share, len(taken), end.keys, bool(end.by_key))
         if taken or end.reached == before or (turned and not "" < end.reached < first):
             return taken, bool(taken and end.left), end.due_in_s, course
         course, turned = replace(course, is_plain=False), turned or not end.reached

@@ -76,11 +76,11 @@ def _cursor_read() -> None:
 def _skip_locked_in_key() -> None:
     from inbox.by_key import claim
 
-    head = "AS i WHERE i.key = h.key AND i.clock = h.clock\n        FOR UPDATE SKIP LOCKED) AS l"
-    limit = "/ count(*)::float8))::bigint FROM granted)"
+    head, most = "AS i WHERE i.ctid = h.place", "LIMIT (SELECT most FROM asked)"
+    _rewrite(claim.REAP_PLAIN, "is_full AND least(", "true OR least(")  # none is taken out of the window
     for sql in (claim.REAP_PLAIN, claim.REAP_ANY):
-        _rewrite(sql, head, "AS i WHERE i.key = h.key AND i.clock = h.clock) AS l")
-        _rewrite(sql, f"{limit}) AS i", f"{limit} FOR UPDATE SKIP LOCKED) AS i")
+        _rewrite(sql, f"{head} FOR UPDATE SKIP LOCKED) AS l", f"{head}) AS l")
+        _rewrite(sql, f"{most}) AS i", f"{most} FOR UPDATE SKIP LOCKED) AS i")
 
 
 @_mutant("no fence: whoever believes that it leads delivers, without the dispatch lock")

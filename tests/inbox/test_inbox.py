@@ -541,6 +541,38 @@ def test_claim_that_has_to_look_further_is_not_plain_until_it_has_no_need_to(
     assert run_claims[4:] == ["any", "plain"]
 
 
+def test_claim_takes_half_a_batch_rather_than_look_further(
+    connect: Connect, filler: psycopg.Connection[Any], run_claims: list[str]
+) -> None:
+    fill(filler, [(f"k{n:03}", n) for n in range(150)])
+    holder, connection, inbox = connect(), connect(), Inbox("shipping")
+    assert len(Inbox("shipping").reap_any(holder, max_keys=95, per_key=1)) == 95
+    del run_claims[:]
+    assert len(inbox.reap_any(connection, max_keys=10, per_key=1)) == 5
+    assert run_claims == ["plain"]
+    assert Inbox("shipping").reap_any(connect(), max_keys=12, per_key=1)
+    assert "any" in run_claims
+
+
+def test_claim_takes_no_more_of_a_key_than_allowed_though_all_of_it_is_the_oldest(
+    connect: Connect, filler: psycopg.Connection[Any]
+) -> None:
+    fill(filler, [(key, step) for key in ("a", "b") for step in range(3)])
+    taken = Inbox("shipping").reap_any(connect(), max_keys=2, per_key=1)
+    assert [message.key for message in taken] == ["a", "b"]
+
+
+def test_claim_of_a_few_deep_keys_is_plain(
+    connect: Connect, filler: psycopg.Connection[Any], run_claims: list[str]
+) -> None:
+    fill(filler, [(f"k{n}", step) for step in range(200) for n in range(3)])
+    connection, shipping = connect(), Claims("mailroom", "shipping")
+    share = Share(100, 100, 100)
+    sizes = [len(run(connection, shipping.claiming(share)).messages) for _ in range(6)]
+    assert sizes == [100] * 6
+    assert run_claims == ["plain"] * 6
+
+
 def test_claim_of_keys_that_are_due_is_not_plain(
     connect: Connect, filler: psycopg.Connection[Any], run_claims: list[str]
 ) -> None:

@@ -18,7 +18,8 @@ fitting AS MATERIALIZED (
                            FROM picked WINDOW oldest AS (ORDER BY clock ROWS UNBOUNDED PRECEDING)) AS o
         WHERE is_over ORDER BY clock LIMIT 1), 9223372036854775807)),
 gone AS (
-    DELETE FROM "mailroom".inbox_shipping AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
+    DELETE FROM "mailroom".inbox_shipping AS i
+    WHERE ctid = ANY (ARRAY(SELECT place FROM fitting)) RETURNING i.*),
 archived AS (
     INSERT INTO "mailroom".my_reaped (inbox, clock, sent_clock, origin, delivered_at, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at, drop_on)
     SELECT inbox, clock, sent_clock, origin, delivered_at, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at, (

@@ -18,7 +18,8 @@ fitting AS MATERIALIZED (
                            FROM picked WINDOW oldest AS (ORDER BY clock ROWS UNBOUNDED PRECEDING)) AS o
         WHERE is_over ORDER BY clock LIMIT 1), 9223372036854775807)),
 gone AS (
-    DELETE FROM "mailroom".inbox_shipping AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
+    DELETE FROM "mailroom".inbox_shipping AS i
+    WHERE ctid = ANY (ARRAY(SELECT place FROM fitting)) RETURNING i.*),
 
 healed AS (
     DELETE FROM "mailroom".my_key_state s

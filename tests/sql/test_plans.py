@@ -7,14 +7,17 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from inbox.by_key.claim import PIN, PINNED
+from inbox import Inbox
+from inbox.by_key.claim import PIN, PINNED, Share
 from inbox.worker.in_flight import TAKE_OVER
 from mailroom import create_inbox
 from mailroom.sql.operation import Sql
+from mailroom.sql.runner import run
+from outbox import Outbox, Outgoing
 from tests.support.databases import Connect
 from tests.support.explain import executed, main, nodes, prepared
 from tests.support.hot import HOT
-from tests.support.node import Node
+from tests.support.node import Node, failing
 from tests.support.working import deliver
 
 # The others read what is small, or no more of it than asked.
@@ -68,11 +71,43 @@ def test_hot_statement_reads_large_tables_by_their_indexes_only(connect: Connect
     assert joins == []
 
 
-@pytest.mark.parametrize("name", ["reap-plain-of-one", "reap-any-of-one"])
-def test_claim_looks_for_failures_of_no_more_keys_than_it_takes(dsn: str, connect: Connect, name: str) -> None:
+@pytest.mark.every_case
+@pytest.mark.parametrize("name", ["reap-plain-of-a-worker", "reap-any-of-a-worker"])
+def test_claim_finds_the_oldest_by_their_clock_in_an_inbox_that_was_small_when_it_was_analyzed(
+    dsn: str, connect: Connect, name: str
+) -> None:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("shipping")
+    for step in range(3):
+        with node.connection.transaction():
+            messages = [Outgoing("shipping", "x" * 200, key=f"key-{nth * 7_919 % 1_000:07}") for nth in range(1_000)]
+            Outbox().send_many(node.connection, messages)
+        deliver(node)
+        if not step:
+            node.connection.execute("ANALYZE mailroom.inbox_shipping")
+    connection = connect()
+    for setting, value in PINNED.items():
+        connection.execute("SELECT set_config(%s, %s, true)", [setting, value])
+    plan = generic_plan(connection, HOT[name].sql, Share(1_000, 1_000, 1_000).names())  # it would read all of them
+    scans = [scan for scan in plan if scan.get("Relation Name") == "inbox_shipping" and "Index Name" in scan]
+    assert any(scan["Index Name"].startswith("clock_of_") for scan in scans)
+    # A scan of the whole key's index, sorted by clock, would cost less now, and as much as the inbox has later.
+    assert all("Index Cond" in scan for scan in scans)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_any_failing", "most"),
+    [("reap-plain-of-one", False, 0), ("reap-plain-of-one", True, 3), ("reap-any-of-one", True, 3)],
+)
+def test_claim_looks_for_failures_of_no_more_keys_than_it_takes_and_of_none_if_none_is_failing(
+    dsn: str, connect: Connect, name: str, is_any_failing: bool, most: int
+) -> None:
     node = Node(dsn, connect(autocommit=True))
     node.inbox("shipping")
     deliver(node, *(f"k{nth}" for nth in range(60)))
+    if is_any_failing:
+        [message] = Inbox("shipping").peek(node.connection, "k59", limit=1)
+        run(node.connection, failing("shipping", message, ValueError("no")))
     hot = HOT[name]
     with node.connection.transaction(force_rollback=True):
         node.connection.execute(PIN.at().sql.encode())
@@ -83,7 +118,7 @@ def test_claim_looks_for_failures_of_no_more_keys_than_it_takes(dsn: str, connec
         node.connection.execute("DEALLOCATE hot")
     looks = [below for below in nodes(plan[0]["Plan"]) if below.get("Index Name") == "key_state_pkey"]
     assert looks
-    assert sum(look["Actual Loops"] for look in looks) <= 3
+    assert sum(look["Actual Loops"] for look in looks) <= most
 
 
 def test_entries_of_dead_workers_are_looked_up_one_by_one(connect: Connect) -> None:
