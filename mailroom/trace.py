@@ -1,15 +1,15 @@
 """Where a message is now, by its id, and where its causes and its effects are."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.numbers import count
 from mailroom.schema import checking
 from mailroom.sql.methods import on_connections
-from mailroom.sql.operation import Operation, Row, Sql
+from mailroom.sql.operation import Execute, Operation, Sql
 
 __all__ = [
     "Location",
@@ -60,33 +60,38 @@ class Location:
     is_total: bool = False
 
 
+FIELDS = fields(Location)
+
 # One statement is one snapshot: a message that moves between tables is in exactly one of them. The tables are scanned,
 # because an index on message ids would cost every message; only the archive has one, since who keeps no messages there
-# does not pay for it. All messages of a parked key count as parked, whether they were already moved to `parked` or not;
+# does not pay for it. What is before a message in an inbox is counted afterwards (`AHEAD`), where the inbox is a
+# constant: here the server would plan that for all inboxes, and of a thousand that takes longer than the rest.
+# All messages of a parked key count as parked, whether they were already moved to `parked` or not;
 # and those of a total inbox that is parked, which is noted under the key ''. Of `transit` only what is not acknowledged
 # is read, by its primary key. What is still to be fanned out counts as in the outbox.
 PLACES = """
 SELECT 'outbox', NULL::text, topic, key, sent_at, sent_at, NULL::bigint, {before_in_outbox},
-       NULL::bigint, NULL::timestamptz, NULL::text, message_id, headers ->> 'causation'::text, NULL::text, false
+       NULL::bigint, NULL::timestamptz, NULL::text, message_id, headers ->> 'causation'::text, NULL::text, false,
+       NULL::bigint, NULL::uuid
 FROM {schema}.outbox AS o WHERE {wanted}
 UNION ALL
 SELECT 'outbox', NULL, topic, key, sent_at, sent_at, NULL, NULL, NULL, NULL, NULL, message_id,
-       headers ->> 'causation'::text, NULL, false
+       headers ->> 'causation'::text, NULL, false, NULL, NULL
 FROM {schema}.fan_out WHERE {wanted}
 UNION ALL
 SELECT 'outbox_executable', NULL, target || '.' || operation, coalesce(nullif(key, ''), message_id::text), sent_at,
        sent_at, NULL, {before_in_outbox_executable}, NULL, NULL, NULL, message_id, headers ->> 'causation'::text,
-       NULL, false
+       NULL, false, NULL, NULL
 FROM {schema}.outbox_executable AS o WHERE {wanted}
 UNION ALL
 SELECT 'scheduled', NULL, topic, key, sent_at, deliver_at, NULL, NULL, NULL, NULL, NULL, message_id,
-       headers ->> 'causation'::text, NULL, false
+       headers ->> 'causation'::text, NULL, false, NULL, NULL
 FROM {schema}.scheduled WHERE {wanted}
 UNION ALL
 SELECT CASE WHEN k.parked_at IS NOT NULL THEN 'parked' ELSE 'inbox' END, h.inbox, topic, h.key, sent_at,
-       coalesce(k.parked_at, delivered_at), h.clock, {before_in_inbox},
+       coalesce(k.parked_at, delivered_at), h.clock, NULL,
        k.attempts::bigint, nullif(k.retry_at, 'infinity'), k.last_error, h.message_id, h.headers ->> 'causation'::text,
-       NULL, coalesce(r."order" = 'total', false)
+       NULL, coalesce(r."order" = 'total', false), h.sent_clock, h.origin
 FROM (SELECT message_id, inbox, key, clock, sent_clock, origin, topic, sent_at, delivered_at, headers
       FROM {schema}.inbox WHERE {wanted}
       UNION ALL
@@ -96,18 +101,18 @@ LEFT JOIN {schema}.inbox_registry AS r ON r.name = h.inbox
 LEFT JOIN {schema}.key_state AS k ON k.inbox = h.inbox AND k.key IN (h.key, '')
 UNION ALL
 SELECT 'dead_letter', inbox, topic, key, sent_at, failed_at, clock, NULL, attempts::bigint, NULL, reason, message_id,
-       headers ->> 'causation'::text, NULL, false
+       headers ->> 'causation'::text, NULL, false, NULL, NULL
 FROM {schema}.dead_letter WHERE {wanted}
 UNION ALL
 SELECT 'transit', NULL, topic, key, sent_at, stamped_at, sent_clock, seq - acked - 1::bigint, NULL, NULL, NULL,
-       message_id, headers ->> 'causation'::text, name, false
+       message_id, headers ->> 'causation'::text, name, false, NULL, NULL
 FROM {schema}.link JOIN {schema}.transit ON link = number AND seq > acked WHERE {wanted}
 UNION ALL
 SELECT 'reaped', inbox, topic, key, sent_at, reaped_at, clock, NULL, NULL, NULL, NULL, message_id,
-       headers ->> 'causation'::text, NULL, false
+       headers ->> 'causation'::text, NULL, false, NULL, NULL
 FROM {schema}.reaped WHERE {wanted}
 """
-# The fields of `Location`; `causation` as it stands in the header.
+# The fields of `Location`, `causation` as it stands in the header; then what `AHEAD_OF_ALL` compares.
 COLUMNS = {
     **dict.fromkeys(("where", "inbox", "topic", "key"), "text"),
     **dict.fromkeys(("sent_at", "since"), "timestamptz"),
@@ -118,6 +123,8 @@ COLUMNS = {
     "causation": "text",
     "link": "text",
     "is_total": "boolean",
+    "sent_clock": "bigint",
+    "origin": "uuid",
 }
 TRACE = Sql(
     PLACES,
@@ -125,12 +132,22 @@ TRACE = Sql(
     wanted="message_id = ANY (%(ids)s::uuid[])",
     before_in_outbox="(SELECT count(*) FROM {schema}.outbox AS b WHERE b.position < o.position)",
     before_in_outbox_executable="(SELECT count(*) FROM {schema}.outbox_executable AS b WHERE b.position < o.position)",
-    before_in_inbox="""CASE WHEN r."order" = 'total' THEN (
-           SELECT count(*) FROM {schema}.inbox AS b
-           WHERE b.inbox = h.inbox AND (b.sent_clock, b.origin) < (h.sent_clock, h.origin))
-       ELSE (SELECT count(*) FROM {schema}.inbox AS b WHERE b.inbox = h.inbox AND b.key = h.key AND b.clock < h.clock)
-            + (SELECT count(*) FROM {schema}.parked AS b
-               WHERE b.inbox = h.inbox AND b.key = h.key AND b.clock < h.clock) END""",
+)
+AHEAD = Sql(
+    """
+SELECT (SELECT count(*) FROM {schema}.inbox
+        WHERE inbox = '{inbox}' AND key = %(key)s::text AND clock < %(clock)s::bigint)
+       + (SELECT count(*) FROM {schema}.parked
+          WHERE inbox = '{inbox}' AND key = %(key)s::text AND clock < %(clock)s::bigint)
+""",
+    columns=("bigint",),
+)
+AHEAD_OF_ALL = Sql(
+    """
+SELECT count(*) FROM {schema}.inbox
+WHERE inbox = '{inbox}' AND (sent_clock, origin) < (%(sent_clock)s::bigint, %(origin)s::uuid)
+""",
+    columns=("bigint",),
 )
 # For many messages, those before each are not counted: that would read the tables once for each.
 CAUSED = Sql(
@@ -139,7 +156,6 @@ CAUSED = Sql(
     wanted="(headers ->> 'causation'::text) COLLATE pg_catalog.\"C\" = ANY (%(causes)s::text[])",  # as the index
     before_in_outbox="NULL::bigint",
     before_in_outbox_executable="NULL::bigint",
-    before_in_inbox="NULL::bigint",
 )
 
 
@@ -155,7 +171,26 @@ def tracing(id: UUID, *, schema: str = DEFAULT_SCHEMA) -> Operation[list[Locatio
 
 def _tracing(schema: str, id: UUID) -> Operation[list[Location]]:
     yield from checking(schema)
-    return _places((yield TRACE.at(schema=schema)(ids=[id])))
+    return (yield from _standing(schema, [id]))
+
+
+def _standing(schema: str, ids: list[UUID]) -> Operation[list[Location]]:
+    """Return where these messages are, with what is before them."""
+    rows = TRACE.named((yield TRACE.at(schema=schema)(ids=ids)))
+    counted = []
+    for row in rows:
+        if row.where in ("inbox", "parked"):
+            [(ahead,)] = yield _ahead(schema, row)
+            row = row._replace(ahead=ahead)
+        counted.append(row)
+    return _places(counted)
+
+
+def _ahead(schema: str, row: Any) -> Execute:
+    names = {"schema": schema, "inbox": row.inbox}
+    if row.is_total and row.sent_clock is not None:
+        return AHEAD_OF_ALL.at(**names)(sent_clock=row.sent_clock, origin=row.origin)
+    return AHEAD.at(**names)(key=row.key, clock=row.clock)
 
 
 def finding_causes(id: UUID, *, schema: str = DEFAULT_SCHEMA) -> Operation[list[Location]]:
@@ -168,10 +203,15 @@ def finding_causes(id: UUID, *, schema: str = DEFAULT_SCHEMA) -> Operation[list[
 
 
 def _finding_causes(schema: str, id: UUID) -> Operation[list[Location]]:
+    return (yield from following_causes(schema, id, (yield from _tracing(schema, id))))
+
+
+def following_causes(schema: str, id: UUID, places: list[Location]) -> Operation[list[Location]]:
+    """Return where the causes of a message are, given where it is: what `finding_causes` does after it has looked."""
     found: list[Location] = []
-    known, places = {id}, (yield from _tracing(schema, id))
+    known = {id}
     while ids := {place.causation for place in places if place.causation is not None} - known:
-        places = _places((yield TRACE.at(schema=schema)(ids=list(ids))))
+        places = yield from _standing(schema, list(ids))
         found += places
         known |= ids  # by hand anything can be written as a cause, even a circle
     return found
@@ -193,15 +233,15 @@ def _finding_effects(schema: str, id: UUID, limit: int) -> Operation[list[Locati
     while ids and len(found) < limit:
         most = limit - len(found)
         rows = yield CAUSED.at(schema=schema)(causes=[str(each) for each in ids], most=most)
-        places = [place for place in _places(rows) if place.id != id]
+        places = [place for place in _places(CAUSED.named(rows)) if place.id != id]
         found += places
         ids = {place.id for place in places} - known
         known |= ids
     return found
 
 
-def _places(rows: list[Row]) -> list[Location]:
-    return [Location(*row._replace(causation=_id(row.causation))) for row in TRACE.named(rows)]
+def _places(rows: list[Any]) -> list[Location]:
+    return [Location(*row._replace(causation=_id(row.causation))[: len(FIELDS)]) for row in rows]
 
 
 def _id(text: str | None) -> UUID | None:

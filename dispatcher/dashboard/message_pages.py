@@ -41,7 +41,7 @@ def path(node: ShownNode, asked: Asked) -> dict[str, Any]:
         places = trace.trace(connection, id, schema=node.schema)
         has_cause = any(place.causation is not None for place in places)
         try:
-            causes = trace.causes(connection, id, schema=node.schema) if has_cause else []
+            causes = run(connection, trace.following_causes(node.schema, id, places)) if has_cause else []
             effects = trace.effects(connection, id, limit=EFFECTS, schema=node.schema)
         except psycopg.errors.QueryCanceled:  # where it is was found, and is what most people ask
             causes, effects, is_whole = [], [], False

@@ -13,6 +13,7 @@ from inbox.worker.in_flight import TAKE_OVER
 from mailroom import create_inbox
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
+from mailroom.trace import TRACE
 from outbox import Outbox, Outgoing
 from tests.support.databases import Connect
 from tests.support.explain import executed, main, nodes, prepared
@@ -138,6 +139,15 @@ def test_entries_of_dead_workers_are_looked_up_one_by_one(connect: Connect) -> N
     looks = [node for node in generic_plan(connection, TAKE_OVER, {}) if node.get("Relation Name") == "inbox_shipping"]
     assert len(looks) == 2
     assert all("key" in node.get("Index Cond", "") for node in looks)
+
+
+def test_trace_reads_and_plans_each_inbox_once(connect: Connect) -> None:
+    """With a thousand inboxes each further look at all of them takes longer than finding the message."""
+    connection = connect()
+    for name in ("shipping", "billing"):
+        create_inbox(connection, name)
+    read = [node.get("Relation Name") for node in generic_plan(connection, TRACE, {})]
+    assert (read.count("inbox_shipping"), read.count("inbox_billing")) == (1, 1)
 
 
 # One database for all of them: making it takes longer than an EXPLAIN.
