@@ -149,7 +149,7 @@ def test_claim_that_began_before_the_record_leaves_the_key_out(
     deliver(node, "bad", "a")
     failing_batch, late, observer = connect(), connect(), connect(autocommit=True)
     [message, _] = Inbox("shipping").reap_any(failing_batch)
-    gate = claim.HEALTHY % "head.key"
+    gate = "CASE WHEN (SELECT has_failing FROM bound)"
     slow = claim.REAP_PLAIN.template.replace(gate, f"pg_advisory_xact_lock(7) IS NOT NULL AND {gate}")
     assert slow != claim.REAP_PLAIN.template
     monkeypatch.setattr(claim, "REAP_PLAIN", Sql(slow, claim.REAP_PLAIN.columns))
