@@ -217,7 +217,7 @@ wanted AS MATERIALIZED (
     SELECT least({keys}, ceil({total}::float8 / CASE WHEN is_full THEN greatest(rows, %(depth)s::float8)
                                                      ELSE rows END))::bigint{but_due} AS keys,
            rows, heads, is_full
-    FROM (SELECT sum(CASE WHEN nth <= {share} THEN 1 END)::float8 / sum(CASE WHEN nth = 1 THEN 1 END) AS rows,
+    FROM (SELECT sum(CASE WHEN nth <= {share} THEN 1 END)::float8 / sum(CASE WHEN nth = 1 THEN 1 END)::float8 AS rows,
                  sum(CASE WHEN nth = 1 THEN 1 END) AS heads, count(*) = {window} AS is_full
           FROM oldest) AS h),
 near AS MATERIALIZED (
@@ -300,7 +300,7 @@ REAP_PLAIN = Sql(
     but_due="",
     far_heads="",
     more_heads="",
-    by_key="is_full AND least({per_key}, {total}::float8 / keys) >= 1.2 * rows",
+    by_key="is_full AND least({per_key}, {total}::float8 / keys::float8) >= 1.2::float8 * rows",
     from_window=f"""SELECT place, clock, coalesce(bytes, (
         SELECT {LIGHT} FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.ctid = o.place)) AS light
     FROM oldest AS o

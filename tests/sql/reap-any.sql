@@ -23,7 +23,7 @@ wanted AS MATERIALIZED (
     SELECT least(100, ceil(1000::float8 / CASE WHEN is_full THEN greatest(rows, $1::float8)
                                                      ELSE rows END))::bigint - (SELECT count(*) FROM due) AS keys,
            rows, heads, is_full
-    FROM (SELECT sum(CASE WHEN nth <= 10 THEN 1 END)::float8 / sum(CASE WHEN nth = 1 THEN 1 END) AS rows,
+    FROM (SELECT sum(CASE WHEN nth <= 10 THEN 1 END)::float8 / sum(CASE WHEN nth = 1 THEN 1 END)::float8 AS rows,
                  sum(CASE WHEN nth = 1 THEN 1 END) AS heads, count(*) = 2000 AS is_full
           FROM oldest) AS h),
 near AS MATERIALIZED (

@@ -13,7 +13,7 @@ wanted AS MATERIALIZED (
     SELECT least(100, ceil(1000::float8 / CASE WHEN is_full THEN greatest(rows, $1::float8)
                                                      ELSE rows END))::bigint AS keys,
            rows, heads, is_full
-    FROM (SELECT sum(CASE WHEN nth <= 10 THEN 1 END)::float8 / sum(CASE WHEN nth = 1 THEN 1 END) AS rows,
+    FROM (SELECT sum(CASE WHEN nth <= 10 THEN 1 END)::float8 / sum(CASE WHEN nth = 1 THEN 1 END)::float8 AS rows,
                  sum(CASE WHEN nth = 1 THEN 1 END) AS heads, count(*) = 2000 AS is_full
           FROM oldest) AS h),
 near AS MATERIALIZED (
@@ -36,7 +36,7 @@ granted AS MATERIALIZED (
     WHERE NOT EXISTS (SELECT FROM failing AS s
                       WHERE s.key = l.key AND (NOT l.is_due OR s.retry_at > clock_timestamp()))),
 asked AS MATERIALIZED (
-    SELECT least(10, ceil(1000::float8 / given))::bigint AS most, given, is_full AND least(10, 1000::float8 / keys) >= 1.2 * rows AS by_key
+    SELECT least(10, ceil(1000::float8 / given))::bigint AS most, given, is_full AND least(10, 1000::float8 / keys::float8) >= 1.2::float8 * rows AS by_key
     FROM (SELECT nullif(count(*), 0)::float8 AS given FROM granted) AS g, wanted),
 picked AS MATERIALIZED (
     SELECT place, clock, coalesce(bytes, (

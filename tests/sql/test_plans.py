@@ -72,7 +72,6 @@ def test_hot_statement_reads_large_tables_by_their_indexes_only(connect: Connect
     assert joins == []
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", ["reap-plain-of-a-worker", "reap-any-of-a-worker"])
 def test_claim_finds_the_oldest_by_their_clock_in_an_inbox_that_was_small_when_it_was_analyzed(
     dsn: str, connect: Connect, name: str
