@@ -20,6 +20,7 @@ from tests.dashboard.trouble import KEY, Trouble
 from tests.support.waiting import eventually
 
 webdriver = pytest.importorskip("selenium.webdriver")
+exceptions = pytest.importorskip("selenium.common.exceptions")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 pytestmark = [
@@ -63,15 +64,24 @@ def find(window: Any, selector: str) -> Any:
 
 
 def shows(window: Any, text: str) -> None:
-    eventually(lambda: text in find(window, "main").text)
+    # In one step, since the page may be replaced between two.
+    eventually(lambda: text in window.execute_script("return document.querySelector('main')?.innerText ?? ''"))
+
+
+def _opened(window: Any, label: str) -> Any:
+    try:
+        [opens, *_] = [each for each in window.find_elements("css selector", ".opens") if each.text.startswith(label)]
+        form = find(window, f"#{opens.get_attribute('popovertarget')}")
+        if not form.is_displayed():
+            opens.click()
+        return form if form.is_displayed() else None
+    except exceptions.StaleElementReferenceException:  # the page has refreshed itself meanwhile
+        return None
 
 
 def act(window: Any, label: str, why: str = "by clicks", *, sure: bool = False) -> None:
     """Open the first form of that label, say why, and send it."""
-    [opens, *_] = [each for each in window.find_elements("css selector", ".opens") if each.text.startswith(label)]
-    form = find(window, f"#{opens.get_attribute('popovertarget')}")
-    assert not form.is_displayed()
-    opens.click()
+    form = eventually(lambda: _opened(window, label))
     form.find_element("css selector", "input[name=why]").send_keys(why)
     if sure:
         form.find_element("css selector", "input[name=sure]").click()
@@ -102,6 +112,7 @@ def test_every_page_is_drawn_and_nothing_is_refused_or_loaded_from_elsewhere(
 
 def test_acts_are_done_by_clicks(window: Any, at: str, trouble: Trouble, artefacts: Path) -> None:
     node = trouble.node
+    letters = node.value("SELECT count(*) FROM mailroom.dead_letter")  # other tests add some
     window.set_window_size(1280, 1000)
     window.get(f"{at}/parked")
     act(window, "Replay")
@@ -109,12 +120,12 @@ def test_acts_are_done_by_clicks(window: Any, at: str, trouble: Trouble, artefac
     assert node.value("SELECT count(*) FROM mailroom.parked") == 0
     window.get(f"{at}/dead-letters")
     act(window, "Requeue all")
-    shows(window, "2 dead letters requeued.")
+    shows(window, f"{letters} dead letters requeued.")
     node.deliver_all()
     window.get(f"{at}/dead-letters")
     window.save_screenshot(str(artefacts / "requeued.png"))
     act(window, "Discard all", sure=True)
-    shows(window, "2 dead letters discarded.")
+    shows(window, f"{letters} dead letters discarded.")
     shows(window, "There are no dead letters.")
     window.get(f"{at}/inboxes/shipping")
     act(window, "Pause")
@@ -145,6 +156,18 @@ def test_a_page_refreshes_by_itself_but_not_under_a_form_that_is_open(window: An
     find(window, ".act form:popover-open .quiet").click()
     window.execute_script("htmx.trigger('#live', 'look')")
     eventually(lambda: window.execute_script(looked) is None)
+
+
+def test_a_form_that_is_opened_while_the_page_refreshes_stays(window: Any, at: str) -> None:
+    window.get(f"{at}/inboxes/shipping")
+    eventually(lambda: window.execute_script("return Boolean(window.htmx && document.querySelector('.act form'))"))
+    window.execute_script(
+        "window.answered = false; "
+        "document.addEventListener('htmx:afterRequest', () => setTimeout(() => { window.answered = true }, 100)); "
+        "htmx.trigger('#live', 'look'); document.querySelector('.act form').showPopover()"
+    )
+    eventually(lambda: window.execute_script("return window.answered"))
+    assert window.execute_script("return document.querySelectorAll('.act form:popover-open').length") == 1
 
 
 def test_a_script_in_a_key_or_an_error_does_not_run(window: Any, at: str) -> None:

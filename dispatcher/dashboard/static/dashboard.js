@@ -43,7 +43,9 @@
   });
 
   var focused = null;
-  document.addEventListener("htmx:beforeSwap", function () {
+  document.addEventListener("htmx:beforeSwap", function (event) {
+    // It was asked for before the form was opened.
+    if (event.target.id === "live" && isUsed()) event.detail.shouldSwap = false;
     var at = document.activeElement;
     focused = live() && live().contains(at) && at.getAttribute("href");
   });
