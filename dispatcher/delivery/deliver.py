@@ -17,7 +17,7 @@ from mailroom.order.clock import LOCK
 from mailroom.order.total import HAS_TOTAL, PARTITION_CHANNEL, PARTITION_KEY, raising_stable
 from mailroom.registry.routing import GETS, LINK_ROUTE, ROUTE
 from mailroom.schema.partitions import PARTITIONS
-from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Sql, Together
 from mailroom.sql.sight import NODE_ROW, the_one
 
 # A batch is sorted and joined in memory. A plan that was made for an empty outbox must not scan a full one. Planning
@@ -263,19 +263,31 @@ def delivering(
     now: datetime | None = None,
     has_links: bool = False,
     has_many: bool = False,
+    has_total: bool = False,
     is_plain: bool = True,
     partitions: int | None = None,
 ) -> Operation[Delivery]:
     """Deliver up to `rows` messages and `max_bytes` of values (at least one message) from `start` on.
 
     It meets at most so many `partitions`, None for what the server has room for: what is for more inboxes `waits`, and
-    is to be fanned out. `has_links`, `has_many` and `is_plain`, as the delivery before has found them, only save time.
+    is to be fanned out. `has_links`, `has_many`, `has_total` and `is_plain`, as the delivery before has found them,
+    only save time.
+
+    A plain batch is a transaction by itself where there is no total inbox, which has to be raised in the same one.
     """
-    yield LOCK.at(schema=schema)()
+    lock = LOCK.at(schema=schema)()
     values = {**start.values(), "rows": rows, "bytes": max_bytes, "now": now, "partitions": partitions}
     if is_plain and not has_links:
-        found = yield from _running(DELIVER_PLAIN, schema, values)
+        is_whole = not has_total
+        plain = DELIVER_PLAIN.at(schema=schema)(**values, whole=is_whole)
+        if not is_whole:
+            yield lock
+        found = _the_result(DELIVER_PLAIN, schema, (yield Together((lock, plain)) if is_whole else plain))
         is_plain = found.pop("is_plain")
+        if is_whole and not is_plain:
+            yield lock
+    else:
+        yield lock
     is_full = has_links or (has_many and not is_plain)
     if not is_plain and not is_full:
         found = yield from _running(DELIVER, schema, values)
@@ -289,7 +301,11 @@ def delivering(
 
 
 def _running(statement: Sql, schema: str, values: dict[str, object]) -> Operation[dict[str, Any]]:
-    found = statement.named((yield statement.at(schema=schema)(**values)))
+    return _the_result(statement, schema, (yield statement.at(schema=schema)(**values)))
+
+
+def _the_result(statement: Sql, schema: str, rows: list[Any]) -> dict[str, Any]:
+    found = statement.named(rows)
     the_one(found, NODE_ROW, schema)
     fields: dict[str, Any] = found[0]._asdict()
     return fields

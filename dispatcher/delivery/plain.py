@@ -22,7 +22,8 @@ IS_PLAIN = """bool_and((
            AND (sum(bytes) <= %(bytes)s::bigint) IS NOT FALSE AND NOT EXISTS (SELECT FROM {schema}.link)
            AND NOT EXISTS (SELECT FROM {schema}.fan_out)
            AND ((sum(ways) <= {partitions}) IS NOT FALSE
-                OR (SELECT count(*) FROM {schema}.inbox_registry) <= {partitions})"""
+                OR (SELECT count(*) FROM {schema}.inbox_registry) <= {partitions})
+           AND NOT (%(whole)s::boolean AND {has_total})"""
 # What each form of a delivery returns: the fields of `dispatcher.delivery.deliver.Delivery`, which has their meanings.
 RESULT = {
     **dict.fromkeys(("taken", "delivered", "scheduled", "expired", "unrouted", "dead", "last", "clock"), "bigint"),

@@ -47,6 +47,7 @@ class Doorbell:
         self._table = table
         self._listener = listener
         self._poll_interval_s = poll_interval_s
+        self._is_rung = False  # it has slept without "awake" until a writer rang, and so will every later writer
         self.awake = False
 
     async def serve(
@@ -60,8 +61,12 @@ class Doorbell:
         """Stay awake as long as messages come, then sleep until the doorbell rings or the poll is due.
 
         The message that woke us is delivered first. `first`, if given, delivers one batch only, so that "awake" is
-        taken before a whole backlog is drained, and writers beside it stop ringing. `rest`, if given, drains on the way
-        to sleep: it may look first, by a statement of its own, and be done if that sees nothing.
+        taken before a whole backlog is drained, and writers beside it stop ringing; it returns how much there was to
+        do. `rest`, if given, drains on the way to sleep: it may look first, by a statement of its own, and be done if
+        that sees nothing.
+
+        One that was rung for less than `BUSY` sleeps on: without "awake" each writer rings, so there is none to wait
+        for.
 
         The order makes sure that no writer is missed: (1) release "awake" and wait for the answer; (2) in a new
         statement read the writers, then drain; (3) until each of them has ended, drain with a backoff, and once more
@@ -69,7 +74,12 @@ class Doorbell:
         its rows are visible. So one that saw us awake is among the writers of (2), or the drain takes its rows.
         """
         rest = rest or drain
+        ring = self._listener.next_ring()
         taken = await (first or drain)()
+        if self._is_rung and 0 < taken < BUSY:
+            self._is_rung = goes_on() and await heard(ring, self._poll_interval_s)
+            return
+        self._is_rung = False
         await self._take()
         while taken >= BUSY and goes_on():
             await asyncio.sleep(BUSY_PAUSE_S)
@@ -88,7 +98,8 @@ class Doorbell:
             await rest()
             pause_s = min(2 * pause_s, self._poll_interval_s)
         if goes_on():
-            await heard(ring, self._poll_interval_s if held else min(UNSURE_POLL_S, self._poll_interval_s))
+            is_rung = await heard(ring, self._poll_interval_s if held else min(UNSURE_POLL_S, self._poll_interval_s))
+            self._is_rung = held and is_rung
 
     async def _take(self) -> None:
         # Without the lock everything works too: a writer is checking it right now, or another session holds it.

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 
 from dispatcher.delivery.floor import Scanned
-from dispatcher.lanes.doorbell import Doorbell
+from dispatcher.lanes.doorbell import BUSY, Doorbell
 from dispatcher.lanes.leading import Duty, Leading
 from dispatcher.lanes.lease import RENEW_S
 from dispatcher.lanes.listening import LaneListener
@@ -31,6 +31,15 @@ class Work:
     batch: Callable[[], Awaitable[Scanned]]
     drain: Callable[[], Awaitable[int]]
     rest: Callable[[], Awaitable[int]]
+
+
+def to_do(scanned: Scanned) -> int:
+    """Return how much a batch has found to do: what it took, and what was drawn after it by writers that go on.
+
+    Those would soon ring, and each of them delays the other's commit by that.
+    """
+    coming = 0 if scanned.last is None else scanned.drawn - scanned.last
+    return max(scanned.taken + coming, BUSY if scanned.more else 0)
 
 
 class Lane(Leading):
@@ -74,7 +83,7 @@ class Lane(Leading):
 
     async def _serve(self, doorbell: Doorbell, work: Work) -> None:
         async def batch() -> int:
-            return (await work.batch()).taken
+            return to_do(await work.batch())
 
         async def first() -> int:
             done = await self._unless_held_up(batch)

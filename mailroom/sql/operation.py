@@ -159,6 +159,16 @@ class Execute(NamedTuple):
     values: dict[str, object]
 
 
+class Together(NamedTuple):
+    """Run statements one after the other; the operation receives the rows of the last.
+
+    In a transaction of our own that has not begun, they are all of it: it takes one round trip, and is committed by
+    the time the operation goes on.
+    """
+
+    steps: tuple[Execute, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Fill:
     """Insert many rows: by COPY if driver and table allow it, not in a pipeline; else by a statement of arrays.
@@ -187,5 +197,5 @@ class InTransaction:
 
 IN_TRANSACTION = InTransaction()
 
-Step: TypeAlias = Execute | Fill | InTransaction
+Step: TypeAlias = Execute | Together | Fill | InTransaction
 Operation: TypeAlias = Generator[Step, Any, T]

@@ -12,23 +12,25 @@ that idle in a transaction. A process paused at that moment would keep its locks
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import postgres
-from psycopg.adapt import AdaptersMap, Dumper, Loader, PyFormat
-from psycopg.pq import Format, PipelineStatus, TransactionStatus
+from psycopg.adapt import AdaptersMap, Dumper, Loader, PyFormat, Transformer
+from psycopg.pq import ExecStatus, Format, PipelineStatus, TransactionStatus
 from psycopg.rows import TupleRow, tuple_row
 from psycopg.types import array
 
 from mailroom.errors import Coded, NotInTransaction, UnsupportedConnection
 from mailroom.sql.apart import is_set_up, refusing
 from mailroom.sql.encoding import in_utf8, in_utf8_async, in_utf8_sqlalchemy
-from mailroom.sql.operation import Execute, Fill, Operation, Statement, Step, Undecoded
-from mailroom.sql.pooler import beginning
+from mailroom.sql.operation import Execute, Fill, Operation, Statement, Step, Together, Undecoded
+from mailroom.sql.pooler import beginning, is_pooled
 
 if TYPE_CHECKING:
     from psycopg.abc import Buffer
@@ -151,18 +153,21 @@ async def run_in_transaction(
 ) -> T:
     """Run `operation` on an autocommit connection of ours, in a transaction of its own; return its result.
 
-    BEGIN goes with the first statement in one round trip. `prepared` is that of `run`.
+    BEGIN goes with the first statement in one round trip. `prepared` is that of `run`. After a `Together` that was a
+    transaction by itself, what follows is another.
     """
-    perform: Callable[[Step], Awaitable[list[Any]]] = partial(_beginning_step, connection, prepared=prepared)
 
-    async def perform_next(step: Step) -> list[Any]:
-        nonlocal perform
-        performing, perform = perform, partial(_async_psycopg_step, connection, prepared=prepared)
-        return await performing(step)
+    async def perform(step: Step) -> list[Any]:
+        if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+            return await _async_psycopg_step(connection, step, prepared=prepared)
+        if isinstance(step, Together) and prepared and not is_pooled(connection):
+            return await _whole_step(connection, step)
+        return await _beginning_step(connection, step, prepared=prepared)
 
     try:
-        result = await _performing(perform_next, operation)
-        await connection.commit()
+        result = await _performing(perform, operation)
+        if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+            await connection.commit()
     except BaseException:
         with suppress(psycopg.Error):  # the session is lost, and with it the transaction
             await connection.rollback()
@@ -397,6 +402,8 @@ def _psycopg_step(
                 except psycopg.errors.InvalidSqlStatementName as error:
                     raise _gone(error, prepared=prepared) from None
                 return cursor.fetchall() if statement.columns else []
+        case Together(steps):
+            return [_psycopg_step(connection, each, cursors, prepared=prepared) for each in steps][-1]
         case Fill(bound, copy, unnest, columns, rows):
             free = _FREE.setdefault(connection, set())
             if is_pipelined(connection) or (
@@ -432,6 +439,8 @@ async def _async_psycopg_step(
                 except psycopg.errors.InvalidSqlStatementName as error:
                     raise _gone(error, prepared=prepared) from None
                 return await cursor.fetchall() if statement.columns else []
+        case Together(steps):
+            return [await _async_psycopg_step(connection, each, prepared=prepared) for each in steps][-1]
         case Fill(bound, copy, unnest, columns, rows):
             free = _FREE.setdefault(connection, set())
             if is_pipelined(connection) or (
@@ -464,6 +473,61 @@ async def _beginning_step(connection: psycopg.AsyncConnection[Any], step: Step, 
     return await cursor.fetchall() if step.statement.columns else []
 
 
+@dataclass(slots=True)
+class _Named:
+    """What was prepared for `_whole_step` on a connection: the names by statement, of which none is used again."""
+
+    names: dict[bytes, bytes] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=count)
+
+
+_NAMED: "WeakKeyDictionary[psycopg.AsyncConnection[Any], _Named]" = WeakKeyDictionary()
+
+
+async def _whole_step(connection: psycopg.AsyncConnection[Any], step: Together) -> list[Any]:
+    """Run statements and their BEGIN and COMMIT in one simple query; return the rows of the last.
+
+    That costs half of three round trips. The values stand in its text, so let them be few and short.
+    """
+    try:
+        return await _run_whole(connection, step)
+    except psycopg.errors.InvalidSqlStatementName:
+        # Nothing was done. Once psycopg has prepared a statement, it sends DEALLOCATE ALL after each ROLLBACK.
+        await connection.rollback()
+        _NAMED[connection].names.clear()
+    try:
+        return await _run_whole(connection, step)
+    except psycopg.errors.InvalidSqlStatementName as error:
+        raise _gone(error, prepared=True) from None
+
+
+async def _run_whole(connection: psycopg.AsyncConnection[Any], step: Together) -> list[Any]:
+    texts = [await _executed(connection, each) for each in step.steps]
+    cursor = AsyncPlainCursor(connection)
+    await cursor.execute(b"; ".join((beginning(connection), *texts, b"COMMIT")))
+    rows: list[Any] = []
+    while True:
+        if cursor.pgresult is not None and cursor.pgresult.status == ExecStatus.TUPLES_OK:
+            rows = await cursor.fetchall()
+        if not cursor.nextset():
+            return rows
+
+
+async def _executed(connection: psycopg.AsyncConnection[Any], step: Execute) -> bytes:
+    """Return the text that runs a statement; one with values is prepared under a name of our own first."""
+    query, names = step.statement.numbered
+    if not names:
+        return query
+    named = _NAMED.setdefault(connection, _Named())
+    if query not in named.names:
+        name = f"mailroom_{next(named.numbers)}".encode()
+        await AsyncPlainCursor(connection).execute(b"PREPARE " + name + b" AS " + query)
+        named.names[query] = name
+    transformer = Transformer(connection)
+    values = (transformer.as_literal(step.values[name]) for name in names)
+    return b"EXECUTE " + named.names[query] + b"(" + b", ".join(values) + b")"
+
+
 def _refuse_lone_statements(autocommit: bool, status: int | None = None) -> None:
     if autocommit and status in (None, TransactionStatus.IDLE):
         raise NotInTransaction(
@@ -483,6 +547,8 @@ def _sqlalchemy_step(connection: "Connection", step: Step) -> list[Any]:
             with in_utf8_sqlalchemy(connection), _reading_nulls(connection, values):
                 result = connection.execute(statement.text, values, execution_options=WHOLE)
                 return [tuple(row) for row in result] if result.returns_rows else []
+        case Together(steps):
+            return [_sqlalchemy_step(connection, each) for each in steps][-1]
         case Fill(_, _, unnest, columns, rows):
             driver = connection.connection.driver_connection
             if isinstance(driver, psycopg.Connection):

@@ -453,6 +453,21 @@ async def test_every_message_refused_leaves_nothing_behind(node: Node, lane: psy
     assert (len(node.dead()), node.waiting(), node.delivered()) == (5, [], [])
 
 
+async def test_total_inbox_that_came_since_the_last_delivery_rises_in_the_transaction_of_its_message(
+    node: Node, lane: psycopg.AsyncConnection
+) -> None:
+    """A crash in between would leave the message waiting for another one."""
+    node.inbox("shipping")
+    deliverer = Deliverer(lane, SCHEMA)
+    for nth in range(2):
+        node.send("shipping")
+        await deliverer.deliver()
+        if not nth:
+            node.inbox("ordered", "shipping", order="total")
+    delivered = "SELECT xmin::text FROM mailroom.inbox_ordered"
+    assert node.value(delivered) == node.value("SELECT xmin::text FROM mailroom.stable ORDER BY clock DESC LIMIT 1")
+
+
 async def test_message_that_would_be_refused_is_dropped_if_expired_and_put_aside_if_early(
     node: Node, lane: psycopg.AsyncConnection
 ) -> None:

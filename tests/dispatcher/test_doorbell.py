@@ -12,8 +12,10 @@ import pytest
 
 from dispatcher.delivery.deliver import releasing
 from dispatcher.delivery.deliverer import Deliverer
+from dispatcher.executor.execution import Execution
 from dispatcher.lanes import doorbell as doorbells
 from dispatcher.lanes.doorbell import UNSURE_POLL_S, Doorbell
+from dispatcher.lanes.lane import to_do
 from mailroom import locks
 from mailroom.session.listener import Listener, heard
 from mailroom.sql.operation import Operation, T
@@ -125,8 +127,13 @@ class Steps:
         self.names: list[str] = []
         self.pauses: list[float] = []
         self.asleep = asyncio.Event()
+        self.poll = asyncio.Event()
         self.act: Callable[[int], None] = lambda nth: None
         self._going_on = True
+
+    def ring(self) -> None:
+        """Ring as a notification does."""
+        self._listener.ring()
 
     def passed(self, name: str) -> None:
         """Note a point between two steps, and let the test act at it."""
@@ -145,7 +152,11 @@ class Steps:
         if timeout_s == NEVER_S:
             self.passed("asleep")
             self.asleep.set()
-            await ring.wait()
+            waits = [asyncio.create_task(each.wait()) for each in (ring, self.poll)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for each in waits:
+                each.cancel()
+            self.poll.clear()
         else:
             await asyncio.sleep(0)
         return ring.is_set()
@@ -245,6 +256,182 @@ async def test_message_is_delivered_without_the_poll_wherever_its_writer_sends_a
             with contextlib.suppress(AssertionError):
                 await eventually_async(lambda: not node.waiting())
             assert node.waiting() == [], message
+
+
+RUNG = ["before drain", "after drain", "asleep"]  # the turn of one that has slept until a writer rang
+
+
+def sent_quietly(node: Node) -> None:
+    with node.connection.transaction():
+        node.connection.execute("SET LOCAL mailroom.notify = off")
+        send(node.connection, "shipping")
+
+
+async def rung(node: Node, steps: Steps) -> int:
+    """Have it deliver a message that woke it, and sleep again; return how many steps it has done."""
+    await asyncio.wait_for(steps.asleep.wait(), WITHIN_S)
+    begun = len(steps.names)
+    steps.asleep.clear()
+    node.send("shipping")
+    await asyncio.wait_for(steps.asleep.wait(), WITHIN_S)
+    assert steps.names[begun:] == RUNG
+    return len(steps.names)
+
+
+async def test_one_that_was_rung_for_a_few_messages_sleeps_on_once_they_are_delivered(
+    node: Node, served: Callable[[], Steps]
+) -> None:
+    steps = served()
+    async with steps.serving():
+        done = await rung(node, steps)
+        for nth in range(3):
+            steps.asleep.clear()
+            node.send("shipping", key=str(nth))
+            await asyncio.wait_for(steps.asleep.wait(), WITHIN_S)
+        assert steps.names[done:] == 3 * RUNG
+        assert node.waiting() == []
+
+
+async def test_one_that_was_rung_for_many_messages_is_awake_as_before(node: Node, served: Callable[[], Steps]) -> None:
+    steps = served()
+    async with steps.serving():
+        done = await rung(node, steps)
+        steps.asleep.clear()
+        with node.connection.transaction():
+            for _ in range(doorbells.BUSY):
+                send(node.connection, "shipping")
+        await asyncio.wait_for(steps.asleep.wait(), WITHIN_S)
+        assert "after _taking" in steps.names[done:]
+        assert node.waiting() == []
+
+
+@pytest.mark.parametrize("sends_at", range(len(RUNG)), ids=[f"{nth} {name}" for nth, name in enumerate(RUNG)])
+async def test_message_is_delivered_without_the_poll_wherever_its_writer_commits_while_it_sleeps_on(
+    node: Node, served: Callable[[], Steps], connect: Connect, sends_at: int
+) -> None:
+    writer = connect()
+    for commits_at in range(sends_at, 2 * len(RUNG) + 1):
+        steps = served()
+        async with steps.serving():
+            done = await rung(node, steps)
+
+            def act(nth: int, commits_at: int = commits_at, done: int = done) -> None:
+                if nth == done + sends_at:
+                    send(writer, "shipping", key="theirs")
+                if nth == done + commits_at:
+                    writer.commit()
+
+            steps.act = act
+            steps.asleep.clear()
+            node.send("shipping")  # begins the turn
+            await asyncio.wait_for(steps.asleep.wait(), WITHIN_S)
+            for nth in range(len(steps.names), done + commits_at + 1):  # what is left to do while it sleeps
+                act(nth)
+            message = f"sent at {sends_at}, committed at {commits_at}, passed {steps.names[done:]}"
+            with contextlib.suppress(AssertionError):
+                await eventually_async(lambda: not node.waiting())
+            assert node.waiting() == [], message
+
+
+async def test_one_that_the_poll_has_woken_goes_through_the_whole_turn(node: Node, served: Callable[[], Steps]) -> None:
+    """Whoever may have held "awake" in its place, it is found out by the next poll."""
+    steps = served()
+
+    async def poll() -> None:
+        steps.asleep.clear()
+        sent_quietly(node)
+        steps.poll.set()
+        await asyncio.wait_for(steps.asleep.wait(), WITHIN_S)
+
+    async with steps.serving():
+        await asyncio.wait_for(steps.asleep.wait(), WITHIN_S)
+        await poll()
+        done = await rung(node, steps)
+        await poll()
+        await rung(node, steps)
+        assert steps.names == [*TURN, *TURN, *RUNG, *TURN, *RUNG]
+        assert steps.names[:done] == [*TURN, *TURN, *RUNG]
+
+
+async def test_one_that_was_rung_for_nothing_goes_through_the_whole_turn(
+    node: Node, served: Callable[[], Steps]
+) -> None:
+    """So it tries again what was held up."""
+    steps = served()
+    async with steps.serving():
+        done = await rung(node, steps)
+        steps.asleep.clear()
+        steps.ring()
+        await asyncio.wait_for(steps.asleep.wait(), WITHIN_S)
+        assert steps.names[done:] == TURN
+
+
+async def test_ring_while_the_last_few_are_delivered_is_heard(node: Node, served: Callable[[], Steps]) -> None:
+    """That delivery did not see the message, and nobody will ring for it again."""
+    steps = served()
+    async with steps.serving():
+        done = await rung(node, steps)
+
+        def act(nth: int) -> None:
+            if nth == done + RUNG.index("after drain"):
+                sent_quietly(node)
+                steps.ring()
+
+        steps.act = act
+        node.send("shipping")
+        await eventually_async(lambda: not node.waiting() and len(steps.names) >= done + 2 * len(RUNG))
+
+
+async def test_rung_where_others_hold_awake_it_still_sleeps_only_for_a_short_poll(
+    node: Node, served: Callable[[], Steps], connect: Connect
+) -> None:
+    connect(autocommit=True).execute(HOLD_AWAKE)
+    steps = served()
+    async with steps.serving():
+        for _ in range(3):
+            sent_quietly(node)
+            steps.ring()
+            seen = len(steps.pauses)
+            await eventually_async(lambda seen=seen: not node.waiting() and len(steps.pauses) > seen + 1)
+    assert set(steps.pauses) == {UNSURE_POLL_S}
+
+
+async def test_writer_that_saw_it_awake_is_waited_for_though_others_ring_meanwhile(
+    node: Node, served: Callable[[], Steps], connect: Connect
+) -> None:
+    """It does not count as one that sleeps until each writer rings."""
+    slow, steps = connect(), served()
+    begun, sent_at = 0, 0
+
+    def act(nth: int) -> None:
+        nonlocal sent_at
+        if steps.names[nth] == "after _taking" and not sent_at:
+            sent_at = nth
+            send(slow, "shipping", key="slow")
+        if nth == sent_at + 20:  # at the end of a look for whether the slow one has ended
+            assert steps.names[nth] == "after drain"
+            sent_quietly(node)
+            steps.ring()
+
+    async with steps.serving():
+        begun = await rung(node, steps)
+        steps.act = act
+        with node.connection.transaction():
+            for _ in range(doorbells.BUSY):
+                send(node.connection, "shipping")
+        await eventually_async(lambda: len(steps.names) > begun + 30)
+        slow.commit()
+        await eventually_async(lambda: ("slow",) in node.delivered("key"))
+
+
+@pytest.mark.parametrize(
+    ("taken", "last", "drawn", "more", "expected"),
+    [(2, 7, 7, False, 2), (2, 7, 9, False, 4), (1, None, 9, False, 1), (1, 7, 7, True, doorbells.BUSY)],
+)
+def test_messages_that_are_about_to_come_are_to_do_as_well(
+    taken: int, last: int | None, drawn: int, more: bool, expected: int
+) -> None:
+    assert to_do(Execution(taken, last=last, drawn=drawn, more=more)) == expected
 
 
 async def test_writer_that_saw_it_awake_is_waited_for_until_it_has_committed(

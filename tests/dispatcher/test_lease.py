@@ -31,10 +31,21 @@ run(sys.argv[1], poll_interval_s=1)
 STOPS = """
 import os, signal
 from dispatcher.delivery import deliverer
+from mailroom.sql.operation import Together
 from mailroom.sql.runner import run_in_transaction
 
+def one_by_one(operation):
+    rows = None
+    try:
+        while True:
+            step = operation.send(rows)
+            for each in step.steps if isinstance(step, Together) else (step,):
+                rows = yield each
+    except StopIteration as end:
+        return end.value
+
 def stopping(operation):
-    result = yield from operation
+    result = yield from one_by_one(operation)
     if operation.__name__ == "delivering" and result.taken:
         deliverer.run_in_transaction = run_in_transaction
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -25,7 +25,7 @@ from psycopg.waiting import Wait
 
 from inbox.sessions import hold, unawaited
 from mailroom.sql import runner as transaction
-from mailroom.sql.operation import Execute, Fill, Sql, Statement, Step
+from mailroom.sql.operation import Execute, Fill, Sql, Statement, Step, Together
 from tests.faults import awaits
 
 LINGERS_S = 4.0
@@ -210,7 +210,7 @@ class Failpoints:
 
     def _wrap_runner(self) -> None:
         step, async_step, post = transaction._psycopg_step, transaction._async_psycopg_step, unawaited.send
-        beginning_step = transaction._beginning_step
+        beginning_step, whole = transaction._beginning_step, transaction._run_whole
 
         def wrapped(connection: psycopg.Connection[Any], one: Step, **options: Any) -> list[Any]:
             self.at_step(connection, one, "before")
@@ -234,6 +234,15 @@ class Failpoints:
                 self.at(connection, name or "?", "after")
             return rows
 
+        async def whole_wrapped(connection: psycopg.AsyncConnection[Any], one: Together) -> list[Any]:
+            names = ["BEGIN", *(self._named(each.statement) for each in one.steps), "COMMIT"]
+            for name in names:
+                self.at(connection, name, "before")
+            rows = await whole(connection, one)
+            for name in names:
+                self.at(connection, name, "after")
+            return rows
+
         def posted(connection: psycopg.Connection[Any], one: Execute) -> None:
             self.at_step(connection, one, "before")
             post(connection, one)
@@ -245,6 +254,7 @@ class Failpoints:
             (transaction, "_psycopg_step", wrapped),
             (transaction, "_async_psycopg_step", async_wrapped),
             (transaction, "_beginning_step", beginning_wrapped),
+            (transaction, "_run_whole", whole_wrapped),
             (unawaited, "send", posted),
         )
 

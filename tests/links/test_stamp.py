@@ -493,7 +493,7 @@ def test_link_that_is_committed_while_a_delivery_begins_misses_nothing(node: Nod
     dispatcher = connect(autocommit=True)
 
     def after_lock() -> Operation[Delivery]:
-        steps = delivering(SCHEMA, rows=10, max_bytes=1_000)
+        steps = delivering(SCHEMA, rows=10, max_bytes=1_000, is_plain=False)
         yield next(steps)
         link(node, "lyon", "a")
         node.send("a", key="2")

@@ -98,7 +98,7 @@ class Copy:
     def _pytest(self, arguments: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
         """Return pytest's exit code, None if it hung, and its output."""
         self._report.unlink(missing_ok=True)
-        options = ["-p", "no:randomly", "-q", f"--timeout={TEST_TIMEOUT_S}", f"--junitxml={self._report}"]
+        options = ["--randomly-dont-reorganize", "-q", f"--timeout={TEST_TIMEOUT_S}", f"--junitxml={self._report}"]
         try:
             done = self._python(["-m", "pytest", *options, *arguments], timeout_s)
         except subprocess.TimeoutExpired as expired:

@@ -21,8 +21,8 @@ from inbox import AsyncInbox, Inbox
 from mailroom import create_inbox
 from mailroom.errors import InvalidMessage, NotInTransaction, UnknownInbox, UnsupportedConnection
 from mailroom.session import settings
-from mailroom.sql.operation import Operation, Sql
-from mailroom.sql.runner import run_in_transaction
+from mailroom.sql.operation import Operation, Sql, Together
+from mailroom.sql.runner import run, run_in_transaction
 from mailroom.testing import deliver, deliver_async, execute, sent, sent_async
 from outbox import AsyncOutbox, Executable, Outbox, Outgoing, Store
 from tests.support.databases import Connect
@@ -473,17 +473,95 @@ async def test_operation_that_is_cancelled_is_rolled_back(dsn: str, connect: Con
         assert connection.info.transaction_status == TransactionStatus.IDLE
 
 
-async def test_begin_goes_with_the_first_statement(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    trips = 0
+def counted_trips(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Have each round trip of an async connection add to the list that is returned."""
+    trips: list[None] = []
     wait = psycopg.AsyncConnection.wait
 
     async def counting(connection: psycopg.AsyncConnection, *arguments: Any, **options: Any) -> Any:
-        nonlocal trips
-        trips += 1
+        trips.append(None)
         return await wait(connection, *arguments, **options)
 
+    monkeypatch.setattr(psycopg.AsyncConnection, "wait", counting)
+    return trips
+
+
+async def test_begin_goes_with_the_first_statement(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trips = counted_trips(monkeypatch)
     async with await settings.connect_async(dsn, "test") as connection:
         await run_in_transaction(connection, beginning(1))
-        monkeypatch.setattr(psycopg.AsyncConnection, "wait", counting)
+        trips.clear()
         await run_in_transaction(connection, beginning(1))
-        assert trips == 3  # with COMMIT
+        assert len(trips) == 3  # with COMMIT
+
+
+DIVIDING = Sql(
+    "SELECT pg_current_xact_id()::text, 12 / %(by)s::bigint, %(words)s::text[]", ("text", "bigint", "text[]")
+)
+
+
+def together(*by: int, words: tuple[str, ...] = ()) -> Together:
+    """Return transactions' numbers, each divided by one of these numbers."""
+    return Together(tuple(DIVIDING.at()(by=each, words=list(words)) for each in by))
+
+
+def whole(*by: int, words: tuple[str, ...] = ()) -> Operation[list[Any]]:
+    return (yield together(*by, words=words))
+
+
+async def test_statements_together_are_a_transaction_of_their_own_in_one_round_trip(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trips = counted_trips(monkeypatch)
+    words = ("it's", """a \\ "word\"""", "", "{NULL}")
+    async with await settings.connect_async(dsn, "test") as connection:
+        await run_in_transaction(connection, whole(1, 2))  # which prepares it
+        trips.clear()
+        [(xact, quotient, read)] = await run_in_transaction(connection, whole(1, 3, words=words))
+        assert len(trips) == 1
+        assert (quotient, read) == (4, list(words))
+        status = "SELECT pg_xact_status(%s::xid8)"
+        assert await (await connection.execute(status, [xact])).fetchone() == ("committed",)
+
+
+async def test_statements_together_that_fail_are_rolled_back_and_run_again_afterwards(dsn: str) -> None:
+    async with await settings.connect_async(dsn, "test") as connection:
+        for _ in range(3):
+            # Prepared by psycopg: so it deallocates all statements after a rollback, ours too.
+            await run_in_transaction(connection, dividing(1))
+            with pytest.raises(psycopg.errors.DivisionByZero):
+                await run_in_transaction(connection, whole(1, 0))
+            assert connection.info.transaction_status == TransactionStatus.IDLE
+            assert [quotient for _, quotient, _ in await run_in_transaction(connection, whole(6))] == [2]
+
+
+async def test_statements_together_are_prepared_anew_if_other_code_has_deallocated_them(dsn: str) -> None:
+    async with await settings.connect_async(dsn, "test") as connection:
+        for _ in range(2):
+            assert [quotient for _, quotient, _ in await run_in_transaction(connection, whole(6))] == [2]
+            await connection.execute("DEALLOCATE ALL")
+
+
+async def test_statements_together_join_a_transaction_that_has_begun(dsn: str) -> None:
+    def joining() -> Operation[set[str]]:
+        [(xact,)] = yield XACT.at()()
+        rows = yield together(1, 2)
+        return {xact} | {each for each, *_ in rows}
+
+    def begun_anew() -> Operation[set[str]]:
+        [(whole, *_)] = yield together(1)
+        [(xact,)] = yield XACT.at()()
+        return {whole, xact}
+
+    async with await settings.connect_async(dsn, "test") as connection:
+        assert len(await run_in_transaction(connection, joining())) == 1
+        assert len(await run_in_transaction(connection, begun_anew())) == 2
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "sqlalchemy"])
+def test_statements_together_are_part_of_the_callers_transaction(dsn: str, connect: Connect, driver: str) -> None:
+    engine = sa.create_engine(url(dsn, "psycopg"), poolclass=sa.NullPool)
+    with connect() if driver == "psycopg" else engine.connect() as connection:
+        [(xact, quotient, _)] = run(connection, whole(1, 4))
+        assert quotient == 3
+        assert run(connection, beginning()) == {xact}
