@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from types import GeneratorType
 from typing import Any, cast
 
@@ -392,7 +393,8 @@ async def test_rung_where_others_hold_awake_it_still_sleeps_only_for_a_short_pol
             sent_quietly(node)
             steps.ring()
             seen = len(steps.pauses)
-            await eventually_async(lambda seen=seen: not node.waiting() and len(steps.pauses) > seen + 1)
+            await eventually_async(lambda: not node.waiting())
+            await eventually_async(partial(lambda seen: len(steps.pauses) > seen + 1, seen))
     assert set(steps.pauses) == {UNSURE_POLL_S}
 
 

@@ -506,7 +506,8 @@ def together(*by: int, words: tuple[str, ...] = ()) -> Together:
 
 
 def whole(*by: int, words: tuple[str, ...] = ()) -> Operation[list[Any]]:
-    return (yield together(*by, words=words))
+    rows: list[Any] = yield together(*by, words=words)
+    return rows
 
 
 async def test_statements_together_are_a_transaction_of_their_own_in_one_round_trip(
