@@ -114,8 +114,8 @@ class Databases:
         url = self._url(self._template)
         with psycopg.connect(url, autocommit=True) as connection:
             found = connection.execute(
-                "SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' AND relnamespace = 'pg_catalog'::regnamespace"
-                " AND NOT relisshared"
+                "SELECT oid::regclass::text FROM pg_class "
+                "WHERE relkind = 'r' AND NOT relisshared AND relnamespace = 'pg_catalog'::regnamespace"
             )
             connection.execute(f"VACUUM FULL {', '.join(name for (name,) in found)}")
         # A first session writes the file that spares the sessions of clones much reading of the catalogs.
