@@ -1,11 +1,12 @@
-"""Detect user modules that hide our packages, whose names are plain words.
+"""Find what our distributions declare, and detect user modules that hide our packages, whose names are plain words.
 
 Python imports the first module of a name that it finds, and looks in the program's directory first.
 """
 
 import os
 import warnings
-from importlib.metadata import EntryPoint
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any
 
@@ -34,6 +35,15 @@ def warn_of_hidden() -> None:
     for name in NAMES:
         if (file := in_the_way(name)) is not None:
             warnings.warn(_hidden(name, file), RuntimeWarning, stacklevel=3)
+
+
+@cache
+def declared(group: str) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a group, as they were when they were first asked for.
+
+    Python opens a file of every installed distribution for that: 20 ms among 150, and a list of commands asks 30 times.
+    """
+    return tuple(entry_points(group=group))
 
 
 def load(found: EntryPoint) -> Any:

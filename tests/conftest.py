@@ -25,6 +25,7 @@ from mailroom.errors import EmbeddedServerError
 from tests.support.databases import Connect, Databases
 from tests.support.node import Node
 from tests.support.postgres import FAST_SETTINGS, Servers, available_majors, remove_with_servers, run_directory
+from tests.support.rewriting import import_share
 from tests.support.sampling import beyond_samples, major_of, repeated_on_further_versions
 
 _RUN_DIRECTORY = pytest.StashKey[Path]()
@@ -69,6 +70,12 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     node.workerinput["run_directory"] = str(node.config.stash[_RUN_DIRECTORY])
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    worker_input = getattr(session.config, "workerinput", None)
+    if worker_input is not None:
+        import_share(session.config, int(worker_input["workerid"].removeprefix("gw")), worker_input["workercount"])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

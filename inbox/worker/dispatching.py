@@ -11,14 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Hashable
-from importlib.metadata import entry_points
 from typing import Protocol
 
 from psycopg.conninfo import conninfo_to_dict
 
 from inbox.worker.tasks import first_error
 from mailroom.errors import ConfigurationError, ConnectionFailed, coded
-from mailroom.packages import load
+from mailroom.packages import declared, load
 from mailroom.session import backoff, settings
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
@@ -110,7 +109,7 @@ class Dispatching:
 
     def __init__(self, name: str, home: Home, schema: str, poll_interval_s: float, repeats: Repeats) -> None:
         # Found by entry point, since `inbox` must not import `dispatcher`.
-        makers = [load(lane) for lane in entry_points(group="mailroom.dispatcher")]
+        makers = [load(lane) for lane in declared("mailroom.dispatcher")]
         self._make: Callable[[], list[Dispatches]] = lambda: [
             make(home, schema=schema, poll_interval_s=poll_interval_s) for make in makers
         ]

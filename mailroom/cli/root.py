@@ -3,7 +3,7 @@
 import io
 import sys
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points, packages_distributions
+from importlib.metadata import EntryPoint, packages_distributions
 from typing import Any, NoReturn
 
 import click
@@ -14,7 +14,7 @@ from mailroom.cli.failures import Interrupted, tell
 from mailroom.cli.group import Group
 from mailroom.cli.options import share
 from mailroom.errors import ConfigurationError, MailroomError
-from mailroom.packages import is_hidden, load
+from mailroom.packages import declared, is_hidden, load
 
 GROUP = "mailroom.commands"
 # Commands that are distributions of their own, and the extra that brings each.
@@ -96,7 +96,7 @@ class Root(Group):
         return "" if command is None else command.get_short_help_str(room)
 
     def _entry_points(self) -> dict[str, EntryPoint]:
-        return {found.name: found for found in entry_points(group=GROUP)}
+        return {found.name: found for found in declared(GROUP)}
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the sub-command."""

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import click
 import psycopg
 import pytest
 
-from mailroom import __version__, schema
+from mailroom import __version__, packages, schema
 from mailroom.cli import root as cli_root
 from mailroom.cli.failures import tell
 from mailroom.cli.root import root
@@ -295,6 +295,15 @@ def test_list_of_commands_has_the_first_sentence_of_each() -> None:
     context = click.Context(root)
     texts = {name: root.get_command(context, name) for name in root.list_commands(context)}
     assert {name: each.get_short_help_str(1_000) for name, each in texts.items() if each} == cli_root.ABOUT
+
+
+def test_what_distributions_declare_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(packages, "entry_points", lambda *, group: (asked.append(group), entry_points(group=group))[1])
+    packages.declared.cache_clear()
+    assert "status" in mailroom("--help").stdout
+    assert "--json" in mailroom("status", "--help").stdout
+    assert asked == [cli_root.GROUP]
 
 
 @pytest.mark.sample(1)

@@ -16,7 +16,7 @@ from typing import Any
 
 from mailroom.session import backoff
 from tests.faults import awaits
-from tests.faults.failpoints import Failpoint, Failpoints
+from tests.faults.failpoints import Failpoint, Failpoints, names_at_the_fork
 from tests.faults.task import Task
 
 ROLES = {
@@ -37,6 +37,7 @@ def preload() -> None:
     for module in (*ROLES.values(), "tests.faults.mutants", "psycopg_pool", "sqlalchemy", "uuid", "cbor2"):
         importlib.import_module(module)
     awaits.by_line()
+    names_at_the_fork()
 
 
 class Control:

@@ -102,7 +102,25 @@ class Databases:
                 migrate(connection)
                 # Each clone is a node of its own that was just made, and no node that was moved.
                 connection.exec_driver_sql("UPDATE mailroom.node SET system_id = NULL")
+            self._pack()
             self._server.execute(f"ALTER DATABASE {self._template} ALLOW_CONNECTIONS false")
+
+    def _pack(self) -> None:
+        """Write the catalogs of the template anew, without what a clone does not need: an eighth of it.
+
+        Their maps of free and of visible pages are 70 of its 500 files, and each test copies and removes them. Our
+        tables stay as a migration leaves them: the planner takes one that was never vacuumed for larger than it is.
+        """
+        url = self._url(self._template)
+        with psycopg.connect(url, autocommit=True) as connection:
+            found = connection.execute(
+                "SELECT oid::regclass::text FROM pg_class "
+                "WHERE relkind = 'r' AND NOT relisshared AND relnamespace = 'pg_catalog'::regnamespace"
+            )
+            connection.execute(f"VACUUM FULL {', '.join(name for (name,) in found)}")
+        # A first session writes the file that spares the sessions of clones much reading of the catalogs.
+        psycopg.connect(url).close()
+        eventually(lambda: not self._backends(self._template))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
