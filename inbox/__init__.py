@@ -1,17 +1,38 @@
 """The consumer's side of Mailroom: reap messages in the transaction that uses them."""
 
-from inbox.archive import Archive, AsyncArchive, Reaped
-from inbox.asking.requests import AsyncPending, AsyncRequests, ErrorReply, NoReply, Pending, Requests
-from inbox.by_key.parked_keys import Changed, ParkedKey
-from inbox.by_key.paused_keys import PausedKey
-from inbox.exceptions import Park, Reject, Retry, Skip, Unavailable
-from inbox.handling.batch_handler import AsyncBatchHandler, BatchHandler
-from inbox.handling.handlers import AsyncHandlers, Handlers
-from inbox.inbox import AsyncInbox, Inbox
-from inbox.parked import AsyncParked, Attempt, Parked
-from inbox.worker.worker import AsyncWorker, Worker
-from mailroom.errors import NoHandler
-from mailroom.message.message import Message
+from typing import TYPE_CHECKING, Any
+
+from mailroom.lazy import imported
+
+if TYPE_CHECKING:
+    from inbox.archive import Archive, AsyncArchive, Reaped
+    from inbox.asking.requests import AsyncPending, AsyncRequests, ErrorReply, NoReply, Pending, Requests
+    from inbox.by_key.parked_keys import Changed, ParkedKey
+    from inbox.by_key.paused_keys import PausedKey
+    from inbox.exceptions import Park, Reject, Retry, Skip, Unavailable
+    from inbox.handling.batch_handler import AsyncBatchHandler, BatchHandler
+    from inbox.handling.handlers import AsyncHandlers, Handlers
+    from inbox.inbox import AsyncInbox, Inbox
+    from inbox.parked import AsyncParked, Attempt, Parked
+    from inbox.worker.worker import AsyncWorker, Worker
+    from mailroom.errors import NoHandler
+    from mailroom.message.message import Message
+
+# Imported on demand: an import of any module of the package imports this one, also in each worker process of Spark.
+_HOMES = {
+    "inbox.archive": ("Archive", "AsyncArchive", "Reaped"),
+    "inbox.asking.requests": ("AsyncPending", "AsyncRequests", "ErrorReply", "NoReply", "Pending", "Requests"),
+    "inbox.by_key.parked_keys": ("Changed", "ParkedKey"),
+    "inbox.by_key.paused_keys": ("PausedKey",),
+    "inbox.exceptions": ("Park", "Reject", "Retry", "Skip", "Unavailable"),
+    "inbox.handling.batch_handler": ("AsyncBatchHandler", "BatchHandler"),
+    "inbox.handling.handlers": ("AsyncHandlers", "Handlers"),
+    "inbox.inbox": ("AsyncInbox", "Inbox"),
+    "inbox.parked": ("AsyncParked", "Attempt", "Parked"),
+    "inbox.worker.worker": ("AsyncWorker", "Worker"),
+    "mailroom.errors": ("NoHandler",),
+    "mailroom.message.message": ("Message",),
+}
 
 __all__ = [
     "Archive",
@@ -45,3 +66,7 @@ __all__ = [
     "Unavailable",
     "Worker",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return imported(__name__, _HOMES, name)

@@ -3,7 +3,11 @@
 JDBC appends the same rows, with the struct as JSON since it cannot write structs, in batches of 10,000 with
 reWriteBatchedInserts: once into a table of the outbox's columns, defaults and primary key, which is what an outbox
 without Mailroom would be; once into a table of the three columns that are written and nothing else. Neither is exactly
-once. `outbox_jdbc` takes the same append and is. All of it on two threads of one session, each way warmed up first.
+once. `outbox_jdbc` takes the same append and is.
+
+And what these rows become in an inbox, read by `format("inbox")`, beside `spark.read.jdbc` from the inbox's table: key,
+clock and value, into a sink that drops them. JDBC reads them in one task, as it does unless it is told ranges, and
+again in two ranges of the clock. All of it on two threads of one session, each way warmed up first.
 """
 
 import os
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 PARTITIONS = 2
 JSON = ("topic", "key", "to_json(value) AS value_json")
+READ = ("key", "clock", "value")
 WITH_ID = ("uuid() AS message_id", *JSON)
 
 
@@ -69,13 +74,13 @@ def _rows(session: "SparkSession", count: int) -> "DataFrame":
     )
 
 
-def _jdbc(rows: "DataFrame", node: Node, table: str, columns: tuple[str, ...]) -> float:
+def _jdbc_options(node: Node, table: str) -> dict[str, str]:
     from spark_jobs.session import DRIVER
 
     with psycopg.connect(node.dsn) as connection:
         at = connection.info
         server, user, password = f"{at.host}:{at.port}/{at.dbname}", at.user, at.password
-    options = {
+    return {
         "driver": DRIVER,
         "url": f"jdbc:postgresql://{server}?reWriteBatchedInserts=true&stringtype=unspecified",
         "user": user,
@@ -83,18 +88,41 @@ def _jdbc(rows: "DataFrame", node: Node, table: str, columns: tuple[str, ...]) -
         "dbtable": f"{node.schema}.{table}",
         "batchsize": "10000",
     }
+
+
+def _our_options(node: Node) -> dict[str, str]:
+    parts = conninfo.conninfo_to_dict(node.dsn)
+    parts.pop("password", None)
+    return {"dsn": conninfo.make_conninfo("", **parts), "schema": node.schema}
+
+
+def _jdbc(rows: "DataFrame", node: Node, table: str, columns: tuple[str, ...]) -> float:
+    options = _jdbc_options(node, table)
     began = time.perf_counter()
     rows.selectExpr(*columns).write.format("jdbc").options(**options).mode("append").save()
     return time.perf_counter() - began
 
 
 def _outbox(rows: "DataFrame", node: Node) -> float:
-    parts = conninfo.conninfo_to_dict(node.dsn)
-    parts.pop("password", None)
-    options = {"dsn": conninfo.make_conninfo("", **parts), "schema": node.schema, "idempotencyKey": str(uuid4())}
+    options = _our_options(node) | {"idempotencyKey": str(uuid4())}
     began = time.perf_counter()
     rows.write.format("outbox").options(**options).mode("append").save()
     return time.perf_counter() - began
+
+
+def _read(session: "SparkSession", kind: str, options: dict[str, str], expected: int) -> float:
+    """Plan a read of key, clock and value, and do it, and see that all of it came."""
+    from pyspark.sql import Observation
+    from pyspark.sql.functions import count
+
+    came = Observation()
+    began = time.perf_counter()
+    rows = session.read.format(kind).options(**options).load().select(*READ).observe(came, count("value").alias("rows"))
+    rows.write.format("noop").mode("overwrite").save()
+    took = time.perf_counter() - began
+    if came.get["rows"] != expected:
+        raise RuntimeError(f"{came.get['rows']} of {expected} messages came from {kind}")
+    return took
 
 
 def _seconds(setup: Setup, count: int) -> Values:
@@ -109,8 +137,26 @@ def _seconds(setup: Setup, count: int) -> Values:
         seconds["outbox_jdbc"] = _jdbc(rows, node, "outbox_jdbc", WITH_ID)
         node.execute(f"TRUNCATE {node.outbox}")
         seconds['format("outbox")'] = _outbox(rows, node)
+        node.deliver()
+        seconds |= _reading(_session(setup.dsn), node, count)
     rows.unpersist()
     return seconds
+
+
+def _reading(session: "SparkSession", node: Node, count: int) -> dict[str, float]:
+    jdbc, ours = _jdbc_options(node, f"inbox_{INBOX}"), _our_options(node) | {"inbox": INBOX}
+    with psycopg.connect(node.dsn) as connection:
+        bounds = f"SELECT min(clock), max(clock) FROM {node.schema}.inbox_{INBOX}".encode()
+        low, high = connection.execute(bounds).fetchone() or (0, 0)
+    ranges = {"partitionColumn": "clock", "lowerBound": low, "upperBound": high, "numPartitions": PARTITIONS}
+    return {
+        "read.jdbc": _read(session, "jdbc", jdbc, count),
+        'format("inbox")': _read(session, "inbox", ours, count),
+        'format("inbox"), columns': _read(session, "inbox", ours | {"columns": ", ".join(READ)}, count),
+        "read.jdbc, two ranges": _read(
+            session, "jdbc", jdbc | {name: str(value) for name, value in ranges.items()}, count
+        ),
+    }
 
 
 def _run(setup: Setup) -> Values:
@@ -121,12 +167,16 @@ def _run(setup: Setup) -> Values:
 
 MEASUREMENT = Measurement(
     "spark",
-    "write a DataFrame of structs from Spark, twice the messages",
+    "write a DataFrame of structs from Spark, and read it, twice the messages",
     (
         Line("JDBC, bare table"),
         Line('format("outbox")', baseline="JDBC, bare table", bar=Bar(ratio_at_least=0.8)),
         Line("outbox_jdbc", baseline="JDBC, bare table"),
         Line("JDBC, three columns", baseline="JDBC, bare table"),
+        Line("read.jdbc"),
+        Line('format("inbox")', baseline="read.jdbc", bar=Bar(ratio_at_least=0.4)),
+        Line('format("inbox"), columns', baseline="read.jdbc", bar=Bar(ratio_at_least=0.4)),
+        Line("read.jdbc, two ranges", baseline="read.jdbc"),
     ),
     _run,
     _missing,

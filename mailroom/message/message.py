@@ -119,7 +119,10 @@ class Message(Generic[V]):
 _COLUMNS = {column.name: column for column in (*DELIVERY_ROW, *MESSAGE_ROW)}
 READ = tuple(_COLUMNS[name] for name in list(inspect.signature(Message).parameters))
 _IN_UTC = {column: "timestamp" for column in READ if column.type == "timestamptz"}
-SELECTED = ", ".join(f"{column.name} AT TIME ZONE 'UTC'" if column in _IN_UTC else column.given() for column in READ)
+EXPRESSIONS = {
+    column.name: f"{column.name} AT TIME ZONE 'UTC'" if column in _IN_UTC else column.given() for column in READ
+}
+SELECTED = ", ".join(EXPRESSIONS.values())
 COLUMNS = {column.name: _IN_UTC.get(column, column.plain) for column in READ}
 
 # What `Message.__init__` was given, in its order.

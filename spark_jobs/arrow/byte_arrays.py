@@ -38,6 +38,13 @@ def of_rows(rows: Bytes, lengths: Offsets | None = None, validity: pa.Buffer | N
     return cut(rows[np.arange(width) < lengths[:, None]], starts(lengths), validity)
 
 
+def texts_of_rows(rows: Bytes) -> pa.StringArray:
+    """Return the rows of a matrix of ASCII as texts."""
+    count, width = rows.shape
+    ends = np.arange(count + 1, dtype=np.int32) * width
+    return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(rows)))
+
+
 def of_numbers(numbers: npt.NDArray[Any]) -> pa.LargeBinaryArray:
     """Return the bytes of each number."""
     return of_rows(np.ascontiguousarray(numbers).view(np.uint8).reshape(len(numbers), numbers.itemsize))

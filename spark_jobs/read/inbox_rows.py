@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache, reduce
 from itertools import pairwise
 from operator import xor
 
@@ -11,9 +11,9 @@ from pyspark.sql.datasource import InputPartition
 
 from inbox.by_key.claim import PIN
 from mailroom.errors import ConfigurationError
-from mailroom.message.message import COLUMNS, SELECTED
+from mailroom.message.message import COLUMNS, EXPRESSIONS
 from mailroom.registry.inboxes import BY_CLOCK
-from mailroom.sql.operation import Operation, Row, Sql
+from mailroom.sql.operation import Operation, Row, Sql, filled
 from mailroom.sql.runner import run
 from spark_jobs.arrow import message_rows
 from spark_jobs.node import Node
@@ -50,32 +50,61 @@ class Range(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which messages of a range are wanted: those of a key, or of a topic; None for all."""
+    """Which messages of a range are wanted: those of a key, or of a topic; None for all. And which of their columns."""
 
     key: str | None = None
     topic: str | None = None
+    columns: tuple[str, ...] = tuple(COLUMNS)
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns in Arrow."""
+        return pa.schema([message_rows.COLUMNS.field(name) for name in self.columns])
+
+
+ALL = Chosen()
 
 # Of a message: which one it is, and where.
 DIGESTED = "uuid_hash_extended(message_id, clock)"
-# Not as stored: JSON is compressed there, and a number such as 1e9999 has far more digits than bytes.
-SIZE = """(coalesce(octet_length(value), octet_length(value_json::text))
-          + coalesce(octet_length(headers::text), 0))"""
+# What has no near bound of its own. Not as stored: JSON is compressed there, and a number such as 1e9999 has far
+# more digits than bytes.
+SIZES = {
+    "value": "coalesce(octet_length(value), 0)",
+    "value_json": "coalesce(octet_length(value_json::text), 0)",
+    "headers": "coalesce(octet_length(headers::text), 0)",
+}
 # `before` is the size of the page's earlier messages, so the first one comes however large it is. The window's order is
 # that of the index, which is read no further than the limit.
 PAGE = """
-SELECT {selected}, {digested} FROM (
+SELECT {selected} FROM (
     SELECT *, coalesce(sum({size}) OVER (
                ORDER BY {order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
     FROM {schema}.inbox_{inbox}
     WHERE {range} AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
     ORDER BY {order} LIMIT %(rows)s::bigint) AS i
 WHERE before < %(bytes)s::bigint"""
+UNBOUNDED = """
+SELECT {selected} FROM {schema}.inbox_{inbox}
+WHERE {range} AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
+ORDER BY {order} LIMIT %(rows)s::bigint"""
 BY_RANGE = f"{BY_CLOCK} > %(above)s::bigint AND {BY_CLOCK} <= %(upto)s::bigint"
-PAGED = COLUMNS | {"digest": "bigint"}
-OF_ALL = Sql(PAGE, columns=PAGED, selected=SELECTED, digested=DIGESTED, size=SIZE, order=BY_CLOCK, range=BY_RANGE)
 BY_KEY = "key = %(key)s::text AND clock > %(above)s::bigint AND clock <= %(upto)s::bigint"
-OF_KEY = Sql(PAGE, columns=PAGED, selected=SELECTED, digested=DIGESTED, size=SIZE, order="clock", range=BY_KEY)
+
+
+@cache
+def _page(columns: tuple[str, ...], *, is_of_key: bool, is_digested: bool) -> Sql:
+    """Return the statement of a page of these columns; what they weigh bounds it, if one has no near bound."""
+    digested = [DIGESTED] if is_digested else []
+    parts = {
+        "selected": ", ".join([*(EXPRESSIONS[name] for name in columns), "clock", *digested]),
+        "order": "clock" if is_of_key else BY_CLOCK,
+        "range": BY_KEY if is_of_key else BY_RANGE,
+    }
+    types = [*(COLUMNS[name] for name in columns), "bigint", *("bigint" for _ in digested)]
+    if sizes := [SIZES[name] for name in columns if name in SIZES]:
+        return Sql(filled(PAGE, **parts, size=f"({' + '.join(sizes)})"), types)
+    return Sql(filled(UNBOUNDED, **parts), types)
+
 
 WALKED = 20_000  # messages that are counted one by one
 SAMPLED_BYTES = 8 * 1024 * 1024
@@ -97,8 +126,8 @@ chosen AS (
 numbered AS MATERIALIZED (
     SELECT clock, row_number() OVER (ORDER BY clock) AS nth, count(*) OVER () AS total FROM chosen)
 SELECT clock FROM numbered, LATERAL (
-    SELECT coalesce(%(number)s::bigint, least(8, 1 + floor(
-        total * 100.0 / coalesce((SELECT percent FROM sample), 100) / {in_one})::bigint)) AS number) AS n
+    SELECT coalesce(%(number)s::bigint, least(8, greatest(1, round(
+        total * 100.0 / coalesce((SELECT percent FROM sample), 100) / {in_one})::bigint))) AS number) AS n
 WHERE nth * number / total > (nth - 1) * number / total ORDER BY nth
 """,
     columns=("bigint",),
@@ -123,19 +152,20 @@ def cutting(schema: str, inbox: str, above: int, upto: int, number: int | None) 
     return [Range(low, high) for low, high in pairwise(edges)]
 
 
-def paging(schema: str, inbox: str, above: int, upto: int, chosen: Chosen, rows: int) -> Operation[list[Row]]:
-    """Read the first messages above a clock and up to another, at most so many: a page."""
-    names = {"schema": schema, "inbox": inbox}
-    wanted = {"above": above, "upto": upto, "topic": chosen.topic, "rows": rows, "bytes": PAGE_BYTES}
+def paging(
+    schema: str, inbox: str, above: int, upto: int, chosen: Chosen, rows: int, *, digested: bool = True
+) -> Operation[list[Row]]:
+    """Read the first messages above a clock and up to another, at most so many: a page.
+
+    A row has the chosen columns, then the clock, and if it is `digested` what goes into the digest.
+    """
+    statement = _page(chosen.columns, is_of_key=chosen.key is not None, is_digested=digested)
+    wanted: dict[str, object] = {"above": above, "upto": upto, "topic": chosen.topic, "rows": rows, "bytes": PAGE_BYTES}
     yield PIN.at()()
-    if chosen.key is None:
-        page = yield OF_ALL.at(**names)(**wanted)
-    else:
-        page = yield OF_KEY.at(**names)(**wanted, key=chosen.key)
-    return list(page)
+    return list((yield statement.at(schema=schema, inbox=inbox)(**wanted, key=chosen.key)))
 
 
-def batches(node: Node, inbox: str, wanted: Range, chosen: Chosen = Chosen()) -> Iterator[pa.RecordBatch]:
+def batches(node: Node, inbox: str, wanted: Range, chosen: Chosen = ALL) -> Iterator[pa.RecordBatch]:
     """Read the messages of a range over a connection of its own; those that are reaped meanwhile may be missing.
 
     Not in a stream: there it is all that was `planned`, which is then reported, or `ConfigurationError`. Each page is a
@@ -145,19 +175,22 @@ def batches(node: Node, inbox: str, wanted: Range, chosen: Chosen = Chosen()) ->
         connection.read_only = True
         # The size of a row costs as much as the row, so a page reads few more than will fit.
         above, limit = wanted.above, FIRST_ROWS
+        is_digested, schema = wanted.planned is not None, chosen.schema
         messages = digest = 0
         while True:
             with connection.transaction():
                 rows = run(
                     connection,
-                    paging(node.schema, inbox, above, wanted.upto, chosen, limit),
+                    paging(node.schema, inbox, above, wanted.upto, chosen, limit, digested=is_digested),
                     message_rows.RawCursor,
                 )
             if not rows:
                 break
-            messages, digest = messages + len(rows), reduce(xor, (row[-1] for row in rows), digest)
-            above, limit = max(row[1] for row in rows), min(2 * len(rows), PAGE_ROWS)
-            yield pa.RecordBatch.from_arrays(message_rows.arrays(rows), schema=message_rows.COLUMNS)
+            messages += len(rows)
+            if is_digested:
+                digest = reduce(xor, (row[-1] for row in rows), digest)
+            above, limit = max(row[len(schema)] for row in rows), min(2 * len(rows), PAGE_ROWS)
+            yield pa.RecordBatch.from_arrays(message_rows.arrays(rows, schema), schema=schema)
         if wanted.planned is not None:
             _demand_all(inbox, wanted.planned, messages, digest)
             connection.read_only = False

@@ -23,7 +23,7 @@ from spark_jobs.read.inbox_stream import InboxStreamReader
 from spark_jobs.read.offsets import finding_ends
 
 SCHEMA = message_rows.ddl(message_rows.COLUMNS)
-OPTIONS = ("inbox", "numPartitions", *Node.OPTIONS)
+OPTIONS = ("inbox", "numPartitions", "columns", *Node.OPTIONS)
 OF_READ = ("key", "topic", "clockAbove", "clockUpto")
 OF_STREAM = ("maxMessages", "keepBatches", "continuesCheckpoint")
 MAX_PARTITIONS = 10_000
@@ -45,26 +45,30 @@ class InboxSource(DataSource):
         """Return the columns of a message. Raises `ConfigurationError` or `InvalidName` for the options."""
         demand_known(self.options, (*OPTIONS, *OF_READ, *OF_STREAM))
         _inbox(self.options)
-        return SCHEMA
+        return message_rows.ddl(Chosen(columns=_columns(self.options)).schema)
 
     def reader(self, schema: StructType) -> "InboxReader":
         """Return the reader of `spark.read`. Raises `ConfigurationError`, `InvalidName` or `InvalidMessage`."""
         demand_known(self.options, (*OPTIONS, *OF_READ))
-        _demand_ours(schema)
         key, topic = self.options.get("key"), self.options.get("topic")
+        chosen = Chosen(
+            None if key is None else key_text(key), None if topic is None else topic_name(topic), _columns(self.options)
+        )
+        _demand_ours(schema, chosen)
         return InboxReader(
             Node.of(self.options),
             _inbox(self.options),
             _number(self.options, "numPartitions", 1, MAX_PARTITIONS),
             _number(self.options, "clockAbove", 0, MAX_CLOCK),
             _number(self.options, "clockUpto", 0, MAX_CLOCK),
-            Chosen(None if key is None else key_text(key), None if topic is None else topic_name(topic)),
+            chosen,
         )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of `spark.readStream`. Raises `ConfigurationError` or `InvalidName`."""
         demand_known(self.options, (*OPTIONS, *OF_STREAM))
-        _demand_ours(schema)
+        chosen = Chosen(columns=_columns(self.options))
+        _demand_ours(schema, chosen)
         return InboxStreamReader(
             Node.of(self.options),
             _inbox(self.options),
@@ -72,6 +76,7 @@ class InboxSource(DataSource):
             _number(self.options, "maxMessages", 1, MAX_COUNT) or MAX_MESSAGES,
             keep_batches=_number(self.options, "keepBatches", 0, MAX_KEPT) or 0,
             continues=self.options.get("continuesCheckpoint"),
+            chosen=chosen,
         )
 
 
@@ -93,11 +98,31 @@ def _number(options: Mapping[str, str], name: str, least: int, most: int) -> int
     return whole(int(text), f"The option {name}", least, most, ConfigurationError)
 
 
-def _demand_ours(schema: StructType) -> None:
-    ours = SCHEMA.replace("timestamp_ltz", "timestamp").split(", ")  # as its type calls itself, whatever is the default
+# Up to 4.3 Spark tells no data source in Python which columns a query needs.
+def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
+    text = options.get("columns")
+    if text is None:
+        return tuple(message_rows.COLUMNS.names)
+    names = tuple(name.strip().lower() for name in text.split(","))
+    unknown = [name for name in names if name not in message_rows.COLUMNS.names]
+    if unknown:
+        raise ConfigurationError(
+            f"The option columns names {shown(unknown[0])}; the columns of a message are "
+            f"{', '.join(message_rows.COLUMNS.names)}.",
+            code="MR-spark-option",
+        )
+    if len(set(names)) < len(names):
+        raise ConfigurationError("The option columns names a column twice: name it once.", code="MR-spark-option")
+    return names
+
+
+def _demand_ours(schema: StructType, chosen: Chosen) -> None:
+    # As its type calls itself, whatever is the default.
+    ours = message_rows.ddl(chosen.schema).replace("timestamp_ltz", "timestamp").split(", ")
     if [f"{field.name} {field.dataType.simpleString()}" for field in schema] != ours:
         raise ConfigurationError(
-            'The columns of format("inbox") are given: leave out .schema() and use select().', code="MR-spark-option"
+            'The columns of format("inbox") are given: leave out .schema(), and use select() or the option columns.',
+            code="MR-spark-option",
         )
 
 

@@ -54,7 +54,7 @@ from spark_jobs.read.given_out import (
     measuring,
     set_back,
 )
-from spark_jobs.read.inbox_rows import Range, batches, cutting
+from spark_jobs.read.inbox_rows import ALL, Chosen, Range, batches, cutting
 from spark_jobs.read.offsets import BatchEnd, comparing, entering, finding_ends, finding_lowest, planning, reaping
 
 try:
@@ -101,7 +101,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(
         self, node: Node, inbox: str, partitions: int | None, max_messages: int, *, keep_batches: int = 0,
-        continues: str | None = None,
+        continues: str | None = None, chosen: Chosen = ALL,
     ) -> None:  # fmt: skip
         self._node = node
         self._inbox = inbox
@@ -109,6 +109,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._max_messages = max_messages
         self._keep_batches = keep_batches
         self._continues = continues
+        self._chosen = chosen
         self._checkpoint: str | None = None
         self._connection: psycopg.Connection | None = None
         self._identity = ""
@@ -292,4 +293,4 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the messages of one range."""
-        return batches(self._node, self._inbox, cast(Range, partition))
+        return batches(self._node, self._inbox, cast(Range, partition), self._chosen)
