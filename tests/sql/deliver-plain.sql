@@ -1,5 +1,5 @@
 -- DELIVER_PLAIN in dispatcher/delivery/plain.py
--- $1 start, $2 gaps, $3 writers, $4 rows, $5 bytes, $6 partitions
+-- $1 start, $2 gaps, $3 writers, $4 rows, $5 bytes, $6 partitions, $7 whole
 WITH 
 start AS MATERIALIZED (
     SELECT coalesce(min(gap) FILTER (WHERE has_ended), $1::bigint) AS position,
@@ -37,7 +37,8 @@ batch AS MATERIALIZED (
         * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) / 32))) IS NOT FALSE
                 OR (SELECT count(*) FROM "mailroom".inbox_registry) <= coalesce($6::bigint, greatest(8::bigint,
         current_setting('max_locks_per_transaction')::bigint
-        * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) / 32))) AS is_plain
+        * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) / 32)))
+           AND NOT ($7::boolean AND EXISTS (SELECT FROM "mailroom".inbox_registry WHERE "order" = 'total')) AS is_plain
     FROM (SELECT position, topic, kind, deliver_at, expires_at, after_clock,
                  coalesce(octet_length(value), pg_catalog.pg_column_size(value_json)) AS bytes 
     FROM "mailroom".outbox WHERE position > (SELECT position FROM start) ORDER BY position LIMIT $4::bigint) AS o
