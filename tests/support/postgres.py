@@ -63,7 +63,7 @@ class Servers:
 def _make_logins_quick(dsn: str) -> None:
     """Have the password sent as it is, and verified in one step and not in 4,096 (RFC 5802).
 
-    These take 5 ms of each connection, and a run of the tests makes some hundred thousand. Every driver can send it so.
+    These take 5 ms of each connection, and a test makes three. Every driver can send it so.
     """
     password = str(conninfo_to_dict(dsn)["password"]).encode()
     salt = os.urandom(16)
