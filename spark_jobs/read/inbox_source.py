@@ -22,7 +22,6 @@ from spark_jobs.read.inbox_rows import Chosen, Range, batches, cutting
 from spark_jobs.read.inbox_stream import InboxStreamReader
 from spark_jobs.read.offsets import finding_ends
 
-SCHEMA = message_rows.ddl(message_rows.COLUMNS)
 OPTIONS = ("inbox", "numPartitions", "columns", *Node.OPTIONS)
 OF_READ = ("key", "topic", "clockAbove", "clockUpto")
 OF_STREAM = ("maxMessages", "keepBatches", "continuesCheckpoint")

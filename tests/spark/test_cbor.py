@@ -22,11 +22,12 @@ from pyspark.sql.types import DataType, StructType
 from mailroom.codec import MAX_DEPTH, MAX_ITEMS, decode, encode
 from mailroom.errors import ConfigurationError, DecodeError, EncodeError
 from mailroom.names import MAX_VALUE_BYTES
+from spark_jobs.arrow import message_rows
 from spark_jobs.arrow.cbor import encoded
 from spark_jobs.arrow.cbor_types import arrow_type, check_spark_type, check_type
 from spark_jobs.read.cbor_decoded import decoded, from_cbor
 from spark_jobs.read.inbox_rows import ALL
-from spark_jobs.read.inbox_source import SCHEMA, _demand_ours
+from spark_jobs.read.inbox_source import _demand_ours
 from spark_jobs.write.columns import BusinessColumn
 from spark_jobs.write.shape import Shape
 from tests.support.pages import page_named
@@ -555,7 +556,7 @@ def test_settings_of_the_session_do_not_change_what_is_accepted(spark: "SparkSes
         read = frame.select(from_cbor("value", "at timestamp", on_error="report", named_by=["id"]).alias("read"))
         assert read.schema["read"].dataType.simpleString() == "struct<value:struct<at:timestamp>,error:string>"
         assert [row.read.error for row in read.collect()] == [None]
-        _demand_ours(struct(SCHEMA), ALL)
+        _demand_ours(struct(message_rows.ddl(message_rows.COLUMNS)), ALL)
         texts = struct("key varchar(9), topic char(5), headers map<varchar(2),char(1)>, value int")
         assert Shape.of(texts, {}).names == ("topic", "key", "value", "headers")
         assert BusinessColumn.of(struct("name varchar(9)")["name"]).staged == "text"

@@ -15,10 +15,11 @@ from inbox import Inbox
 from mailroom import codec
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
+from spark_jobs.arrow import message_rows
 from spark_jobs.node import Node as SparkNode
 from spark_jobs.read import inbox_rows
 from spark_jobs.read.inbox_rows import Chosen, Range, batches, cutting, paging
-from spark_jobs.read.inbox_source import SCHEMA, InboxReader
+from spark_jobs.read.inbox_source import InboxReader
 from tests.support.node import Node
 
 if TYPE_CHECKING:
@@ -302,7 +303,14 @@ def test_options_that_cannot_be_used_are_told(spark: "SparkSession", spark_dsn: 
         spark.read.format("inbox").options(inbox="shipping", **dsn).load("somewhere")
     with pytest.raises(PySparkException, match=r"leave out .schema\(\), and use select\(\)"):
         spark.read.format("inbox").schema("key string").options(inbox="shipping", **dsn).load().collect()
-    assert spark.read.format("inbox").schema(SCHEMA).options(inbox="shipping", **dsn).load().count() == 1
+    assert (
+        spark.read.format("inbox")
+        .schema(message_rows.ddl(message_rows.COLUMNS))
+        .options(inbox="shipping", **dsn)
+        .load()
+        .count()
+        == 1
+    )
     assert spark.read.format("inbox").options(INBOX="shipping", NUMPARTITIONS="2", DSN=spark_dsn).load().count() == 1
 
 
