@@ -43,9 +43,30 @@ Secrets: TypeAlias = "Sequence[str] | Mapping[str, Sequence[str]]"
 
 MIB = 2**20
 READ_S = 30.0  # for a client to send its request
+LINGER_S = 2.0  # for one that was refused to read the answer while it is still sending
 # Requests at once, with those that are still being read: each holds up to max_bytes, before anything is verified.
 MOST_AT_ONCE = 256
 LOCKED = "55P03"  # the lock timeout: somebody else has this id, and has not committed yet
+
+
+class _Reading:
+    """What receives a request; `is_done` once it has been read whole, or the client has gone."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.is_done = False
+
+    async def __call__(self) -> Event:
+        event = await self._receive()
+        self.is_done = event["type"] != "http.request" or not event.get("more_body", False)
+        return event
+
+    async def linger(self) -> None:
+        """Read on for a moment, and drop it: a connection that is closed with bytes unread takes the answer along."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while not self.is_done:
+                    await self()
 
 
 class WebhookApp:
@@ -131,14 +152,15 @@ class WebhookApp:
             await _respond(scope, send, 200, {"state": "alive"})
             return
         self._at_once += 1
+        reading = _Reading(receive)
         try:
             if self._at_once > MOST_AT_ONCE:
                 raise unavailable()
-            message_id = await self._take(scope, receive)
+            message_id = await self._take(scope, reading)
         except RequestRefused as refusal:
             self._tell(refusal)
             body = {"code": refusal.code, "error": str(refusal)}
-            await _respond(scope, send, refusal.status, body, refusal.headers)
+            await _respond(scope, send, refusal.status, body, refusal.headers, None if reading.is_done else reading)
         else:
             if message_id is not None:
                 await _respond(scope, send, 202, {"id": str(message_id)})
@@ -252,7 +274,12 @@ def _allowed(topics: Iterable[Topic[Any, Any] | str], secrets: Secrets, unsigned
 
 
 async def _respond(
-    scope: Scope, send: Send, status: int, answer: Mapping[str, str], headers: Mapping[str, str] | None = None
+    scope: Scope,
+    send: Send,
+    status: int,
+    answer: Mapping[str, str],
+    headers: Mapping[str, str] | None = None,
+    reading: _Reading | None = None,
 ) -> None:
     body = json.dumps(answer).encode() + b"\n"
     all_headers = {"content-type": "application/json", "content-length": str(len(body)), "cache-control": "no-store"}
@@ -261,4 +288,10 @@ async def _respond(
         all_headers["connection"] = "close"  # the rest of the body may still be on its way
     raw = [(name.encode(), value.encode()) for name, value in all_headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+    whole: Event = {"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body}
+    if reading is None:
+        await send(whole)
+        return
+    await send({**whole, "more_body": True})
+    await reading.linger()
+    await send({"type": "http.response.body"})

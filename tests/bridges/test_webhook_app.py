@@ -298,16 +298,21 @@ async def test_header_that_is_given_twice_or_is_not_text_is_refused(client: http
 # -- Bodies that come slowly, or not whole, or are too large -----------------------------------------------------------
 
 
-async def called(app: WebhookApp, *events: dict[str, Any], headers: dict[str, str] | None = None) -> list[Any]:
+async def called(
+    app: WebhookApp, *events: dict[str, Any], headers: dict[str, str] | None = None, steps: list[str] | None = None
+) -> list[Any]:
     """Hand the events to the app, and return what it sends; where they end, the client says nothing more."""
     waiting, answers = list(events), []
+    steps = [] if steps is None else steps
 
     async def receive() -> Any:
         if not waiting:
             await asyncio.Event().wait()
+        steps.append("read")
         return waiting.pop(0)
 
     async def send(event: Any) -> None:
+        steps.append("sent")
         answers.append(event)
 
     given = signed(ORDER) if headers is None else headers
@@ -315,8 +320,9 @@ async def called(app: WebhookApp, *events: dict[str, Any], headers: dict[str, st
     scope = {"type": "http", "method": "POST", "path": "/topics/order.paid", "query_string": b"", "headers": raw}
     await app(scope, receive, send)
     if answers:
-        assert [event["type"] for event in answers] == ["http.response.start", "http.response.body"]
-        return [answers[0]["status"], json.loads(answers[1]["body"])["code"]]
+        start, *parts = answers
+        assert [part.get("more_body", False) for part in parts] == [True] * (len(parts) - 1) + [False]
+        return [start["status"], json.loads(b"".join(part.get("body", b"") for part in parts))["code"]]
     return []
 
 
@@ -333,6 +339,23 @@ async def test_body_that_is_too_large_is_refused_before_all_of_it_was_read(node:
     async with app, client_of(app) as client:
         assert (await post(client, b"1234567890", content_length="10")).status_code == 202
     assert [message.value for message in sent(node)] == [1_234_567_890]
+
+
+@pytest.mark.parametrize("last", [part(b"}", more=False), {"type": "http.disconnect"}])
+async def test_client_that_is_refused_at_once_has_the_answer_while_it_sends_the_rest(
+    app: WebhookApp, last: dict[str, Any]
+) -> None:
+    """A connection that is closed with bytes unread is reset, and the client loses the answer."""
+    steps: list[str] = []
+    headers = {"content-type": "text/html"}
+    assert (await called(app, part(b"{"), last, headers=headers, steps=steps))[0] == 415
+    assert steps == ["sent", "sent", "read", "read", "sent"]
+
+
+async def test_client_that_is_refused_after_it_has_sent_all_is_not_waited_for(app: WebhookApp) -> None:
+    steps: list[str] = []
+    assert (await called(app, part(b"{}", more=False), headers=signed(b"other"), steps=steps))[0] == 401
+    assert steps == ["read", "sent", "sent"]
 
 
 async def test_client_that_goes_away_leaves_nothing(node: Node, app: WebhookApp) -> None:
