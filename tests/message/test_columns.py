@@ -21,6 +21,9 @@ EDITS = {
     ],
     "mailroom/message/outgoing.py": [
         ("    after_clock: int | None = None\n", "    note: str | None = None\n"),
+        ("expires_at: datetime | None = None, after_clock: int | None = None,", " note: str | None = None,"),
+        ("        _set_after_clock(self, after_clock)\n", "        _set_note(self, note)\n"),
+        ("_set_expires_at, _set_after_clock,", " _set_note,"),
         ("        None if message.after_clock is None else clock(message.after_clock),\n", "        message.note,\n"),
     ],
     "mailroom/message/message.py": [

@@ -3,9 +3,11 @@
 import json
 import uuid
 from collections.abc import Callable
+from dataclasses import MISSING, asdict, fields
 from datetime import UTC, datetime, timedelta, timezone
 from enum import Enum
 from functools import reduce
+from inspect import signature
 from operator import and_, or_
 from typing import Any, ClassVar
 
@@ -135,6 +137,15 @@ def test_key_is_stored_as_its_text(connect: Connect, key: str | int | uuid.UUID,
     OUTBOX.send(connection, "t", 1, key=key)
     OUTBOX.send_many(connection, [Outgoing("t", 1, key=key)])
     assert [message.key for message in sent(connection, "t")] == [stored] * 2
+
+
+def test_outgoing_takes_its_fields_in_their_order_and_with_their_defaults() -> None:
+    defaults = {field.name: field.default for field in fields(Outgoing) if field.default is not MISSING}
+    given = {name: f"value of {name}" for name in signature(Outgoing).parameters}
+    made: Any = Outgoing
+    assert list(given) == [field.name for field in fields(Outgoing)]
+    assert asdict(made(*given.values())) == asdict(made(**given)) == given
+    assert asdict(Outgoing("t", 1)) == {"topic": "t", "value": 1, **defaults}
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
