@@ -117,6 +117,16 @@ class Numbered(int, Enum):
     ONE = 1
 
 
+class Posing:
+    """It equals a topic, and is no text."""
+
+    def __eq__(self, other: object) -> bool:
+        return other == "t"
+
+    def __hash__(self) -> int:
+        return hash("t")
+
+
 @pytest.mark.parametrize(
     ("key", "stored"),
     [
@@ -137,6 +147,23 @@ def test_key_is_stored_as_its_text(connect: Connect, key: str | int | uuid.UUID,
     OUTBOX.send(connection, "t", 1, key=key)
     OUTBOX.send_many(connection, [Outgoing("t", 1, key=key)])
     assert [message.key for message in sent(connection, "t")] == [stored] * 2
+
+
+class Letter(str, Enum):  # noqa: UP042
+    DELETED = "D"
+
+
+@pytest.mark.parametrize(("topic", "first"), [("enum.first", Letter.DELETED), ("text.first", "D")])
+def test_letter_of_an_enum_is_sent_as_its_text_whichever_comes_first(connect: Connect, topic: str, first: Any) -> None:
+    connection = connect()
+    letters: list[Any] = [first, Letter.DELETED, "D"]
+    for letter in letters:
+        OUTBOX.send(connection, topic, 1, message_type=letter, event_type=letter)
+        OUTBOX.send_many(connection, [Outgoing(topic, 1, message_type=letter, event_type=letter)])
+        row = row_of(Outgoing(topic, 1, message_type=letter, event_type=letter))
+        assert {type(row[4]), type(row[5])} == {str}
+    assert {(message.message_type, message.event_type) for message in sent(connection, topic)} == {("D", "D")}
+    assert count(connection) == 6
 
 
 def test_outgoing_takes_its_fields_in_their_order_and_with_their_defaults() -> None:
@@ -174,6 +201,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "topic with a line break": ({"topic": "t\n"}, "not valid"),
     "topic with a letter that is not ASCII": ({"topic": "tä"}, "not valid"),
     "topic that is None": ({"topic": None}, "not valid"),
+    "topic that has no hash": ({"topic": ["t"]}, r"Topic \['t'\] is not valid"),
+    "topic that is no text and equals one that was sent to": ({"topic": Posing()}, "not valid"),
+    "kind that has no hash": ({"kind": ["M"]}, r"kind \['M'\] is none of"),
     "naive deliver_at": ({"deliver_at": datetime(2026, 1, 1)}, "deliver_at needs a datetime with a time zone"),  # noqa: DTZ001
     "naive expires_at": ({"expires_at": datetime(2026, 1, 1)}, "expires_at needs a datetime with a time zone"),  # noqa: DTZ001
     "deliver_at that is falsy and no datetime": ({"deliver_at": 0}, "deliver_at needs"),
