@@ -36,14 +36,19 @@ def size(headers: Mapping[str, str]) -> int:
 
     The sizes of maps that have no name in common add up to that of the map of all of them.
     """
-    return len(TEXT(dict(headers)).encode()) if headers else 0
+    return len(_json(headers).encode()) if headers else 0
+
+
+def _json(headers: Mapping[str, str]) -> str:
+    # Of a map of two the encoder itself takes 1 us more: it is made for nested ones.
+    return "{" + ", ".join([f"{TEXT(name)}: {TEXT(value)}" for name, value in headers.items()]) + "}"
 
 
 def as_json(headers: Mapping[str, str]) -> str | None:
     """Return checked headers as JSON, None if there are none. Raises `InvalidMessage` if they are too large."""
     if not headers:
         return None
-    text = TEXT(dict(headers))
+    text = _json(headers)
     if (found := len(text.encode())) > MAX_HEADERS_BYTES:
         raise InvalidMessage(
             f"The headers have {found} bytes as JSON; {MAX_HEADERS_BYTES} are allowed. Put large data into the value.",
