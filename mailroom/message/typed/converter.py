@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from datetime import date, datetime
 from decimal import Decimal
+from types import NoneType
 from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
@@ -10,6 +11,7 @@ from msgspec import to_builtins
 
 # What the codec sends as it is. Of anything else msgspec makes JSON's texts; it reads those of these types, too.
 NATIVE = (bytes, bytearray, datetime, date, Decimal, UUID)
+LEAVES = frozenset({str, int, float, bool, NoneType, *NATIVE})
 
 
 # A JSON schema, and the schemas that it refers to by their names.
@@ -49,12 +51,15 @@ def path(steps: Iterable[object], names: frozenset[str]) -> str:
 
 def lists_and_text_keys(item: Any) -> Any:
     """Return a plain value with its tuples as lists, and its keys as text where the codec would not take them."""
+    # Most parts are leaves. A call for each of them would double the time.
     if isinstance(item, dict):
-        return {_text_key(key): lists_and_text_keys(part) for key, part in item.items()}
-    if isinstance(item, list | tuple):
-        return [lists_and_text_keys(part) for part in item]
+        return {
+            _text_key(key): part if type(part) in LEAVES else lists_and_text_keys(part) for key, part in item.items()
+        }
+    if isinstance(item, (list, tuple)):
+        return [part if type(part) in LEAVES else lists_and_text_keys(part) for part in item]
     return item
 
 
 def _text_key(key: Any) -> str | bytes:
-    return key if isinstance(key, str | bytes) else str(to_builtins(key))
+    return key if isinstance(key, (str, bytes)) else str(to_builtins(key))
