@@ -64,7 +64,8 @@ class Structures:
 
     def read(self, plain: Any) -> Any:
         """See `Converter.read`."""
-        return convert(plain, self._type, str_keys=self._has_tuples_or_keys)
+        # msgspec takes as long to find that argument as to make a small value, so it is given only where it says more.
+        return convert(plain, self._type, str_keys=True) if self._has_tuples_or_keys else convert(plain, self._type)
 
     def write(self, value: Any) -> Any:
         """See `Converter.write`."""
