@@ -242,7 +242,17 @@ WHERE name = %(name)s::text AND batch = %(number)s::bigint AND part IS NOT NULL 
 """,
     columns=("uuid", "text", "bigint", "bigint", "text"),
 )
-# The last row of a chunk, how many rows it has (at least one), and the bytes of their values.
+# The last row of a chunk, how many rows it has, and the bytes of their values. So many rows are mostly within the
+# bytes, and then one sum will do. Else CHUNK finds by a running sum where the bytes end the chunk, which has at least
+# one row. It takes three times as long, a tenth of the move.
+ROWS = Sql(
+    """
+SELECT pg_catalog.max(place)::text, count(*), coalesce(pg_catalog.sum(bytes), 0::bigint)
+FROM (SELECT ctid AS place, octet_length(value) AS bytes FROM {table}
+      WHERE ctid > %(after)s::text::tid LIMIT %(rows)s::bigint) AS s
+""",
+    columns=("text", "bigint", "bigint"),
+)
 CHUNK = Sql(
     """
 SELECT pg_catalog.max(place)::text, count(*), coalesce(pg_catalog.max(bytes), 0::numeric)::bigint
@@ -283,6 +293,14 @@ def is_unfinished(schema: str, name: str) -> Operation[bool]:
     return bool(unfinished)
 
 
+def _chunk(table: str, after: str, rows: int, max_bytes: int) -> Operation[tuple[str, int, int]]:
+    """Return the last row of a chunk after the ctid `after`, how many rows it has, and the bytes of their values."""
+    [(upto, count, size)] = yield ROWS.at(table=table)(after=after, rows=rows)
+    if count > 1 and size > max_bytes:
+        [(upto, count, size)] = yield CHUNK.at(table=table)(after=after, rows=rows, bytes=max_bytes)
+    return upto, count, size
+
+
 def advancing(
     schema: str, name: str, rows: int = CHUNK_ROWS, max_bytes: int = CHUNK_BYTES
 ) -> Operation[MovedRows | None]:
@@ -307,7 +325,7 @@ def advancing(
         columns = yield from holding(staged)
         if elsewhere is not None:
             yield from _trusting(schema, staged)
-        [(upto, count, size)] = yield CHUNK.at(table=staged)(after=after, rows=rows - moved.messages, bytes=bytes_left)
+        upto, count, size = yield from _chunk(staged, after, rows - moved.messages, bytes_left)
         if not count or before + count > messages:
             raise BulkLost(
                 f"The batch {shown(name)} cannot go on: {staged} has {before + count} messages, and was staged with "

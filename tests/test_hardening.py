@@ -724,6 +724,7 @@ OF_STATEMENT = {
         "names": ", ".join(BULK),
         "expressions": ", ".join(BULK.values()),
     },
+    "outbox.bulk.ROWS": {"table": "mailroom.dead_letter"},
     "outbox.bulk.CHUNK": {"table": "mailroom.dead_letter"},
     "outbox.bulk.COUNT": {"table": "mailroom.dead_letter"},
 }
