@@ -388,20 +388,21 @@ class Share:
         """How many messages of one key are as good as more of them."""
         return min(self.per_key, DEEP)
 
-    def names(self, depth: float = 1.0, keeps: bool = False) -> dict[str, str]:
+    def names(self, depth: float = 1.0, keeps: bool = False, is_crowded: bool = False) -> dict[str, str]:
         """Return the statement's literals: from parameters the planner would not know how few rows to expect.
 
-        `depth` and `keeps` are those of the `Course`: the window is smaller where few keys are wanted.
+        `depth`, `keeps` and `is_crowded` are those of the `Course`: the window is smaller where few keys are wanted.
         """
         most = 4 if depth < DEEP_ENOUGH else 2
+        fullest = (2 if is_crowded else 1) * self.total
         return {
             "keys": str(self.keys),
             "per_key": str(self.per_key),
             "total": str(self.total),
             "share": str(self.deep),
             # The window is read for each claim, so that of a small one is small. A larger one has more keys that nobody
-            # else has locked.
-            "window": str(min(4_000, max(100, min(400, most * self.total), 2 * self.total))),
+            # else has locked: where others work too, it is that many of them.
+            "window": str(min(4_000, max(100, min(400, most * self.total), fullest))),
             "due": str((self.keys + 1) // 2 if self.due_too else 0),
             "held": "EXISTS (SELECT FROM gone)" if self.hold else "false",
             "tried": "xmax <> '0'" if self.hold else "false",
@@ -423,6 +424,7 @@ class Claimed:
     ended: Message | None = None
 
 
+CROWDED = 8  # claims with a larger window, after one that found keys of its window locked
 STEEP, GENTLE = 0.25, 0.005  # steps of `Course`: a batch that asks for too much of each key lacks as large a part
 
 
@@ -442,18 +444,22 @@ class Course:
     step: float = STEEP
     is_plain: bool = True
     keeps: bool = False
+    crowded: int = 0
 
     def after(self, cursor: str, is_plain: bool, share: Share, taken: int, keys: int | None, by_key: bool) -> "Course":
         """Return the course after a claim within `share` that took so many messages from so many keys.
 
         `keys` is None if no more messages waited than it looked at. `by_key`: it searched for the messages of each key.
         """
-        if keys and by_key and taken < share.total:
-            return Course(cursor, max(1.0, taken / keys), GENTLE, is_plain, self.keeps)
+        is_short = taken < share.total
+        course = replace(self, cursor=cursor, is_plain=is_plain, crowded=max(0, self.crowded - 1))
+        if keys and by_key and is_short:
+            return replace(course, depth=max(1.0, taken / keys), step=GENTLE)
         if keys:
             depth = min(share.deep, self.depth * (1 + self.step))
-            return Course(cursor, depth, min(STEEP, 2 * self.step), is_plain, self.keeps)
-        return replace(self, cursor=cursor, is_plain=is_plain)
+            crowded = CROWDED if is_short else course.crowded
+            return replace(course, depth=depth, step=min(STEEP, 2 * self.step), crowded=crowded)
+        return course
 
 
 def reaping_any(schema: str, inbox: str, share: Share, course: Course) -> Operation[tuple[Claimed, Course]]:
@@ -477,7 +483,8 @@ def reaping_rows(
     first, turned, but = course.cursor, False, list[str]()
     while True:
         statement = REAP_PLAIN if course.is_plain else REAP_ANY
-        claim = statement.at(**share.names(course.depth, course.keeps), schema=schema, inbox=inbox)
+        names = share.names(course.depth, course.keeps, bool(course.crowded))
+        claim = statement.at(**names, schema=schema, inbox=inbox)
         taken, last = yield from _pinned(
             claim(cursor=course.cursor, depth=min(course.depth, share.deep), mine=list(share.mine), but=but)
         )
@@ -488,7 +495,7 @@ def reaping_rows(
             course = replace(course, keeps=not course.keeps)
             continue
         if course.is_plain and not end.is_plain:
-            course = replace(course, is_plain=False)
+            course = replace(course, is_plain=False, crowded=CROWDED)
             continue
         if not taken and share.hold and not but:
             # A claim locks no more heads than it wants: those of orphaned keys would stand in the way of the others.
