@@ -25,7 +25,8 @@ NULLS = ", ".join(f"NULL::{kind}" for kind in COLUMNS.values())
 # settings restrict the planner to index scans, for this one statement in the caller's transaction. jit costs ten times
 # the statement itself. Without force_generic_plan it would be planned anew several times, which costs four times the
 # statement, and again after every rollback, since psycopg then forgets its prepared statements. The claim's last row
-# restores the caller's settings: by then the statement is planned.
+# restores the caller's settings: by then the statement is planned. Nobody reads what PIN returns, so it declares no
+# columns, and goes with the BEGIN before it (`mailroom.sql.runner`).
 PINNED = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 PINNED |= {"jit": "off", "plan_cache_mode": "force_generic_plan"}
 # A policy that hides some rows would make a claim overtake them, or find nothing for ever: the server refuses instead.
@@ -33,8 +34,7 @@ PINNED |= {"row_security": "off"}
 CURRENT = ", ".join(f"current_setting('{name}')" for name in PINNED)
 PIN = Sql(
     f"SELECT set_config('mailroom.pinned', pg_catalog.concat_ws(',', {CURRENT}), true), "
-    + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in PINNED.items()),
-    columns=("text",) * (1 + len(PINNED)),
+    + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in PINNED.items())
 )
 UNPINNED = " IS NULL OR ".join(
     f"set_config('{name}', split_part(current_setting('mailroom.pinned'), ',', {nth}), true)"

@@ -20,7 +20,7 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg import postgres
+from psycopg import generators, postgres
 from psycopg.adapt import AdaptersMap, Dumper, Loader, PyFormat, Transformer
 from psycopg.pq import ExecStatus, Format, PipelineStatus, TransactionStatus
 from psycopg.rows import TupleRow, tuple_row
@@ -33,7 +33,7 @@ from mailroom.sql.operation import Execute, Fill, Operation, Statement, Step, To
 from mailroom.sql.pooler import beginning, is_pooled
 
 if TYPE_CHECKING:
-    from psycopg.abc import Buffer
+    from psycopg.abc import Buffer, PQGen
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
@@ -388,10 +388,34 @@ def _asked_again(copy: Statement, free: set[Statement]) -> Iterator[None]:
         raise
 
 
+def _begins(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
+    """Return whether psycopg would send BEGIN before the next statement, and nothing more than that."""
+    return (
+        connection.pgconn.transaction_status == TransactionStatus.IDLE
+        and not connection.autocommit
+        and connection.isolation_level is connection.read_only is connection.deferrable is None
+        and not is_pipelined(connection)
+        and not is_pooled(connection)
+    )
+
+
+def _beginning_with(
+    connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]", query: bytes
+) -> "PQGen[None]":
+    """Run a statement without values or rows and the BEGIN before it in one simple query, a round trip less."""
+    connection.pgconn.send_query(b"BEGIN; " + query)
+    for result in (yield from generators.execute(connection.pgconn)):
+        if result.status == ExecStatus.FATAL_ERROR:
+            raise psycopg.errors.error_from_result(result, encoding=connection.info.encoding)
+
+
 def _psycopg_step(
     connection: psycopg.Connection[Any], step: Step, cursors: type[PlainCursor] = PlainCursor, *, prepared: bool = True
 ) -> list[Any]:
     match step:
+        case Execute(statement, values) if not (values or statement.columns) and _begins(connection):
+            with in_utf8(connection), connection.lock:
+                connection.wait(_beginning_with(connection, statement.numbered[0]))
         case Execute(statement, values):
             query, names = statement.numbered
             kind = UndecodedCursor if statement.undecoded else cursors
@@ -429,6 +453,9 @@ async def _async_psycopg_step(
     connection: psycopg.AsyncConnection[Any], step: Step, *, prepared: bool = True
 ) -> list[Any]:
     match step:
+        case Execute(statement, values) if not (values or statement.columns) and _begins(connection):
+            async with in_utf8_async(connection), connection.lock:
+                await connection.wait(_beginning_with(connection, statement.numbered[0]))
         case Execute(statement, values):
             query, names = statement.numbered
             kind = AsyncUndecodedCursor if statement.undecoded else AsyncPlainCursor

@@ -21,8 +21,8 @@ from inbox import AsyncInbox, Inbox
 from mailroom import create_inbox
 from mailroom.errors import InvalidMessage, NotInTransaction, UnknownInbox, UnsupportedConnection
 from mailroom.session import settings
-from mailroom.sql.operation import Operation, Sql, Together
-from mailroom.sql.runner import run, run_in_transaction
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, Together
+from mailroom.sql.runner import run, run_async, run_in_transaction
 from mailroom.testing import deliver, deliver_async, execute, sent, sent_async
 from outbox import AsyncOutbox, Executable, Outbox, Outgoing, Store
 from tests.support.databases import Connect
@@ -493,6 +493,55 @@ async def test_begin_goes_with_the_first_statement(dsn: str, monkeypatch: pytest
         trips.clear()
         await run_in_transaction(connection, beginning(1))
         assert len(trips) == 3  # with COMMIT
+
+
+# Statements of one simple query have one time, which is that of the transaction if BEGIN is among them.
+NOTING = Sql("SELECT set_config('mailroom.tests', (statement_timestamp() = transaction_timestamp())::text, true)")
+NOTED = Sql("SELECT current_setting('mailroom.tests'), current_setting('transaction_isolation')", ("text", "text"))
+FAILING = Sql("SELECT 1 / 0")
+
+
+def noting() -> Operation[list[Any]]:
+    yield IN_TRANSACTION
+    yield NOTING.at()()
+    rows: list[Any] = yield NOTED.at()()
+    return rows
+
+
+def failing() -> Operation[None]:
+    yield FAILING.at()()
+
+
+MODES = [(None, "true", "read committed"), (psycopg.IsolationLevel.SERIALIZABLE, "false", "serializable")]
+
+
+@pytest.mark.parametrize(("given", "together", "level"), MODES)
+def test_begin_of_a_users_transaction_goes_with_a_first_statement_without_values_or_rows(
+    dsn: str, given: psycopg.IsolationLevel | None, together: str, level: str
+) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.isolation_level = given
+        assert run(connection, noting()) == [(together, level)]
+        assert connection.info.transaction_status == TransactionStatus.INTRANS
+
+
+@pytest.mark.parametrize(("given", "together", "level"), MODES)
+async def test_begin_of_a_users_async_transaction_goes_with_it_too(
+    dsn: str, given: psycopg.IsolationLevel | None, together: str, level: str
+) -> None:
+    async with await psycopg.AsyncConnection.connect(dsn) as connection:
+        await connection.set_isolation_level(given)
+        assert await run_async(connection, noting()) == [(together, level)]
+        assert connection.info.transaction_status == TransactionStatus.INTRANS
+
+
+def test_users_transaction_whose_first_statement_fails_is_theirs_to_roll_back(dsn: str) -> None:
+    with psycopg.connect(dsn) as connection:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            run(connection, failing())
+        assert connection.info.transaction_status == TransactionStatus.INERROR
+        connection.rollback()
+        assert run(connection, noting()) == [("true", "read committed")]
 
 
 DIVIDING = Sql(
