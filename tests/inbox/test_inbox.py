@@ -499,6 +499,26 @@ def test_claims_take_of_as_many_keys_as_before_if_they_may_take_one_message_of_e
     assert len(inbox.reap_any(connection, max_keys=20, per_key=1)) == 20
 
 
+def test_claims_read_more_of_the_oldest_while_others_hold_some_of_their_keys(
+    connect: Connect, filler: psycopg.Connection[Any]
+) -> None:
+    fill(filler, [(f"k{n:04}", n) for n in range(5_000)])
+    connection, other, shipping = connect(), connect(), Claims("mailroom", "shipping")
+    share, inbox = Share(400, 1, 400), Inbox("shipping")
+
+    def claimed() -> int:
+        return len(run(connection, shipping.claiming(share)).messages)
+
+    assert len(inbox.reap_any(other, max_keys=100)) == 100
+    assert [claimed(), claimed()] == [300, 400]
+    other.commit()
+    assert [claimed() for _ in range(8)] == [400] * 8
+    assert len(inbox.reap_any(other, max_keys=100)) == 100
+    assert claimed() == 300
+    other.rollback()
+    connection.rollback()
+
+
 @pytest.fixture
 def run_claims(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the statements of claims that were run so far."""

@@ -8,13 +8,13 @@ due_next AS MATERIALIZED (SELECT (SELECT extract(epoch FROM retry_at - clock_tim
 oldest AS MATERIALIZED (
     SELECT *, row_number() OVER (PARTITION BY key ORDER BY clock) AS nth FROM (
         SELECT key, clock, ctid AS place, octet_length(value) AS bytes FROM "mailroom".inbox_shipping
-        WHERE (clock + 0) > (SELECT healthy FROM bound) ORDER BY (clock + 0) LIMIT 2000) AS o),
+        WHERE (clock + 0) > (SELECT healthy FROM bound) ORDER BY (clock + 0) LIMIT 1000) AS o),
 wanted AS MATERIALIZED (
     SELECT least(100, ceil(1000::float8 / CASE WHEN is_full THEN greatest(rows, $1::float8)
                                                      ELSE rows END))::bigint AS keys,
            rows, heads, is_full
     FROM (SELECT sum(CASE WHEN nth <= 10 THEN 1 END)::float8 / sum(CASE WHEN nth = 1 THEN 1 END)::float8 AS rows,
-                 sum(CASE WHEN nth = 1 THEN 1 END) AS heads, count(*) = 2000 AS is_full
+                 sum(CASE WHEN nth = 1 THEN 1 END) AS heads, count(*) = 1000 AS is_full
           FROM oldest) AS h),
 near AS MATERIALIZED (
     SELECT l.key, l.clock, l.xmax
