@@ -393,7 +393,7 @@ def _begins(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]"
     return (
         connection.pgconn.transaction_status == TransactionStatus.IDLE
         and not connection.autocommit
-        and connection.isolation_level is connection.read_only is connection.deferrable is None
+        and (connection.isolation_level, connection.read_only, connection.deferrable) == (None, None, None)
         and not is_pipelined(connection)
         and not is_pooled(connection)
     )
