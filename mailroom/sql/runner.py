@@ -414,7 +414,7 @@ def _psycopg_step(
 ) -> list[Any]:
     match step:
         case Execute(statement, values) if not (values or statement.columns) and _begins(connection):
-            with in_utf8(connection), connection.lock:
+            with connection.lock:  # its text is ASCII: to set UTF-8 first would begin the transaction
                 connection.wait(_beginning_with(connection, statement.numbered[0]))
         case Execute(statement, values):
             query, names = statement.numbered
@@ -454,7 +454,7 @@ async def _async_psycopg_step(
 ) -> list[Any]:
     match step:
         case Execute(statement, values) if not (values or statement.columns) and _begins(connection):
-            async with in_utf8_async(connection), connection.lock:
+            async with connection.lock:
                 await connection.wait(_beginning_with(connection, statement.numbered[0]))
         case Execute(statement, values):
             query, names = statement.numbered

@@ -535,6 +535,14 @@ async def test_begin_of_a_users_async_transaction_goes_with_it_too(
         assert connection.info.transaction_status == TransactionStatus.INTRANS
 
 
+def test_begin_goes_with_it_in_another_encoding_of_the_client_too(dsn: str) -> None:
+    said: list[str | None] = []
+    with psycopg.connect(dsn, client_encoding="latin1") as connection:
+        connection.add_notice_handler(lambda notice: said.append(notice.message_primary))
+        assert run(connection, noting()) == [("true", "read committed")]
+    assert said == []
+
+
 def test_users_transaction_whose_first_statement_fails_is_theirs_to_roll_back(dsn: str) -> None:
     with psycopg.connect(dsn) as connection:
         with pytest.raises(psycopg.errors.DivisionByZero):
