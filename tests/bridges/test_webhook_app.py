@@ -257,11 +257,11 @@ async def test_hostile_bodies_are_refused(
 
 async def test_refusal_shows_nothing_of_the_body(client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    for body in (b'{"card 4242": 1, "card 4242": 2}', b'"card 4242', b'{"card 4242": 1e999}', b'["card 4242", NaN]'):
+    for body in (b'{"card zq42": 1, "card zq42": 2}', b'"card zq42', b'{"card zq42": 1e999}', b'["card zq42", NaN]'):
         response = await post(client, body)
         assert response.status_code in (400, 422)
-        assert "4242" not in response.text
-    assert "4242" not in caplog.text
+        assert "zq42" not in response.text
+    assert "zq42" not in caplog.text
     assert SECRET not in caplog.text
 
 
@@ -424,13 +424,13 @@ async def test_id_that_another_session_holds_for_long_is_answered_and_can_be_sen
 
 async def test_request_is_answered_after_its_commit_and_not_before(node: Node, client: httpx.AsyncClient) -> None:
     node.connection.execute(
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'card 4242'; END$$;"
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'card zq42'; END$$;"
         "CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON mailroom.outbox DEFERRABLE INITIALLY DEFERRED "
         "FOR EACH ROW EXECUTE FUNCTION refuse()"
     )
     response = await post(client)
     assert refused(response) == (500, "unavailable")
-    assert "4242" not in response.text
+    assert "zq42" not in response.text
     assert sent(node) == []
     node.connection.execute("DROP TRIGGER refuse ON mailroom.outbox")
     assert (await post(client)).status_code == 202
