@@ -186,6 +186,8 @@ DUE_IN_S = (
 # shrinks as more keys are locked, so one deep key leaves room for the others. Rows are never updated, so a row of the
 # window is found by its place as long as the statement runs. The place is read there also so that no index has all that
 # is wanted: an inbox that was small would be read by its keys as a whole, and sorted.
+# A migration locks the registry before key_state, and so does a claim: a statement locks its tables in the order of its
+# CTEs, after those that stand in none of them. So `bound` comes first, and `due_next` is a CTE.
 # Both start at the healthy floor: everything that waits below it belongs to failing keys
 # (`dispatcher.housekeeping.healthy_floor`), so the cost does not depend on those either. Where nobody maintains that
 # floor, the walk skips them, many at a time. Failing keys that are due are looked up by their own index (`due`) and get
@@ -221,26 +223,28 @@ wanted AS MATERIALIZED (
                  sum(CASE WHEN nth = 1 THEN 1 END) AS heads, count(*) = {window} AS is_full
           FROM oldest) AS h),
 near AS MATERIALIZED (
-    SELECT l.key, l.clock, l.xmax
+    SELECT l.key, l.clock, l.xmax, false AS is_due
     FROM (SELECT * FROM (SELECT key, place FROM oldest WHERE nth = 1 ORDER BY clock OFFSET 0) AS head
           WHERE key <> ALL (%(but)s::text[])
             AND CASE WHEN (SELECT has_failing FROM bound) THEN {healthy} ELSE true END) AS h, LATERAL (
         SELECT key, clock, xmax FROM {schema}.inbox_{inbox} AS i WHERE i.ctid = h.place FOR UPDATE SKIP LOCKED) AS l
     LIMIT (SELECT greatest(keys, 0) FROM wanted)),
+seen AS MATERIALIZED (
+    SELECT count(*) AS messages FROM oldest WHERE CASE WHEN key IN (SELECT key FROM near) THEN true END),
 missing AS MATERIALIZED (
-    SELECT CASE WHEN is_full AND keys > 2 * found AND {total} > 2 * {seen} THEN keys - found ELSE 0 END AS keys
+    SELECT CASE WHEN is_full AND keys > 2 * found AND {total} > 2 * (SELECT messages FROM seen) THEN keys - found
+                ELSE 0 END AS keys
     FROM wanted, (SELECT count(*) AS found FROM near) AS n),{far_heads}
-locked AS MATERIALIZED (
-    SELECT key, clock, xmax, false AS is_due FROM near{more_heads}),
 failing AS MATERIALIZED (
     SELECT key, retry_at FROM {schema}.failing_keys(
-        '{inbox}', ARRAY(SELECT key FROM locked), ARRAY(SELECT key FROM locked WHERE {tried}), %(mine)s::uuid[])),
+        '{inbox}', ARRAY(SELECT key FROM {locked}), ARRAY(SELECT key FROM {locked} WHERE {tried}), %(mine)s::uuid[])),
 granted AS MATERIALIZED (
-    SELECT key, clock FROM locked AS l
+    SELECT key, clock FROM {locked} AS l
     WHERE NOT EXISTS (SELECT FROM failing AS s
                       WHERE s.key = l.key AND (NOT l.is_due OR s.retry_at > clock_timestamp()))),
 asked AS MATERIALIZED (
-    SELECT least({per_key}, ceil({total}::float8 / given))::bigint AS most, given, {by_key} AS by_key
+    SELECT least({per_key}, ceil({total}::float8 / given))::bigint AS most, given, {by_key} AS by_key,
+           keys, heads, is_full
     FROM (SELECT nullif(count(*), 0)::float8 AS given FROM granted) AS g, wanted),
 picked AS MATERIALIZED (
     {from_window}SELECT i.* FROM granted AS h, LATERAL (
@@ -254,20 +258,19 @@ plain AS MATERIALIZED (
                                          WHERE inbox = '{inbox}' AND retry_at <= (SELECT clock_timestamp())))
            AND (SELECT coalesce(sum({light}), 0) <= {max_bytes} FROM picked) AS is_plain
     FROM missing),
-{fitting},
-gone AS (
+{fitting}gone AS (
     DELETE FROM {schema}.inbox_{inbox} AS i
-    WHERE ctid = ANY (ARRAY(SELECT place FROM fitting)) RETURNING i.*){archived}{healed}
+    WHERE ctid = ANY (ARRAY({places})) RETURNING i.*){archived}{healed}
 SELECT {selected}, NULL::boolean, NULL::boolean, NULL::text AS cursor, NULL::bigint, NULL::boolean,
        NULL::float8 AS due_in_s, NULL::boolean, NULL::boolean
 FROM gone
 UNION ALL
-SELECT {nulls}, CASE WHEN EXISTS (SELECT FROM bound) THEN (SELECT is_plain FROM plain) END,
-       (SELECT is_full OR keys = (SELECT count(*) FROM near) AND keys < heads
-               OR (SELECT count(*) FROM gone) < {seen}{or_due} FROM wanted),
-       {reached},
-       (SELECT given::bigint FROM asked WHERE (SELECT is_full FROM wanted)), (SELECT by_key FROM asked),
+SELECT {nulls}, CASE WHEN EXISTS (SELECT FROM bound) THEN is_plain END,
+       is_full OR keys = (SELECT count(*) FROM near) AND keys < heads
+       OR (SELECT count(*) FROM gone) < (SELECT messages FROM seen){or_due},
+       {reached}, CASE WHEN is_full THEN given::bigint END, by_key,
        (SELECT in_s FROM due_next), {unpinned} OR ({held} AND {schema}.hold_batch()), (SELECT fits FROM bound)
+FROM asked, plain
 ORDER BY clock
 """
 # They have values in the last row only.
@@ -276,7 +279,6 @@ ENDING = {
     "due_in_s": "float8", "is_unpinned": "boolean", "fits": "boolean",
 }  # fmt: skip
 PARTS: dict[str, Any] = {
-    "seen": "(SELECT count(*) FROM oldest WHERE CASE WHEN key IN (SELECT key FROM near) THEN true END)",
     "floor": TAKEN % "floor" + " AS floor",
     "healthy_floor": TAKEN % "greatest(floor, healthy_floor)",
     "is_open": IS_OPEN,
@@ -299,7 +301,7 @@ REAP_PLAIN = Sql(
     due_heads="",
     but_due="",
     far_heads="",
-    more_heads="",
+    locked="near",
     by_key="is_full AND least({per_key}, {total}::float8 / keys::float8) >= 1.2::float8 * rows",
     from_window=f"""SELECT place, clock, coalesce(bytes, (
         SELECT {LIGHT} FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.ctid = o.place)) AS light
@@ -309,7 +311,8 @@ REAP_PLAIN = Sql(
     """,
     picked=f"ctid AS place, clock, {LIGHT} AS light",
     light="light",
-    fitting="fitting AS MATERIALIZED (SELECT place FROM picked WHERE (SELECT is_plain FROM plain))",
+    fitting="",
+    places="SELECT place FROM picked WHERE (SELECT is_plain FROM plain)",
     healed="",
     or_due="",
     reached="%(cursor)s::text",
@@ -342,16 +345,19 @@ far AS MATERIALIZED (
         SELECT * FROM walk
         WHERE is_healthy AND key NOT IN (SELECT key FROM near) AND key <> ALL (%(but)s::text[])) AS h, LATERAL (
         SELECT key, clock, xmax FROM {schema}.inbox_{inbox} AS i WHERE i.key = h.key AND i.clock = h.clock
-        FOR UPDATE SKIP LOCKED) AS l),""",
+        FOR UPDATE SKIP LOCKED) AS l),
+locked AS MATERIALIZED (
+    SELECT * FROM near UNION ALL SELECT key, clock, xmax, true FROM due
+    UNION ALL SELECT key, clock, xmax, false FROM far),""",
     walk_from=WALK % ">= %(cursor)s::text",
     walk_on=WALK % "> w.key",
-    more_heads="""
-    UNION ALL SELECT key, clock, xmax, true FROM due UNION ALL SELECT key, clock, xmax, false FROM far""",
+    locked="locked",
     by_key="true",
     from_window="",
     picked=PICKED,
     light=LIGHT.replace("octet_length(value)\n", "bytes\n"),
-    fitting=FITTING % SIZE,
+    fitting=f"{FITTING % SIZE},\n",
+    places="SELECT place FROM fitting",
     healed=f",{HEALED}",
     or_due=" OR EXISTS (SELECT FROM due)",
     reached="""
@@ -402,7 +408,7 @@ class Share:
             "share": str(self.deep),
             # The window is read for each claim, so that of a small one is small. A larger one has more keys that nobody
             # else has locked: where others work too, it is that many of them.
-            "window": str(min(4_000, max(100, min(400, most * self.total), fullest))),
+            "window": str(min(4_000, max(100 if is_crowded else 10, min(400, most * self.total), fullest))),
             "due": str((self.keys + 1) // 2 if self.due_too else 0),
             "held": "EXISTS (SELECT FROM gone)" if self.hold else "false",
             "tried": "xmax <> '0'" if self.hold else "false",
@@ -424,7 +430,7 @@ class Claimed:
     ended: Message | None = None
 
 
-CROWDED = 8  # claims with a larger window, after one that found keys of its window locked
+CROWDED = 32  # claims with a larger window, after one that found keys of its window locked
 STEEP, GENTLE = 0.25, 0.005  # steps of `Course`: a batch that asks for too much of each key lacks as large a part
 
 

@@ -27,14 +27,17 @@ wanted AS MATERIALIZED (
                  sum(CASE WHEN nth = 1 THEN 1 END) AS heads, count(*) = 400 AS is_full
           FROM oldest) AS h),
 near AS MATERIALIZED (
-    SELECT l.key, l.clock, l.xmax
+    SELECT l.key, l.clock, l.xmax, false AS is_due
     FROM (SELECT * FROM (SELECT key, place FROM oldest WHERE nth = 1 ORDER BY clock OFFSET 0) AS head
           WHERE key <> ALL ($2::text[])
             AND CASE WHEN (SELECT has_failing FROM bound) THEN (SELECT s.clock FROM "mailroom".my_key_state s WHERE s.inbox = 'shipping' AND s.key = head.key) IS NULL ELSE true END) AS h, LATERAL (
         SELECT key, clock, xmax FROM "mailroom".inbox_shipping AS i WHERE i.ctid = h.place FOR UPDATE SKIP LOCKED) AS l
     LIMIT (SELECT greatest(keys, 0) FROM wanted)),
+seen AS MATERIALIZED (
+    SELECT count(*) AS messages FROM oldest WHERE CASE WHEN key IN (SELECT key FROM near) THEN true END),
 missing AS MATERIALIZED (
-    SELECT CASE WHEN is_full AND keys > 2 * found AND 100 > 2 * (SELECT count(*) FROM oldest WHERE CASE WHEN key IN (SELECT key FROM near) THEN true END) THEN keys - found ELSE 0 END AS keys
+    SELECT CASE WHEN is_full AND keys > 2 * found AND 100 > 2 * (SELECT messages FROM seen) THEN keys - found
+                ELSE 0 END AS keys
     FROM wanted, (SELECT count(*) AS found FROM near) AS n),
 walk (key, clock, is_healthy, found, step) AS (
     (SELECT n.key, n.clock, n.found = 1, n.found, 1 FROM missing AS m, LATERAL (
@@ -55,8 +58,8 @@ far AS MATERIALIZED (
         SELECT key, clock, xmax FROM "mailroom".inbox_shipping AS i WHERE i.key = h.key AND i.clock = h.clock
         FOR UPDATE SKIP LOCKED) AS l),
 locked AS MATERIALIZED (
-    SELECT key, clock, xmax, false AS is_due FROM near
-    UNION ALL SELECT key, clock, xmax, true FROM due UNION ALL SELECT key, clock, xmax, false FROM far),
+    SELECT * FROM near UNION ALL SELECT key, clock, xmax, true FROM due
+    UNION ALL SELECT key, clock, xmax, false FROM far),
 failing AS MATERIALIZED (
     SELECT key, retry_at FROM "mailroom".failing_keys(
         'shipping', ARRAY(SELECT key FROM locked), ARRAY(SELECT key FROM locked WHERE xmax <> '0'), $4::uuid[])),
@@ -65,7 +68,8 @@ granted AS MATERIALIZED (
     WHERE NOT EXISTS (SELECT FROM failing AS s
                       WHERE s.key = l.key AND (NOT l.is_due OR s.retry_at > clock_timestamp()))),
 asked AS MATERIALIZED (
-    SELECT least(100, ceil(100::float8 / given))::bigint AS most, given, true AS by_key
+    SELECT least(100, ceil(100::float8 / given))::bigint AS most, given, true AS by_key,
+           keys, heads, is_full
     FROM (SELECT nullif(count(*), 0)::float8 AS given FROM granted) AS g, wanted),
 picked AS MATERIALIZED (
     SELECT i.* FROM granted AS h, LATERAL (
@@ -98,14 +102,14 @@ SELECT key, clock, sent_clock, origin, message_id, topic, kind::text, message_ty
        NULL::float8 AS due_in_s, NULL::boolean, NULL::boolean
 FROM gone
 UNION ALL
-SELECT NULL::text, NULL::bigint, NULL::bigint, NULL::uuid, NULL::uuid, NULL::text, NULL::text, NULL::text, NULL::text, NULL::bytea, NULL::text, NULL::text, NULL::text, NULL::timestamp, NULL::timestamp, NULL::timestamp, CASE WHEN EXISTS (SELECT FROM bound) THEN (SELECT is_plain FROM plain) END,
-       (SELECT is_full OR keys = (SELECT count(*) FROM near) AND keys < heads
-               OR (SELECT count(*) FROM gone) < (SELECT count(*) FROM oldest WHERE CASE WHEN key IN (SELECT key FROM near) THEN true END) OR EXISTS (SELECT FROM due) FROM wanted),
+SELECT NULL::text, NULL::bigint, NULL::bigint, NULL::uuid, NULL::uuid, NULL::text, NULL::text, NULL::text, NULL::text, NULL::bytea, NULL::text, NULL::text, NULL::text, NULL::timestamp, NULL::timestamp, NULL::timestamp, CASE WHEN EXISTS (SELECT FROM bound) THEN is_plain END,
+       is_full OR keys = (SELECT count(*) FROM near) AND keys < heads
+       OR (SELECT count(*) FROM gone) < (SELECT messages FROM seen) OR EXISTS (SELECT FROM due),
        
        (SELECT CASE WHEN m.keys <= 0 THEN $3::text
                     WHEN coalesce(max(walk.found), 0) < m.keys AND coalesce(max(walk.step), 0) < 10000 THEN ''
                     ELSE max(walk.key) || chr(1) END
-        FROM missing AS m LEFT JOIN walk ON true GROUP BY m.keys),
-       (SELECT given::bigint FROM asked WHERE (SELECT is_full FROM wanted)), (SELECT by_key FROM asked),
+        FROM missing AS m LEFT JOIN walk ON true GROUP BY m.keys), CASE WHEN is_full THEN given::bigint END, by_key,
        (SELECT in_s FROM due_next), (set_config('enable_seqscan', split_part(current_setting('mailroom.pinned'), ',', 1), true) IS NULL OR set_config('enable_bitmapscan', split_part(current_setting('mailroom.pinned'), ',', 2), true) IS NULL OR set_config('enable_hashjoin', split_part(current_setting('mailroom.pinned'), ',', 3), true) IS NULL OR set_config('enable_mergejoin', split_part(current_setting('mailroom.pinned'), ',', 4), true) IS NULL OR set_config('jit', split_part(current_setting('mailroom.pinned'), ',', 5), true) IS NULL OR set_config('plan_cache_mode', split_part(current_setting('mailroom.pinned'), ',', 6), true) IS NULL OR set_config('row_security', split_part(current_setting('mailroom.pinned'), ',', 7), true) IS NULL) OR (EXISTS (SELECT FROM gone) AND "mailroom".hold_batch()), (SELECT fits FROM bound)
+FROM asked, plain
 ORDER BY clock

@@ -8,35 +8,37 @@ due_next AS MATERIALIZED (SELECT (SELECT extract(epoch FROM retry_at - clock_tim
 oldest AS MATERIALIZED (
     SELECT *, row_number() OVER (PARTITION BY key ORDER BY clock) AS nth FROM (
         SELECT key, clock, ctid AS place, octet_length(value) AS bytes FROM "mailroom".inbox_shipping
-        WHERE (clock + 0) > (SELECT healthy FROM bound) ORDER BY (clock + 0) LIMIT 100) AS o),
+        WHERE (clock + 0) > (SELECT healthy FROM bound) ORDER BY (clock + 0) LIMIT 10) AS o),
 wanted AS MATERIALIZED (
     SELECT least(1, ceil(1::float8 / CASE WHEN is_full THEN greatest(rows, $1::float8)
                                                      ELSE rows END))::bigint AS keys,
            rows, heads, is_full
     FROM (SELECT sum(CASE WHEN nth <= 1 THEN 1 END)::float8 / sum(CASE WHEN nth = 1 THEN 1 END)::float8 AS rows,
-                 sum(CASE WHEN nth = 1 THEN 1 END) AS heads, count(*) = 100 AS is_full
+                 sum(CASE WHEN nth = 1 THEN 1 END) AS heads, count(*) = 10 AS is_full
           FROM oldest) AS h),
 near AS MATERIALIZED (
-    SELECT l.key, l.clock, l.xmax
+    SELECT l.key, l.clock, l.xmax, false AS is_due
     FROM (SELECT * FROM (SELECT key, place FROM oldest WHERE nth = 1 ORDER BY clock OFFSET 0) AS head
           WHERE key <> ALL ($2::text[])
             AND CASE WHEN (SELECT has_failing FROM bound) THEN (SELECT s.clock FROM "mailroom".my_key_state s WHERE s.inbox = 'shipping' AND s.key = head.key) IS NULL ELSE true END) AS h, LATERAL (
         SELECT key, clock, xmax FROM "mailroom".inbox_shipping AS i WHERE i.ctid = h.place FOR UPDATE SKIP LOCKED) AS l
     LIMIT (SELECT greatest(keys, 0) FROM wanted)),
+seen AS MATERIALIZED (
+    SELECT count(*) AS messages FROM oldest WHERE CASE WHEN key IN (SELECT key FROM near) THEN true END),
 missing AS MATERIALIZED (
-    SELECT CASE WHEN is_full AND keys > 2 * found AND 1 > 2 * (SELECT count(*) FROM oldest WHERE CASE WHEN key IN (SELECT key FROM near) THEN true END) THEN keys - found ELSE 0 END AS keys
+    SELECT CASE WHEN is_full AND keys > 2 * found AND 1 > 2 * (SELECT messages FROM seen) THEN keys - found
+                ELSE 0 END AS keys
     FROM wanted, (SELECT count(*) AS found FROM near) AS n),
-locked AS MATERIALIZED (
-    SELECT key, clock, xmax, false AS is_due FROM near),
 failing AS MATERIALIZED (
     SELECT key, retry_at FROM "mailroom".failing_keys(
-        'shipping', ARRAY(SELECT key FROM locked), ARRAY(SELECT key FROM locked WHERE false), $3::uuid[])),
+        'shipping', ARRAY(SELECT key FROM near), ARRAY(SELECT key FROM near WHERE false), $3::uuid[])),
 granted AS MATERIALIZED (
-    SELECT key, clock FROM locked AS l
+    SELECT key, clock FROM near AS l
     WHERE NOT EXISTS (SELECT FROM failing AS s
                       WHERE s.key = l.key AND (NOT l.is_due OR s.retry_at > clock_timestamp()))),
 asked AS MATERIALIZED (
-    SELECT least(1, ceil(1::float8 / given))::bigint AS most, given, is_full AND least(1, 1::float8 / keys::float8) >= 1.2::float8 * rows AS by_key
+    SELECT least(1, ceil(1::float8 / given))::bigint AS most, given, is_full AND least(1, 1::float8 / keys::float8) >= 1.2::float8 * rows AS by_key,
+           keys, heads, is_full
     FROM (SELECT nullif(count(*), 0)::float8 AS given FROM granted) AS g, wanted),
 picked AS MATERIALIZED (
     SELECT place, clock, coalesce(bytes, (
@@ -59,18 +61,17 @@ plain AS MATERIALIZED (
                                          WHERE inbox = 'shipping' AND retry_at <= (SELECT clock_timestamp())))
            AND (SELECT coalesce(sum(light), 0) <= 33554432 FROM picked) AS is_plain
     FROM missing),
-fitting AS MATERIALIZED (SELECT place FROM picked WHERE (SELECT is_plain FROM plain)),
 gone AS (
     DELETE FROM "mailroom".inbox_shipping AS i
-    WHERE ctid = ANY (ARRAY(SELECT place FROM fitting)) RETURNING i.*)
+    WHERE ctid = ANY (ARRAY(SELECT place FROM picked WHERE (SELECT is_plain FROM plain))) RETURNING i.*)
 SELECT key, clock, sent_clock, origin, message_id, topic, kind::text, message_type::text, event_type::text, value, value_json::text, headers::text, source, sent_at AT TIME ZONE 'UTC', expires_at AT TIME ZONE 'UTC', delivered_at AT TIME ZONE 'UTC', NULL::boolean, NULL::boolean, NULL::text AS cursor, NULL::bigint, NULL::boolean,
        NULL::float8 AS due_in_s, NULL::boolean, NULL::boolean
 FROM gone
 UNION ALL
-SELECT NULL::text, NULL::bigint, NULL::bigint, NULL::uuid, NULL::uuid, NULL::text, NULL::text, NULL::text, NULL::text, NULL::bytea, NULL::text, NULL::text, NULL::text, NULL::timestamp, NULL::timestamp, NULL::timestamp, CASE WHEN EXISTS (SELECT FROM bound) THEN (SELECT is_plain FROM plain) END,
-       (SELECT is_full OR keys = (SELECT count(*) FROM near) AND keys < heads
-               OR (SELECT count(*) FROM gone) < (SELECT count(*) FROM oldest WHERE CASE WHEN key IN (SELECT key FROM near) THEN true END) FROM wanted),
-       $4::text,
-       (SELECT given::bigint FROM asked WHERE (SELECT is_full FROM wanted)), (SELECT by_key FROM asked),
+SELECT NULL::text, NULL::bigint, NULL::bigint, NULL::uuid, NULL::uuid, NULL::text, NULL::text, NULL::text, NULL::text, NULL::bytea, NULL::text, NULL::text, NULL::text, NULL::timestamp, NULL::timestamp, NULL::timestamp, CASE WHEN EXISTS (SELECT FROM bound) THEN is_plain END,
+       is_full OR keys = (SELECT count(*) FROM near) AND keys < heads
+       OR (SELECT count(*) FROM gone) < (SELECT messages FROM seen),
+       $4::text, CASE WHEN is_full THEN given::bigint END, by_key,
        (SELECT in_s FROM due_next), (set_config('enable_seqscan', split_part(current_setting('mailroom.pinned'), ',', 1), true) IS NULL OR set_config('enable_bitmapscan', split_part(current_setting('mailroom.pinned'), ',', 2), true) IS NULL OR set_config('enable_hashjoin', split_part(current_setting('mailroom.pinned'), ',', 3), true) IS NULL OR set_config('enable_mergejoin', split_part(current_setting('mailroom.pinned'), ',', 4), true) IS NULL OR set_config('jit', split_part(current_setting('mailroom.pinned'), ',', 5), true) IS NULL OR set_config('plan_cache_mode', split_part(current_setting('mailroom.pinned'), ',', 6), true) IS NULL OR set_config('row_security', split_part(current_setting('mailroom.pinned'), ',', 7), true) IS NULL) OR (false AND "mailroom".hold_batch()), (SELECT fits FROM bound)
+FROM asked, plain
 ORDER BY clock
