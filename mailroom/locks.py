@@ -25,6 +25,11 @@ def channel(table: str) -> str:
     return f"'mailroom:' || {table}::oid::text"
 
 
+def ringing(channel: str, key: str) -> str:
+    """Return SQL for an aggregate: notify each channel whose lock `ASLEEP` somebody holds, and count them."""
+    return f"pg_catalog.count(pg_notify({channel}, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock({ASLEEP}, {key}))"
+
+
 def link_channel(transit: str, link: str) -> str:
     """Return SQL for the name of a link's channel; `transit` is SQL for the oid of that table, `link` for its number.
 

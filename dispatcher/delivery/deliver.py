@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import Any
 
 from dispatcher.delivery.floor import FIRST, START, ScanStart
-from dispatcher.delivery.plain import DELIVER_PLAIN, RESULT
+from dispatcher.delivery.plain import DELIVER_PLAIN, PLAIN_RESULT
 from mailroom import locks
 from mailroom.links.marks import IS_WANTED
 from mailroom.message.columns import MESSAGE
 from mailroom.order.clock import LOCK
-from mailroom.order.total import HAS_TOTAL, PARTITION_CHANNEL, PARTITION_KEY, raising_stable
+from mailroom.order.total import HAS_TOTAL, RINGING, raising_stable
 from mailroom.registry.routing import GETS, LINK_ROUTE, ROUTE
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql, Together
@@ -26,8 +26,7 @@ SESSION = {"work_mem": "64MB", "enable_seqscan": "off", "enable_bitmapscan": "of
 SESSION |= {"plan_cache_mode": "force_generic_plan"}
 
 TRANSIT = "'{schema}.transit'::regclass"
-TRANSIT_KEY = locks.key(TRANSIT)
-LINK_CHANNEL = locks.link_channel(TRANSIT, "link")
+LINK_RINGING = locks.ringing(locks.link_channel(TRANSIT, "link"), locks.key(TRANSIT))
 
 # The oldest messages above `start`, and which of them fit into a batch of `bytes`. The first one always fits.
 OLDEST_FITTING = """
@@ -102,19 +101,20 @@ outcomes AS MATERIALIZED (
     FROM stamped),
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
-    FROM delivered GROUP BY inbox),
-woken AS MATERIALIZED (
-    SELECT pg_catalog.count(pg_notify(channel, ''))
-    FROM (SELECT {partition_channel}, {partition_key} FROM touched{link_bells}) AS w (channel, key)
-    WHERE NOT pg_try_advisory_xact_lock({asleep_lock}, key))
-SELECT taken, rows, outcomes.scheduled, outcomes.expired,
-       unrouted, dead, outcomes.last, setval('{schema}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
-       (SELECT count FROM woken), coalesce(more, false), inboxes,
+    FROM delivered GROUP BY inbox)
+SELECT taken, rows, outcomes.last, setval('{schema}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
+       (SELECT {ringing} FROM touched){link_bells}, coalesce(more, false), inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
-       (SELECT running FROM start), {has_total}, has_links, has_many, {held}{of_links}
+       (SELECT running FROM start), {has_total}, outcomes.scheduled, outcomes.expired, unrouted, dead,
+       has_links, has_many, {held}{of_links}
 FROM outcomes, stamp, (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[])
                        FROM touched) AS t (rows, inboxes)
 """
+# A plain delivery has none of these.
+RESULT = PLAIN_RESULT | {
+    **dict.fromkeys(("scheduled", "expired", "unrouted", "dead"), "bigint"),
+    **dict.fromkeys(("has_links", "has_many", "waits"), "boolean"),
+}
 PARTS: dict[str, Any] = {
     "start": START,
     "route": ROUTE,
@@ -122,9 +122,7 @@ PARTS: dict[str, Any] = {
     "gets": GETS,
     "oldest_fitting": OLDEST_FITTING,
     "message": MESSAGE,
-    "partition_channel": PARTITION_CHANNEL,
-    "asleep_lock": locks.ASLEEP,
-    "partition_key": PARTITION_KEY,
+    "ringing": RINGING,
     "has_total": HAS_TOTAL,
     "partitions": PARTITIONS,
 }
@@ -202,13 +200,11 @@ DELIVER_FULL = Sql(
           UNION ALL SELECT topic, true, named, link FROM link_route) AS w (topic, subscribed, named, link)""",
     links_of_message=" CASE WHEN kind IN ('M', 'E') THEN links ELSE named_links END AS links,",
     carry=CARRY,
-    link_bells="""
-          UNION ALL SELECT {link_channel}, {transit_key} FROM departed""",
+    link_bells=" + (SELECT {link_ringing} FROM departed)",
     of_links=", (SELECT coalesce(sum(rows), 0)::bigint FROM departed), {is_wanted}",
     nor=", nor do readers and bridges without the topic by its name (mailroom link allow, mailroom bridge out)",
     is_wanted=IS_WANTED,
-    link_channel=LINK_CHANNEL,
-    transit_key=TRANSIT_KEY,
+    link_ringing=LINK_RINGING,
     **PARTS,
 )
 
@@ -228,10 +224,6 @@ class Delivery:
 
     taken: int
     delivered: int
-    scheduled: int
-    expired: int
-    unrouted: int
-    dead: int
     last: int | None
     clock: int | None
     ceiling: int | None
@@ -241,6 +233,10 @@ class Delivery:
     drawn: int = 0
     running: list[str] = field(default_factory=list)
     has_total: bool = False
+    scheduled: int = 0
+    expired: int = 0
+    unrouted: int = 0
+    dead: int = 0
     has_links: bool = False
     has_many: bool = False
     waits: bool = False

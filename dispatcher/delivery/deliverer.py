@@ -217,4 +217,4 @@ class Deliverer:
 
 
 def _dead(count: int) -> Delivery:
-    return Delivery(count, 0, 0, 0, 0, count, None, None, None, 0, more=True)
+    return Delivery(count, 0, last=None, clock=None, ceiling=None, woken=0, more=True, dead=count)

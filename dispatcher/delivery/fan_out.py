@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 import psycopg
 
 from dispatcher.delivery.refusal import ANSWER, reason_of
-from mailroom import locks
 from mailroom.message.columns import MESSAGE, MOVING, listed
 from mailroom.order.clock import LOCK
-from mailroom.order.total import HAS_TOTAL, PARTITION_CHANNEL, PARTITION_KEY, raising_stable
+from mailroom.order.total import HAS_TOTAL, RINGING, raising_stable
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql, filled
 from mailroom.sql.runner import run_in_transaction
@@ -55,21 +54,16 @@ dead AS (
     RETURNING 1),
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
-    FROM delivered GROUP BY inbox),
-woken AS MATERIALIZED (
-    SELECT pg_catalog.count(pg_notify({partition_channel}, '')) FROM touched
-    WHERE NOT pg_try_advisory_xact_lock({asleep_lock}, {partition_key}))
+    FROM delivered GROUP BY inbox)
 SELECT (SELECT count(*) FROM chosen) = {partitions}, coalesce(sum(rows), 0)::bigint,
-       coalesce(pg_catalog.array_agg(inbox), '{}'::text[]), (SELECT count FROM woken), (SELECT count(*) FROM dead)
+       coalesce(pg_catalog.array_agg(inbox), '{}'::text[]), {ringing}, (SELECT count(*) FROM dead)
 FROM touched
 """,
     ("boolean", "bigint", "text[]", "bigint", "bigint"),
     chosen=CHOSEN,
     gets=GETS,
     message=MESSAGE,
-    partition_channel=PARTITION_CHANNEL,
-    asleep_lock=locks.ASLEEP,
-    partition_key=PARTITION_KEY,
+    ringing=RINGING,
     partitions=PARTITIONS,
 )
 DONE = Sql(

@@ -4,9 +4,8 @@ It has no part for anything else, so a small batch starts a smaller plan, and th
 """
 
 from dispatcher.delivery.floor import START
-from mailroom import locks
 from mailroom.message.columns import MESSAGE
-from mailroom.order.total import HAS_TOTAL, PARTITION_CHANNEL, PARTITION_KEY
+from mailroom.order.total import HAS_TOTAL, RINGING
 from mailroom.registry.routing import GETS, ROUTE
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Sql
@@ -22,18 +21,15 @@ IS_PLAIN = """bool_and((
            AND (sum(bytes) <= %(bytes)s::bigint) IS NOT FALSE AND NOT EXISTS (SELECT FROM {schema}.link)
            AND NOT EXISTS (SELECT FROM {schema}.fan_out)
            AND ((sum(ways) <= {partitions}) IS NOT FALSE
-                OR (SELECT count(*) FROM {schema}.inbox_registry) <= {partitions})
-           AND NOT (%(whole)s::boolean AND {has_total})"""
-# What each form of a delivery returns: the fields of `dispatcher.delivery.deliver.Delivery`, which has their meanings.
-RESULT = {
-    **dict.fromkeys(("taken", "delivered", "scheduled", "expired", "unrouted", "dead", "last", "clock"), "bigint"),
-    "ceiling": "bigint",
-    "woken": "bigint",
+                OR (SELECT true FROM {schema}.inbox_registry OFFSET {partitions} LIMIT 1) IS NULL)"""
+# What a delivery returns: fields of `dispatcher.delivery.deliver.Delivery`, which says what they mean.
+PLAIN_RESULT = {
+    **dict.fromkeys(("taken", "delivered", "last", "clock", "ceiling", "woken"), "bigint"),
     "more": "boolean",
     "inboxes": "text[]",
     "drawn": "bigint",
     "running": "text[]",
-    **dict.fromkeys(("has_total", "has_links", "has_many", "waits"), "boolean"),
+    "has_total": "boolean",
 }
 # The steps are those of `dispatcher.delivery.deliver`. `taken` and `delivered` read the same rows, since they have one
 # snapshot and one range, and the dispatch lock keeps every other deliverer away. If the batch is not plain, or the
@@ -48,14 +44,16 @@ reach AS MATERIALIZED (
     FROM route GROUP BY topic),
 batch AS MATERIALIZED (
     SELECT max(position) AS last, count(*) AS messages, max(after_clock) AS after_clock,
-           count(*) = %(rows)s::bigint AS more, {is_plain} AS is_plain
+           count(*) = %(rows)s::bigint AS more, {is_plain} AS is_plain,
+           {has_total} AS has_total
     FROM (SELECT position, topic, kind, deliver_at, expires_at, after_clock,
                  coalesce(octet_length(value), pg_catalog.pg_column_size(value_json)) AS bytes {oldest}) AS o
          LEFT JOIN reach USING (topic)),
 stamp AS MATERIALIZED (
     SELECT CASE WHEN is_plain AND base + messages <= n.clock_ceiling THEN last END AS last, is_plain, messages, more,
-           base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, n.id AS origin
-    FROM batch, {schema}.node AS n,
+           base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, has_total, n.id AS origin
+    FROM (SELECT last, messages, after_clock, more, has_total,
+                 is_plain AND NOT (%(whole)s::boolean AND has_total) AS is_plain FROM batch) AS b, {schema}.node AS n,
          LATERAL (SELECT greatest(last_value, after_clock) FROM {schema}.clock) AS c (base)),
 taken AS (
     DELETE FROM {schema}.outbox
@@ -73,20 +71,16 @@ delivered AS (
     RETURNING inbox),
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
-    FROM delivered GROUP BY inbox),
-woken AS MATERIALIZED (
-    SELECT pg_catalog.count(pg_notify({partition_channel}, '')) FROM touched
-    WHERE NOT pg_try_advisory_xact_lock({asleep_lock}, {partition_key}))
-SELECT taken, rows, 0::bigint, 0::bigint, 0::bigint, 0::bigint, t.last, CASE WHEN taken > 0
-       THEN setval('{schema}.clock'::regclass, top) END, CASE WHEN is_plain AND NOT fits THEN top END,
-       (SELECT count FROM woken), more, inboxes,
+    FROM delivered GROUP BY inbox)
+SELECT taken, rows, t.last, CASE WHEN taken > 0 THEN setval('{schema}.clock'::regclass, top) END,
+       CASE WHEN is_plain AND NOT fits THEN top END, woken, more, inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
-       (SELECT running FROM start), {has_total}, false, false, false, is_plain
+       (SELECT running FROM start), has_total, is_plain
 FROM stamp, (SELECT count(*), max(position) FROM taken) AS t (taken, last),
-     (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[])
-      FROM touched) AS d (rows, inboxes)
+     (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[]), {ringing}
+      FROM touched) AS d (rows, inboxes, woken)
 """,
-    RESULT | {"is_plain": "boolean"},
+    PLAIN_RESULT | {"is_plain": "boolean"},
     start=START,
     is_plain=IS_PLAIN,
     partitions=PARTITIONS,
@@ -95,8 +89,6 @@ FROM stamp, (SELECT count(*), max(position) FROM taken) AS t (taken, last),
     oldest=OLDEST,
     gets=GETS,
     message=MESSAGE,
-    partition_channel=PARTITION_CHANNEL,
-    asleep_lock=locks.ASLEEP,
-    partition_key=PARTITION_KEY,
+    ringing=RINGING,
     has_total=HAS_TOTAL,
 )

@@ -13,11 +13,10 @@ from uuid import UUID
 from dispatcher.delivery.deliver import SESSION as DELIVERY
 from dispatcher.links.at_source.bounds import Position
 from dispatcher.links.at_source.fetch import FetchedBatch
-from mailroom import locks
 from mailroom.links.handshake.wire import FURTHEST, MARK, READ, SPREAD
 from mailroom.message.columns import MESSAGE
 from mailroom.order.clock import LOCK
-from mailroom.order.total import LATE, PARTITION_CHANNEL, PARTITION_KEY, TOTAL, raising_stable
+from mailroom.order.total import LATE, RINGING, TOTAL, raising_stable
 from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE, SINCE
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql, filled
@@ -174,15 +173,12 @@ outcomes AS MATERIALIZED (
     FROM stamped),
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
-    FROM delivered GROUP BY inbox),
-woken AS MATERIALIZED (
-    SELECT pg_catalog.count(pg_notify({partition_channel}, '')) FROM touched
-    WHERE NOT pg_try_advisory_xact_lock({asleep_lock}, {partition_key}))
+    FROM delivered GROUP BY inbox)
 SELECT stamp.outcome, rows, marks, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), expired, unrouted,
        dead + (SELECT count(*) FROM late), known,
        CASE WHEN stamp.outcome = 'clock' THEN (SELECT sent_clock FROM came WHERE nth = 1)
             ELSE setval('{schema}.clock'::regclass, clock) END,
-       CASE WHEN stamp.outcome = 'ceiling' THEN top END, barred, (SELECT count FROM woken),
+       CASE WHEN stamp.outcome = 'ceiling' THEN top END, barred, (SELECT {ringing} FROM touched),
        (SELECT coalesce(pg_catalog.array_agg(inbox), '{}'::text[]) FROM touched), EXISTS (SELECT FROM fanned),
        EXISTS (SELECT FROM total),
        (SELECT last FROM received), (SELECT last_id FROM received), (SELECT stamped_at FROM received),
@@ -233,9 +229,7 @@ def _receive(*, spread: str = "", read: str = "", sender: str, letter: str, told
         name="(SELECT name FROM source)",
         gets_since=ORIGIN_SINCE,
         message=MESSAGE,
-        partition_channel=PARTITION_CHANNEL,
-        asleep_lock=locks.ASLEEP,
-        partition_key=PARTITION_KEY,
+        ringing=RINGING,
         partitions=PARTITIONS,
     )
 

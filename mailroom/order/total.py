@@ -18,7 +18,8 @@ from mailroom.order.clock import LOCK
 from mailroom.sql.operation import Operation, Sql, filled
 
 PARTITION_KEY = locks.key("partition")
-PARTITION_CHANNEL = locks.channel("partition")
+# Of the rows of `touched`, each of which has an inbox's `partition`.
+RINGING = locks.ringing(locks.channel("partition"), PARTITION_KEY)
 
 # For the statements that deliver and receive: whether `raising_stable` is needed. Through an index of total inboxes.
 HAS_TOTAL = """EXISTS (SELECT FROM {schema}.inbox_registry WHERE "order" = 'total')"""
@@ -74,16 +75,12 @@ bound AS MATERIALIZED (
 raised AS (
     INSERT INTO {schema}.stable (inbox, clock) SELECT inbox, clock FROM bound WHERE clock > stable RETURNING inbox),
 touched AS MATERIALIZED (SELECT to_regclass('{schema}.inbox_' || inbox) AS partition FROM raised)
-SELECT (SELECT count(*) FROM raised), (
-    SELECT pg_catalog.count(pg_notify({partition_channel}, '')) FROM touched
-    WHERE NOT pg_try_advisory_xact_lock({asleep_lock}, {partition_key}))
+SELECT (SELECT count(*) FROM raised), (SELECT {ringing} FROM touched)
 """,
     columns=("bigint", "bigint"),
     total=TOTAL,
     origins=ORIGINS,
-    partition_channel=PARTITION_CHANNEL,
-    asleep_lock=locks.ASLEEP,
-    partition_key=PARTITION_KEY,
+    ringing=RINGING,
 )
 
 

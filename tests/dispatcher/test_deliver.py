@@ -222,7 +222,7 @@ def test_clock_stands_where_the_last_message_was_stamped_and_stays_when_nothing_
     for _ in range(3):
         node.send("shipping")
     assert node.deliver().clock == 3
-    assert node.deliver() == Delivery(0, 0, 0, 0, 0, 0, None, None, None, 0, more=False, drawn=3)
+    assert node.deliver() == Delivery(0, 0, last=None, clock=None, ceiling=None, woken=0, more=False, drawn=3)
     assert node.value("SELECT last_value FROM mailroom.clock") == 3
     node.send("shipping")
     assert node.deliver().clock == 4

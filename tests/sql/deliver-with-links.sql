@@ -130,17 +130,12 @@ outcomes AS MATERIALIZED (
     FROM stamped),
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('"mailroom".inbox_' || inbox) AS partition, count(*) AS rows
-    FROM delivered GROUP BY inbox),
-woken AS MATERIALIZED (
-    SELECT pg_catalog.count(pg_notify(channel, ''))
-    FROM (SELECT 'mailroom:' || partition::oid::text, (partition::oid::bigint - 2147483648)::integer FROM touched
-          UNION ALL SELECT 'mailroom:' || '"mailroom".transit'::regclass::oid::text || ':' || (link)::text, ('"mailroom".transit'::regclass::oid::bigint - 2147483648)::integer FROM departed) AS w (channel, key)
-    WHERE NOT pg_try_advisory_xact_lock(1835100527, key))
-SELECT taken, rows, outcomes.scheduled, outcomes.expired,
-       unrouted, dead, outcomes.last, setval('"mailroom".clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
-       (SELECT count FROM woken), coalesce(more, false), inboxes,
+    FROM delivered GROUP BY inbox)
+SELECT taken, rows, outcomes.last, setval('"mailroom".clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
+       (SELECT pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer)) FROM touched) + (SELECT pg_catalog.count(pg_notify('mailroom:' || '"mailroom".transit'::regclass::oid::text || ':' || (link)::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, ('"mailroom".transit'::regclass::oid::bigint - 2147483648)::integer)) FROM departed), coalesce(more, false), inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM "mailroom".outbox_position_seq),
-       (SELECT running FROM start), EXISTS (SELECT FROM "mailroom".inbox_registry WHERE "order" = 'total'), has_links, has_many, waits OR EXISTS (SELECT FROM fanned), (SELECT coalesce(sum(rows), 0)::bigint FROM departed), EXISTS (
+       (SELECT running FROM start), EXISTS (SELECT FROM "mailroom".inbox_registry WHERE "order" = 'total'), outcomes.scheduled, outcomes.expired, unrouted, dead,
+       has_links, has_many, waits OR EXISTS (SELECT FROM fanned), (SELECT coalesce(sum(rows), 0)::bigint FROM departed), EXISTS (
     SELECT l.number, l.wanted_clock, coalesce(n.seq, 0) AS seq FROM "mailroom".link AS l LEFT JOIN LATERAL (
         SELECT t.seq, t.sent_clock FROM "mailroom".transit AS t WHERE t.link = l.number ORDER BY t.seq DESC LIMIT 1) AS n
         ON true

@@ -81,15 +81,11 @@ outcomes AS MATERIALIZED (
     FROM stamped),
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('"mailroom".inbox_' || inbox) AS partition, count(*) AS rows
-    FROM delivered GROUP BY inbox),
-woken AS MATERIALIZED (
-    SELECT pg_catalog.count(pg_notify(channel, ''))
-    FROM (SELECT 'mailroom:' || partition::oid::text, (partition::oid::bigint - 2147483648)::integer FROM touched) AS w (channel, key)
-    WHERE NOT pg_try_advisory_xact_lock(1835100527, key))
-SELECT taken, rows, outcomes.scheduled, outcomes.expired,
-       unrouted, dead, outcomes.last, setval('"mailroom".clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
-       (SELECT count FROM woken), coalesce(more, false), inboxes,
+    FROM delivered GROUP BY inbox)
+SELECT taken, rows, outcomes.last, setval('"mailroom".clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
+       (SELECT pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer)) FROM touched), coalesce(more, false), inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM "mailroom".outbox_position_seq),
-       (SELECT running FROM start), EXISTS (SELECT FROM "mailroom".inbox_registry WHERE "order" = 'total'), has_links, has_many, waits
+       (SELECT running FROM start), EXISTS (SELECT FROM "mailroom".inbox_registry WHERE "order" = 'total'), outcomes.scheduled, outcomes.expired, unrouted, dead,
+       has_links, has_many, waits
 FROM outcomes, stamp, (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[])
                        FROM touched) AS t (rows, inboxes)

@@ -25,12 +25,9 @@ dead AS (
     RETURNING 1),
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('"mailroom".inbox_' || inbox) AS partition, count(*) AS rows
-    FROM delivered GROUP BY inbox),
-woken AS MATERIALIZED (
-    SELECT pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FROM touched
-    WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer))
+    FROM delivered GROUP BY inbox)
 SELECT (SELECT count(*) FROM chosen) = coalesce($1::bigint, greatest(8::bigint,
         current_setting('max_locks_per_transaction')::bigint
         * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) / 32)), coalesce(sum(rows), 0)::bigint,
-       coalesce(pg_catalog.array_agg(inbox), '{}'::text[]), (SELECT count FROM woken), (SELECT count(*) FROM dead)
+       coalesce(pg_catalog.array_agg(inbox), '{}'::text[]), pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer)), (SELECT count(*) FROM dead)
 FROM touched

@@ -147,15 +147,12 @@ outcomes AS MATERIALIZED (
     FROM stamped),
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('"mailroom".inbox_' || inbox) AS partition, count(*) AS rows
-    FROM delivered GROUP BY inbox),
-woken AS MATERIALIZED (
-    SELECT pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FROM touched
-    WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer))
+    FROM delivered GROUP BY inbox)
 SELECT stamp.outcome, rows, marks, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), expired, unrouted,
        dead + (SELECT count(*) FROM late), known,
        CASE WHEN stamp.outcome = 'clock' THEN (SELECT sent_clock FROM came WHERE nth = 1)
             ELSE setval('"mailroom".clock'::regclass, clock) END,
-       CASE WHEN stamp.outcome = 'ceiling' THEN top END, barred, (SELECT count FROM woken),
+       CASE WHEN stamp.outcome = 'ceiling' THEN top END, barred, (SELECT pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer)) FROM touched),
        (SELECT coalesce(pg_catalog.array_agg(inbox), '{}'::text[]) FROM touched), EXISTS (SELECT FROM fanned),
        EXISTS (SELECT FROM total),
        (SELECT last FROM received), (SELECT last_id FROM received), (SELECT stamped_at FROM received),

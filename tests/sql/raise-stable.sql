@@ -22,6 +22,4 @@ bound AS MATERIALIZED (
 raised AS (
     INSERT INTO "mailroom".stable (inbox, clock) SELECT inbox, clock FROM bound WHERE clock > stable RETURNING inbox),
 touched AS MATERIALIZED (SELECT to_regclass('"mailroom".inbox_' || inbox) AS partition FROM raised)
-SELECT (SELECT count(*) FROM raised), (
-    SELECT pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FROM touched
-    WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer))
+SELECT (SELECT count(*) FROM raised), (SELECT pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer)) FROM touched)
