@@ -93,6 +93,12 @@ class Outgoing:
         _set_id(self, id)
         _set_deliver_after(self, deliver_after)
 
+    def __post_init__(self) -> None:
+        """Take a `Topic` apart in a dataclass that inherits from this one: its own `__init__` calls this."""
+        topic: object = self.topic
+        if isinstance(topic, Topic):
+            Outgoing.__init__(self, *(getattr(self, each.name) for each in fields(Outgoing)))
+
 
 (
     _set_topic, _set_value, _set_key, _set_headers, _set_kind, _set_message_type, _set_event_type, _set_deliver_at,

@@ -141,6 +141,17 @@ def test_outgoing_of_a_topic_is_that_of_its_name_and_plain_value() -> None:
     assert Outgoing("shop.reserved", Reserved(1)).value == Reserved(1)  # of text the codec decides
 
 
+def test_dataclass_that_inherits_from_outgoing_takes_a_topic_apart_too() -> None:
+    @dataclass(frozen=True)
+    class Traced(Outgoing):
+        trace: str = "none"
+
+    traced: Any = Traced(reserve, TEAPOTS, headers={"user": "ada"}, trace="t1")  # type: ignore[arg-type]  # a str, says the field
+    plain = Outgoing(reserve, TEAPOTS, headers={"user": "ada"})
+    assert (traced.topic, traced.value, traced.headers) == (plain.topic, plain.value, plain.headers)
+    assert (traced.trace, traced.kind) == ("t1", "M")
+
+
 def test_a_message_is_read_as_often_as_one_likes(connect: Connect) -> None:
     connection = connect()
     OUTBOX.send(connection, reserve, TEAPOTS, key="k", headers={"user": "ada"})
