@@ -1,6 +1,12 @@
-"""Settings for a Java that lives for seconds: it is compiled less, and touches no file that only lasting ones need."""
+"""Settings for a Spark that lives for seconds: its Java is compiled less, and it touches no file that only lasting
+ones need; its Pythons share what they import."""
 
 import os
+import shlex
+import sys
+from pathlib import Path
+
+from tests.spark import daemon
 
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -17,3 +23,17 @@ def use() -> None:
     """Let each Java that is started from here on be quick, but for the executors of a cluster."""
     for variable in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
         os.environ.setdefault(variable, JAVA)
+
+
+def python(directory: Path) -> Path:
+    """Make a Python for PYSPARK_PYTHON whose daemon of Spark is `tests.spark.daemon`.
+
+    `spark.python.daemon.module` does not do: it is asked for tasks, and not for what plans a query.
+    """
+    this, module = shlex.quote(sys.executable), shlex.quote(daemon.__file__)
+    program = directory / "python"
+    program.write_text(
+        f'#!/bin/sh\n[ "$1 $2" = "-m pyspark.daemon" ] || exec {this} "$@"\nshift 2\nexec {this} {module} "$@"\n'
+    )
+    program.chmod(0o755)
+    return program
