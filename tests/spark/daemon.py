@@ -9,12 +9,10 @@ import os
 import sys
 from importlib import import_module
 
-# A thread of a library would not be there in what is forked.
-os.environ["OPENBLAS_NUM_THREADS"] = "1"
-
 
 def prepare() -> None:
     """Import what the processes import, from the packages that are installed and not from the archives."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads would not be there in what is forked
     sys.path[0] = ""  # as with `python -m`
     for archive in [path for path in sys.path if path.endswith(".zip")]:
         sys.path.remove(archive)

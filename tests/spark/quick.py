@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from tests.spark import daemon
+from tests.spark import daemon, java_archive
 
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -19,10 +19,17 @@ FILES = {
 }
 
 
-def use() -> None:
+def java(*, make_archive: bool = False) -> str:
+    """Return what makes a Java quick; with the archive of its classes, if there is one or it is to be made."""
+    archive = java_archive.made(JAVA) if make_archive else java_archive.found(JAVA)
+    return f"{JAVA} {archive}".strip()
+
+
+def use(*, make_archive: bool = False) -> None:
     """Let each Java that is started from here on be quick, but for the executors of a cluster."""
     for variable in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
-        os.environ.setdefault(variable, JAVA)
+        if os.environ.get(variable, JAVA) == JAVA:
+            os.environ[variable] = java(make_archive=make_archive)
 
 
 def python(directory: Path) -> Path:
