@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from mailroom_bench.node import Node, fresh_node
 from mailroom_bench.pipeline import Mark
 from mailroom_bench.processor import Meter, spent_us, used_s
 from mailroom_bench.publish import sending
+from tests.spark import quick
 from tests.support.databases import Connect
 from tests.support.waiting import WITHIN_S, eventually
 
@@ -42,10 +44,12 @@ def _bench(*arguments: str) -> dict[str, Any]:
     return document
 
 
-def _bench_apart(*arguments: str) -> dict[str, Any]:
+def _bench_apart(directory: Path, *arguments: str) -> dict[str, Any]:
     """The same in a process of its own, since Java keeps the environment, and the password in it, it began with."""
     command = [sys.executable, "-m", "mailroom", "bench", *arguments, "--json"]
-    document: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    quick_spark = {"PYSPARK_PYTHON": str(quick.python(directory)), "SPARK_SUBMIT_OPTS": quick.java()}
+    ended = subprocess.run(command, check=True, capture_output=True, env=os.environ | quick_spark)
+    document: dict[str, Any] = json.loads(ended.stdout)
     return document
 
 
@@ -62,11 +66,13 @@ SLOW = ("cost", "stuck", "waiting")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in MEASUREMENTS]
 )
-def test_a_measurement_completes_and_reports_every_line(dsn: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_completes_and_reports_every_line(
+    dsn: str, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dead_source, "SOURCES", 3)  # each is a schema, twice: with all ten that is all it would do
     if missing := MEASUREMENTS[name].missing():
         pytest.skip(missing)
-    run = _bench_apart if name == "spark" else _bench
+    run = partial(_bench_apart, tmp_path) if name == "spark" else _bench
     document = run("--dsn", dsn, "--only", name, "--runs", "1", "--messages", str(FEWEST_MESSAGES))
     measured = MEASUREMENTS[name].without(MEASUREMENTS[name].absent(dsn))
     assert [figure["name"] for figure in document["figures"]] == [line.name for line in measured.lines]

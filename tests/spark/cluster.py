@@ -43,7 +43,7 @@ CLUSTER = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
-    "spark.executor.extraJavaOptions": JAVA,
+    "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", JAVA),
 }
 SPARK_CLASS = [str(Path(pyspark.__file__).parent / "bin" / "spark-class")]
 

@@ -29,6 +29,21 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.spark_session)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let all drivers have Pythons that share what they import."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "PYSPARK_PYTHON" not in os.environ:
+            patch.setenv("PYSPARK_PYTHON", str(quick.python(tmp_path_factory.mktemp("quick"))))
+        yield
+
+
+@pytest.fixture(scope="session")
+def java_archive() -> None:
+    """Make the archive of Java's classes, for tests that start Javas of their own."""
+    quick.use(make_archive=True)
+
+
 @pytest.fixture(scope="session")
 def password(_databases_of: Callable[[int | None], Databases], pytestconfig: pytest.Config) -> Iterator[None]:
     """Keep the server's password where libpq finds it: no option of Spark may hold one."""
@@ -45,7 +60,7 @@ def password(_databases_of: Callable[[int | None], Databases], pytestconfig: pyt
 
 
 @pytest.fixture(scope="session")
-def spark(password: None) -> "Iterator[SparkSession]":
+def spark(password: None, quick_python: None) -> "Iterator[SparkSession]":
     """The session: two threads, and a task is tried four times."""
     from spark_jobs.session import java_version, jdbc_config, spark_session
 

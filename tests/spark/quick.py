@@ -1,6 +1,12 @@
-"""Settings for a Java that lives for seconds: it is compiled less, and touches no file that only lasting ones need."""
+"""Settings for a Spark that lives for seconds: its Java is compiled less, and it touches no file that only lasting
+ones need; its Pythons share what they import."""
 
 import os
+import shlex
+import sys
+from pathlib import Path
+
+from tests.spark import daemon, java_archive
 
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -13,7 +19,28 @@ FILES = {
 }
 
 
-def use() -> None:
+def java(*, make_archive: bool = False) -> str:
+    """Return what makes a Java quick; with the archive of its classes, if there is one or it is to be made."""
+    archive = java_archive.made(JAVA) if make_archive else java_archive.found(JAVA)
+    return f"{JAVA} {archive}".strip()
+
+
+def use(*, make_archive: bool = False) -> None:
     """Let each Java that is started from here on be quick, but for the executors of a cluster."""
     for variable in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
-        os.environ.setdefault(variable, JAVA)
+        if os.environ.get(variable, JAVA) == JAVA:
+            os.environ[variable] = java(make_archive=make_archive)
+
+
+def python(directory: Path) -> Path:
+    """Make a Python for PYSPARK_PYTHON whose daemon of Spark is `tests.spark.daemon`.
+
+    `spark.python.daemon.module` does not do: it is asked for tasks, and not for what plans a query.
+    """
+    this, module = shlex.quote(sys.executable), shlex.quote(daemon.__file__)
+    program = directory / "python"
+    program.write_text(
+        f'#!/bin/sh\n[ "$1 $2" = "-m pyspark.daemon" ] || exec {this} "$@"\nshift 2\nexec {this} {module} "$@"\n'
+    )
+    program.chmod(0o755)
+    return program
