@@ -39,12 +39,6 @@ def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def java_archive() -> None:
-    """Make the archive of Java's classes, for tests that start Javas of their own."""
-    quick.use(make_archive=True)
-
-
-@pytest.fixture(scope="session")
 def password(_databases_of: Callable[[int | None], Databases], pytestconfig: pytest.Config) -> Iterator[None]:
     """Keep the server's password where libpq finds it: no option of Spark may hold one."""
     chosen = pytestconfig.getoption("pg")

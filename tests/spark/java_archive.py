@@ -4,10 +4,10 @@ Java reads, checks and links thousands of classes before a first query has run. 
 session with two small queries takes 14 s of a processor instead of 25. It changes nothing of what runs: Java passes
 over an archive of other classes, or of another Java.
 
-`python -m tests.spark.java_archive DIRECTORY` is what is recorded: such a session.
+`python -m tests.spark.java_archive` makes it, if there is none for this Java: it records a session, for half a minute.
+Without an archive the tests are slower.
 """
 
-import fcntl
 import hashlib
 import os
 import subprocess
@@ -19,24 +19,18 @@ from pathlib import Path
 HOME = Path(__file__).parents[2] / ".cache"
 
 
-def made(options: str) -> str:
-    """Return what a Java with these `options` needs to use the archive, which is made if there is none; "" if it fails.
-
-    It takes half a minute, so whoever needs it at the same time waits.
-    """
-    HOME.mkdir(exist_ok=True)
-    with (HOME / "java.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        archive = _place(options)
-        if not archive.exists():
-            for other in HOME.glob("java-*.jsa"):
-                other.unlink()
-            _record(options, archive)
-    return found(options)
+def make(options: str) -> None:
+    """Make the archive for Javas with these options, if there is none and there is a Java."""
+    archive = _place(options)
+    if not archive.exists():
+        HOME.mkdir(exist_ok=True)
+        for other in HOME.glob("java-*.jsa"):
+            other.unlink()
+        _record(options, archive)
 
 
 def found(options: str) -> str:
-    """Return the same without making it: "" if there is none."""
+    """Return what a Java with these options needs to use the archive; "" if there is none."""
     if find_spec("pyspark") is None:  # the extra spark is not installed
         return ""
     archive = _place(options)
@@ -63,7 +57,7 @@ def _record(options: str, archive: Path) -> None:
     with tempfile.TemporaryDirectory(dir=HOME) as directory:
         new = Path(directory) / archive.name
         recording = f"{options} -Xlog:disable -XX:ArchiveClassesAtExit={new}"
-        command = [sys.executable, "-m", "tests.spark.java_archive", directory]
+        command = [sys.executable, "-m", "tests.spark.java_archive", "record", directory]
         # Java writes the archive after the driver has ended, and holds the output until then.
         subprocess.run(
             command, env={**os.environ, "SPARK_SUBMIT_OPTS": recording}, capture_output=True, cwd=HOME.parent
@@ -84,4 +78,9 @@ def _session(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    _session(Path(sys.argv[1]))
+    from tests.spark.quick import JAVA
+
+    if sys.argv[1:2] == ["record"]:
+        _session(Path(sys.argv[2]))
+    else:
+        make(JAVA)

@@ -19,17 +19,16 @@ FILES = {
 }
 
 
-def java(*, make_archive: bool = False) -> str:
-    """Return what makes a Java quick; with the archive of its classes, if there is one or it is to be made."""
-    archive = java_archive.made(JAVA) if make_archive else java_archive.found(JAVA)
-    return f"{JAVA} {archive}".strip()
+def java() -> str:
+    """Return what makes a Java quick; with the archive of its classes, if there is one."""
+    return f"{JAVA} {java_archive.found(JAVA)}".strip()
 
 
-def use(*, make_archive: bool = False) -> None:
+def use() -> None:
     """Let each Java that is started from here on be quick, but for the executors of a cluster."""
     for variable in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
         if os.environ.get(variable, JAVA) == JAVA:
-            os.environ[variable] = java(make_archive=make_archive)
+            os.environ[variable] = java()
 
 
 def python(directory: Path) -> Path:

@@ -17,8 +17,6 @@ from tests.spark.frames import ledger, sent, staging_tables
 from tests.support.databases import Connect
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.usefixtures("java_archive")
-
 TIMEOUT_S = 240
 
 

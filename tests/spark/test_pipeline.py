@@ -9,7 +9,6 @@ import pytest
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.usefixtures("java_archive")
 def test_flights_come_out_as_they_went_in(empty_dsn: str) -> None:
     command = [sys.executable, "-m", "examples.pipeline", "--flights", "3000", "--json", "--dsn", empty_dsn]
     environment = {name: value for name, value in os.environ.items() if name != "MAILROOM_DSN"}
