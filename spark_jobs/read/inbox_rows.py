@@ -210,7 +210,7 @@ def batches(node: Node, inbox: str, wanted: Range, chosen: Chosen = ALL) -> Iter
     with replace(node, seen=wanted.seen or node.seen).connect(f"read {inbox}", autocommit=True) as connection:
         connection.read_only = True
         # The size of a row costs as much as the row, so a page reads few more than will fit. And pages are even until
-        # one is not: where there is one large message there are more, each of which would end a page.
+        # one is not, or could not be: where there is one large message there are more, each of which would end a page.
         above, limit, even = wanted.above, FIRST_ROWS, True
         is_digested, schema = wanted.planned is not None, chosen.schema
         messages = digest = 0
@@ -221,19 +221,27 @@ def batches(node: Node, inbox: str, wanted: Range, chosen: Chosen = ALL) -> Iter
                     paging(node.schema, inbox, above, wanted.upto, chosen, limit, digested=is_digested, even=even),
                     message_rows.RawCursor,
                 )
-            rows, even = page.rows, page.is_even
+            rows = page.rows
             if not rows:
                 break
             messages += len(rows)
             if is_digested:
                 digest = reduce(xor, (row[len(schema) + 1] for row in rows), digest)
             above, limit = max(row[len(schema)] for row in rows), min(2 * len(rows), PAGE_ROWS)
-            yield pa.RecordBatch.from_arrays(message_rows.arrays(rows, schema), schema=schema)
+            batch = pa.RecordBatch.from_arrays(message_rows.arrays(rows, schema), schema=schema)
+            even = page.is_even and _average(batch) <= PAGE_BYTES / limit
+            yield batch
         if wanted.planned is not None:
             _demand_all(inbox, wanted.planned, messages, digest)
             connection.read_only = False
             with connection.transaction():
                 run(connection, reporting(node.schema, inbox, wanted, wanted.planned))
+
+
+def _average(batch: pa.RecordBatch) -> float:
+    """Return about how many bytes a message of a page has in the columns without a near bound."""
+    sized = SIZES.keys() & set(batch.schema.names)
+    return float(sum(batch.column(name).nbytes for name in sized) / batch.num_rows)
 
 
 def _demand_all(inbox: str, planned: Planned, messages: int, digest: int) -> None:

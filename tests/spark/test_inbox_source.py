@@ -169,10 +169,9 @@ def test_page_of_a_running_sum_ends_with_the_message_that_reaches_its_size(
     assert value_sizes(there) == [[603, 11, 603], [603, 603]]
 
 
-def test_a_page_is_even_until_a_message_has_more_than_its_share(
-    there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What has exactly its share is within it. After a page that was not even, none is tried again."""
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each page that is read was asked to be even."""
     asked: list[bool] = []
 
     def watched(*arguments: Any, even: bool, **named: Any) -> Any:
@@ -180,12 +179,31 @@ def test_a_page_is_even_until_a_message_has_more_than_its_share(
         return paging(*arguments, even=even, **named)
 
     monkeypatch.setattr(inbox_rows, "paging", watched)
+    return asked
+
+
+def test_a_page_is_even_until_a_message_has_more_than_its_share(
+    there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch, asked: list[bool]
+) -> None:
+    """What has exactly its share is within it. After a page that was not even, none is tried again."""
     small_pages(monkeypatch, 4, 4 * 102)
-    for size in (*[100] * 6, 101, 10, 10, 10):
+    for size in (50, 50, 50, 100, 50, 50, 101, 10, 10, 10):
         node.send("shipping", b"x" * size)
     node.deliver_all()
-    assert value_sizes(there) == [[102] * 4, [102] * 2, [103, 11, 11, 11]]
+    assert value_sizes(there) == [[52, 52, 52, 102], [52, 52], [103, 11, 11, 11]]
     assert asked == [True, True, False, False]
+
+
+def test_a_page_is_not_tried_as_even_where_its_share_is_less_than_messages_have(
+    there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch, asked: list[bool]
+) -> None:
+    small_pages(monkeypatch, 4, 4 * 102)
+    monkeypatch.setattr(inbox_rows, "FIRST_ROWS", 2)
+    for _ in range(6):
+        node.send("shipping", b"x" * 150)
+    node.deliver_all()
+    assert value_sizes(there) == [[152] * 2, [152] * 3, [152]]
+    assert asked == [True, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +221,8 @@ def test_no_more_than_a_page_is_sent_however_suddenly_messages_are_large(
             "INSERT INTO mailroom.outbox (topic, value_json) VALUES ('shipping', %s::jsonb) RETURNING 1", f'"{large}"'
         )
     node.deliver_all()
-    above, sent = 0, []
+    above = 0
+    sent: list[int] = []
     while (page := performed(node, above, Chosen(columns=columns), sent)).rows:
         above = page.rows[-1][len(columns)]
     assert max(sent) <= 10_000 + 2 * 7_200  # the message that reaches it, and its headers, are the page's last
@@ -224,7 +243,8 @@ def performed(node: Node, above: int, chosen: Chosen, sent: list[int]) -> inbox_
             sent.append(sum(len(row[place] or "") for row in given for place in large if len(row) > place))
 
     with node.connection.transaction():
-        return run(node.connection, noting(paging("mailroom", "shipping", above, 1_000, chosen, 20)))
+        page: inbox_rows.Page = run(node.connection, noting(paging("mailroom", "shipping", above, 1_000, chosen, 20)))
+    return page
 
 
 def test_pages_are_bounded_by_the_size_of_what_is_sent(
