@@ -67,12 +67,21 @@ ALL = Chosen()
 # Of a message: which one it is, and where.
 DIGESTED = "uuid_hash_extended(message_id, clock)"
 # What has no near bound of its own. Not as stored: JSON is compressed there, and a number such as 1e9999 has far
-# more digits than bytes.
+# more digits than bytes. Of text, which JSON may be already, the cast is nothing.
 SIZES = {
     "value": "coalesce(octet_length(value), 0)",
     "value_json": "coalesce(octet_length(value_json::text), 0)",
     "headers": "coalesce(octet_length(headers::text), 0)",
 }
+# A page in which each message has at most its share of the bytes needs no running sum, which costs up to a third of the
+# server's time. Of a message with more, nothing large is sent, and `large` is true. The subquery's LIMIT keeps it as it
+# is, so JSON becomes text once, and is measured as text.
+SHARE = "%(bytes)s::bigint / %(rows)s::bigint"
+EVEN = """
+SELECT {selected}, {size} > {share} AS large FROM (
+    SELECT {named} FROM {schema}.inbox_{inbox}
+    WHERE {range} AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
+    ORDER BY {order} LIMIT %(rows)s::bigint) AS i"""
 # `before` is the size of the page's earlier messages, so the first one comes however large it is. The window's order is
 # that of the index, which is read no further than the limit.
 PAGE = """
@@ -92,18 +101,23 @@ BY_KEY = "key = %(key)s::text AND clock > %(above)s::bigint AND clock <= %(upto)
 
 
 @cache
-def _page(columns: tuple[str, ...], *, is_of_key: bool, is_digested: bool) -> Sql:
+def _page(columns: tuple[str, ...], *, is_of_key: bool, is_digested: bool, is_even: bool) -> Sql:
     """Return the statement of a page of these columns; what they weigh bounds it, if one has no near bound."""
-    digested = [DIGESTED] if is_digested else []
-    parts = {
-        "selected": ", ".join([*(EXPRESSIONS[name] for name in columns), "clock", *digested]),
-        "order": "clock" if is_of_key else BY_CLOCK,
-        "range": BY_KEY if is_of_key else BY_RANGE,
-    }
-    types = [*(COLUMNS[name] for name in columns), "bigint", *("bigint" for _ in digested)]
-    if sizes := [SIZES[name] for name in columns if name in SIZES]:
-        return Sql(filled(PAGE, **parts, size=f"({' + '.join(sizes)})"), types)
-    return Sql(filled(UNBOUNDED, **parts), types)
+    behind = {"clock": "clock"} | ({"digested": DIGESTED} if is_digested else {})
+    given = {name: EXPRESSIONS[name] for name in columns}
+    parts = {"order": "clock" if is_of_key else BY_CLOCK, "range": BY_KEY if is_of_key else BY_RANGE}
+    types = [*(COLUMNS[name] for name in columns), *("bigint" for _ in behind)]
+    sizes = {name: SIZES[name] for name in columns if name in SIZES}
+    selected = ", ".join([*given.values(), *behind.values()])
+    if not sizes:
+        return Sql(filled(UNBOUNDED, **parts, selected=selected), types)
+    size = f"({' + '.join(sizes.values())})"
+    if not is_even:
+        return Sql(filled(PAGE, **parts, selected=selected, size=size), types)
+    named = ", ".join(f"{expression} AS {name}" for name, expression in (given | behind).items())
+    shared = [f"CASE WHEN {size} <= {SHARE} THEN {name} END" if name in sizes else name for name in columns]
+    parts |= {"named": named, "selected": ", ".join([*shared, *behind]), "size": size, "share": SHARE}
+    return Sql(filled(EVEN, **parts), [*types, "boolean"])
 
 
 WALKED = 20_000  # messages that are counted one by one
@@ -152,17 +166,39 @@ def cutting(schema: str, inbox: str, above: int, upto: int, number: int | None) 
     return [Range(low, high) for low, high in pairwise(edges)]
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The rows of a page: the chosen columns, then the clock, and then what goes into the digest, if it is wanted.
+
+    It `is_even` if no message had more than its share of the page's bytes.
+    """
+
+    rows: list[Row]
+    is_even: bool
+
+
 def paging(
-    schema: str, inbox: str, above: int, upto: int, chosen: Chosen, rows: int, *, digested: bool = True
-) -> Operation[list[Row]]:
+    schema: str, inbox: str, above: int, upto: int, chosen: Chosen, rows: int, *, digested: bool = True,
+    even: bool = True,
+) -> Operation[Page]:  # fmt: skip
     """Read the first messages above a clock and up to another, at most so many: a page.
 
-    A row has the chosen columns, then the clock, and if it is `digested` what goes into the digest.
+    If it should be `even`, it ends before a message with more than its share, unless that is the first one.
     """
-    statement = _page(chosen.columns, is_of_key=chosen.key is not None, is_digested=digested)
+    kind = {"is_of_key": chosen.key is not None, "is_digested": digested}
     wanted: dict[str, object] = {"above": above, "upto": upto, "topic": chosen.topic, "rows": rows, "bytes": PAGE_BYTES}
+    wanted["key"] = chosen.key
     yield PIN.at()()
-    return list((yield statement.at(schema=schema, inbox=inbox)(**wanted, key=chosen.key)))
+    if even and not SIZES.keys().isdisjoint(chosen.columns):
+        found = yield _page(chosen.columns, **kind, is_even=True).at(schema=schema, inbox=inbox)(**wanted)
+        clock = len(chosen.columns)
+        first_large = min((row[clock] for row in found if row[-1]), default=None)
+        if first_large is None:
+            return Page(found, is_even=True)
+        if before := [row for row in found if row[clock] < first_large]:
+            return Page(before, is_even=False)
+    found = yield _page(chosen.columns, **kind, is_even=False).at(schema=schema, inbox=inbox)(**wanted)
+    return Page(found, is_even=False)
 
 
 def batches(node: Node, inbox: str, wanted: Range, chosen: Chosen = ALL) -> Iterator[pa.RecordBatch]:
@@ -173,29 +209,39 @@ def batches(node: Node, inbox: str, wanted: Range, chosen: Chosen = ALL) -> Iter
     """
     with replace(node, seen=wanted.seen or node.seen).connect(f"read {inbox}", autocommit=True) as connection:
         connection.read_only = True
-        # The size of a row costs as much as the row, so a page reads few more than will fit.
-        above, limit = wanted.above, FIRST_ROWS
+        # The size of a row costs as much as the row, so a page reads few more than will fit. And pages are even until
+        # one is not, or could not be: where there is one large message there are more, each of which would end a page.
+        above, limit, even = wanted.above, FIRST_ROWS, True
         is_digested, schema = wanted.planned is not None, chosen.schema
         messages = digest = 0
         while True:
             with connection.transaction():
-                rows = run(
+                page = run(
                     connection,
-                    paging(node.schema, inbox, above, wanted.upto, chosen, limit, digested=is_digested),
+                    paging(node.schema, inbox, above, wanted.upto, chosen, limit, digested=is_digested, even=even),
                     message_rows.RawCursor,
                 )
+            rows = page.rows
             if not rows:
                 break
             messages += len(rows)
             if is_digested:
-                digest = reduce(xor, (row[-1] for row in rows), digest)
+                digest = reduce(xor, (row[len(schema) + 1] for row in rows), digest)
             above, limit = max(row[len(schema)] for row in rows), min(2 * len(rows), PAGE_ROWS)
-            yield pa.RecordBatch.from_arrays(message_rows.arrays(rows, schema), schema=schema)
+            batch = pa.RecordBatch.from_arrays(message_rows.arrays(rows, schema), schema=schema)
+            even = page.is_even and _average(batch) <= PAGE_BYTES / limit
+            yield batch
         if wanted.planned is not None:
             _demand_all(inbox, wanted.planned, messages, digest)
             connection.read_only = False
             with connection.transaction():
                 run(connection, reporting(node.schema, inbox, wanted, wanted.planned))
+
+
+def _average(batch: pa.RecordBatch) -> float:
+    """Return about how many bytes a message of a page has in the columns without a near bound."""
+    sized = SIZES.keys() & set(batch.schema.names)
+    return float(sum(batch.column(name).nbytes for name in sized) / batch.num_rows)
 
 
 def _demand_all(inbox: str, planned: Planned, messages: int, digest: int) -> None:

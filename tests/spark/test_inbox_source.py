@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -149,8 +150,101 @@ def test_pages_are_bounded_by_the_size_of_values(there: SparkNode, node: Node, m
     for size in (10, 5_000, 10, 600, 600, 600):
         node.send("shipping", b"x" * size)
     node.deliver_all()
-    pages = [batch.column("value").to_pylist() for batch in batches(there, "shipping", Range(0, 1_000))]
-    assert [[len(value) for value in page] for page in pages] == [[11, 5_003], [11, 603, 603], [603]]
+    # A share is 100 bytes, so the first page ends before the second message; the next ones by a running sum.
+    assert value_sizes(there) == [[11], [5_003], [11, 603], [603, 603]]
+
+
+def value_sizes(there: SparkNode) -> list[list[int]]:
+    pages = batches(there, "shipping", Range(0, 1_000))
+    return [[len(value) for value in page.column("value").to_pylist()] for page in pages]
+
+
+def test_page_of_a_running_sum_ends_with_the_message_that_reaches_its_size(
+    there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_pages(monkeypatch, 10, 1_000)
+    for size in (600, 10, 600, 600, 600):
+        node.send("shipping", b"x" * size)
+    node.deliver_all()
+    assert value_sizes(there) == [[603, 11, 603], [603, 603]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each page that is read was asked to be even."""
+    asked: list[bool] = []
+
+    def watched(*arguments: Any, even: bool, **named: Any) -> Any:
+        asked.append(even)
+        return paging(*arguments, even=even, **named)
+
+    monkeypatch.setattr(inbox_rows, "paging", watched)
+    return asked
+
+
+def test_a_page_is_even_until_a_message_has_more_than_its_share(
+    there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch, asked: list[bool]
+) -> None:
+    """What has exactly its share is within it. After a page that was not even, none is tried again."""
+    small_pages(monkeypatch, 4, 4 * 102)
+    for size in (50, 50, 50, 100, 50, 50, 101, 10, 10, 10):
+        node.send("shipping", b"x" * size)
+    node.deliver_all()
+    assert value_sizes(there) == [[52, 52, 52, 102], [52, 52], [103, 11, 11, 11]]
+    assert asked == [True, True, False, False]
+
+
+def test_a_page_is_not_tried_as_even_where_its_share_is_less_than_messages_have(
+    there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch, asked: list[bool]
+) -> None:
+    small_pages(monkeypatch, 4, 4 * 102)
+    monkeypatch.setattr(inbox_rows, "FIRST_ROWS", 2)
+    for _ in range(6):
+        node.send("shipping", b"x" * 150)
+    node.deliver_all()
+    assert value_sizes(there) == [[152] * 2, [152] * 3, [152]]
+    assert asked == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "columns", [tuple(inbox_rows.ALL.columns), ("key", "value"), ("value_json",), ("headers", "clock", "value")]
+)
+def test_no_more_than_a_page_is_sent_however_suddenly_messages_are_large(
+    node: Node, monkeypatch: pytest.MonkeyPatch, columns: tuple[str, ...]
+) -> None:
+    """The server holds back what would be more than the page, since the reader would have it in memory by then."""
+    monkeypatch.setattr(inbox_rows, "PAGE_BYTES", 10_000)
+    for nth in range(20):
+        large = "x" * (7_000 if nth in {3, 4, *range(8, 20)} else 50)
+        node.send("shipping", large, headers={"user": large})
+        node.rows(
+            "INSERT INTO mailroom.outbox (topic, value_json) VALUES ('shipping', %s::jsonb) RETURNING 1", f'"{large}"'
+        )
+    node.deliver_all()
+    above = 0
+    sent: list[int] = []
+    while (page := performed(node, above, Chosen(columns=columns), sent)).rows:
+        above = page.rows[-1][len(columns)]
+    assert max(sent) <= 10_000 + 2 * 7_200  # the message that reaches it, and its headers, are the page's last
+    assert len(sent) > 10
+
+
+def performed(node: Node, above: int, chosen: Chosen, sent: list[int]) -> inbox_rows.Page:
+    """Do the steps of a page, and add how many bytes came of what may be large with each."""
+    large = [place for place, name in enumerate(chosen.columns) if name in inbox_rows.SIZES]
+
+    def noting(steps: Any) -> Any:
+        given: Any = None
+        while True:
+            try:
+                given = yield steps.send(given)
+            except StopIteration as stop:
+                return stop.value
+            sent.append(sum(len(row[place] or "") for row in given for place in large if len(row) > place))
+
+    with node.connection.transaction():
+        page: inbox_rows.Page = run(node.connection, noting(paging("mailroom", "shipping", above, 1_000, chosen, 20)))
+    return page
 
 
 def test_pages_are_bounded_by_the_size_of_what_is_sent(
@@ -184,7 +278,7 @@ def test_pages_look_at_few_more_than_they_give(there: SparkNode, node: Node, mon
         node.send("shipping", b"x" * size)
     node.deliver_all()
     assert len(numbers(batches(there, "shipping", Range(0, 1_000)))) == 65
-    assert looked_at == [5, 10, 20, 40, 40, 4, 2]
+    assert looked_at == [5, 10, 20, 40, 40, 4, 4, 2]
 
 
 def test_reading_only(there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,13 +326,15 @@ def test_a_key_is_read_page_by_page(there: SparkNode, node: Node, monkeypatch: p
 
 def test_an_inbox_is_read_by_its_indexes(node: Node) -> None:
     fill(node, 50)
-    for chosen, index in ((Chosen(), "clock_of_shipping"), (Chosen(key="order-1"), "key_of_shipping")):
-        steps = paging("mailroom", "shipping", 0, 40, chosen, 10_000)
+    of_key = (Chosen(key="order-1"), "key_of_shipping")
+    for (chosen, index), even in product(((Chosen(), "clock_of_shipping"), of_key), (True, False)):
+        steps = paging("mailroom", "shipping", 0, 40, chosen, 10_000, even=even)
         with node.connection.transaction():
             plan = explained(node.connection, next(steps), steps.send([]))
         assert index in plan
         assert "Seq Scan" not in plan
         assert "Sort" not in plan
+        assert ("WindowAgg" in plan) is not even
 
 
 def explained(connection: psycopg.Connection[Any], *steps: Any) -> str:
@@ -267,7 +363,7 @@ def test_pages_of_some_columns_follow_one_another(
     for size in (10, 5_000, 10, 600, 600, 600):
         node.send("shipping", b"x" * size, key="a")
     node.deliver_all()
-    for columns, rows, pages in ((("topic",), 4, [4, 2]), (("value", "topic"), 10, [2, 3, 1])):
+    for columns, rows, pages in ((("topic",), 4, [4, 2]), (("value", "topic"), 10, [1, 1, 2, 2])):
         small_pages(monkeypatch, rows, 1_000)
         for key in (None, "a"):
             found = list(batches(there, "shipping", Range(0, 1_000), Chosen(key, columns=columns)))
