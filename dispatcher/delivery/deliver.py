@@ -110,8 +110,7 @@ SELECT taken, rows, outcomes.last, setval('{schema}.clock'::regclass, clock), CA
 FROM outcomes, stamp, (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[])
                        FROM touched) AS t (rows, inboxes)
 """
-# A plain delivery has none of these.
-RESULT = PLAIN_RESULT | {
+RESULT = PLAIN_RESULT | {  # a plain delivery has none of these
     **dict.fromkeys(("scheduled", "expired", "unrouted", "dead"), "bigint"),
     **dict.fromkeys(("has_links", "has_many", "waits"), "boolean"),
 }

@@ -186,9 +186,7 @@ DUE_IN_S = (
 # shrinks as more keys are locked, so one deep key leaves room for the others. Rows are never updated, so a row of the
 # window is found by its place as long as the statement runs. The place is read there also so that no index has all that
 # is wanted: an inbox that was small would be read by its keys as a whole, and sorted.
-# A migration locks the registry before key_state, and so does a claim: a statement locks its tables in the order of its
-# CTEs, after those that stand in none of them. So `bound` comes first, and `due_next` is a CTE.
-# Both start at the healthy floor: everything that waits below it belongs to failing keys
+# Window and walk start at the healthy floor: everything that waits below it belongs to failing keys
 # (`dispatcher.housekeeping.healthy_floor`), so the cost does not depend on those either. Where nobody maintains that
 # floor, the walk skips them, many at a time. Failing keys that are due are looked up by their own index (`due`) and get
 # at most half of the room. Where more waits than the window has, keys may have more than their rows in it: see
@@ -201,6 +199,8 @@ DUE_IN_S = (
 # A worker that died has recorded nothing, but its in-flight entry is there. So a worker's claim asks for those too, if
 # another transaction has locked one of its heads before (xmax), and leaves out the keys in them until the death is
 # counted.
+# A migration locks the registry before key_state, and so does a claim: a statement locks its tables in the order of its
+# CTEs, after those that stand in none of them. So `bound` comes first, and `due_next` is a CTE.
 WALK = f"""
         SELECT key, clock, ({HEALTHY % "i.key"})::integer AS found FROM (
             SELECT key, clock FROM {{schema}}.inbox_{{inbox}}
@@ -458,7 +458,8 @@ class Course:
         `keys` is None if no more messages waited than it looked at. `by_key`: it searched for the messages of each key.
         """
         is_short = taken < share.total
-        course = replace(self, cursor=cursor, is_plain=is_plain, crowded=max(0, self.crowded - 1))
+        crowded = max(0, self.crowded - 1) if is_plain else CROWDED
+        course = replace(self, cursor=cursor, is_plain=is_plain, crowded=crowded)
         if keys and by_key and is_short:
             return replace(course, depth=max(1.0, taken / keys), step=GENTLE)
         if keys:

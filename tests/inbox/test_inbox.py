@@ -12,7 +12,7 @@ from psycopg.types.json import Jsonb
 
 from inbox import Inbox, Message
 from inbox.by_key import claim
-from inbox.by_key.claim import Share
+from inbox.by_key.claim import Course, Share
 from inbox.claims import Claims
 from mailroom import create_inbox
 from mailroom.errors import DecodeError, InvalidMessage, InvalidName
@@ -517,6 +517,14 @@ def test_claims_read_more_of_the_oldest_while_others_hold_some_of_their_keys(
     assert claimed() == 300
     other.rollback()
     connection.rollback()
+
+
+def test_course_that_has_to_look_further_stays_with_the_larger_window() -> None:
+    course = Course(is_plain=False)
+    for _ in range(2 * claim.CROWDED):
+        course = course.after("k", False, Share(1, 1, 1), taken=1, keys=1, by_key=True)
+    assert course.crowded == claim.CROWDED
+    assert course.after("k", True, Share(1, 1, 1), taken=1, keys=1, by_key=True).crowded == claim.CROWDED - 1
 
 
 def test_small_claims_read_few_of_the_oldest_until_others_hold_them(

@@ -21,49 +21,63 @@ HOME = Path(__file__).parents[2] / ".cache"
 
 def make(options: str) -> None:
     """Make the archive for Javas with these options, if there is none and there is a Java."""
-    archive = _place(options)
-    if not archive.exists():
+    archive, spark = _place(options), _spark()
+    if archive is None or spark is None or archive.exists():
+        return
+    try:
         HOME.mkdir(exist_ok=True)
-        for other in HOME.glob("java-*.jsa"):
-            other.unlink()
-        _record(options, archive)
+        _record(options, archive, spark)
+    except (OSError, subprocess.SubprocessError) as error:
+        sys.stderr.write(f"There is no archive of Java's classes, so the tests are slower: {error}\n")
 
 
 def found(options: str) -> str:
     """Return what a Java with these options needs to use the archive; "" if there is none."""
-    if find_spec("pyspark") is None:  # the extra spark is not installed
-        return ""
     archive = _place(options)
-    # Else a Java that passes over the archive says so on its output.
-    return f"-Xlog:disable -XX:SharedArchiveFile={archive}" if archive.exists() else ""
+    return _using(archive) if archive is not None and archive.exists() else ""
 
 
-def _place(options: str) -> Path:
+def _using(archive: Path) -> str:
+    # Without the first, a Java that passes over the archive says so on its output.
+    return f"-Xlog:disable -XX:SharedArchiveFile={archive}"
+
+
+def _spark() -> Path | None:
+    found = find_spec("pyspark")
+    return None if found is None or found.origin is None else Path(found.origin).parent
+
+
+def _place(options: str) -> Path | None:
+    """Return where the archive for this Java and these jars is, or is to be; None without Java or the extra spark."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else "java"
     try:
         version = subprocess.run([java, "-version"], capture_output=True, check=True).stderr
     except (OSError, subprocess.SubprocessError):
-        version = b""  # whatever needs it will say so
-    spark = find_spec("pyspark")
-    assert spark is not None
-    assert spark.origin is not None
-    jars = Path(spark.origin).parent / "jars"
-    name = repr((version, jars, sorted(os.listdir(jars)), options)).encode()
-    return HOME / f"java-{hashlib.sha256(name).hexdigest()[:16]}.jsa"
+        return None  # whatever needs Java will say so
+    if (spark := _spark()) is None or " " in str(HOME):
+        return None
+    # Java compares the jars' sizes and times with those of the archive.
+    jars = sorted((spark / "jars").iterdir())
+    found = [(str(jar), jar.stat().st_size, int(jar.stat().st_mtime)) for jar in jars]
+    return HOME / f"java-{hashlib.sha256(repr((version, found, options)).encode()).hexdigest()[:16]}.jsa"
 
 
-def _record(options: str, archive: Path) -> None:
+def _record(options: str, archive: Path, spark: Path) -> None:
     with tempfile.TemporaryDirectory(dir=HOME) as directory:
         new = Path(directory) / archive.name
         recording = f"{options} -Xlog:disable -XX:ArchiveClassesAtExit={new}"
         command = [sys.executable, "-m", "tests.spark.java_archive", "record", directory]
         # Java writes the archive after the driver has ended, and holds the output until then.
-        subprocess.run(
-            command, env={**os.environ, "SPARK_SUBMIT_OPTS": recording}, capture_output=True, cwd=HOME.parent
-        )
-        if new.exists():
-            new.rename(archive)
+        environment = {**os.environ, "SPARK_SUBMIT_OPTS": recording}
+        subprocess.run(command, env=environment, capture_output=True, cwd=HOME.parent, timeout=600, check=True)
+        # With half an archive each Java would abort, and so does this one.
+        environment["SPARK_SUBMIT_OPTS"] = f"{options} {_using(new)}"
+        submit = [str(spark / "bin" / "spark-submit"), "--version"]
+        subprocess.run(submit, env=environment, capture_output=True, timeout=600, check=True)
+        for other in HOME.glob("java-*.jsa"):
+            other.unlink(missing_ok=True)
+        new.rename(archive)
 
 
 def _session(directory: Path) -> None:

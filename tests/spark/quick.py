@@ -4,6 +4,7 @@ ones need; its Pythons share what they import."""
 import os
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 
 from tests.spark import daemon, java_archive
@@ -19,6 +20,7 @@ FILES = {
 }
 
 
+@cache
 def java() -> str:
     """Return what makes a Java quick; with the archive of its classes, if there is one."""
     return f"{JAVA} {java_archive.found(JAVA)}".strip()
