@@ -109,7 +109,6 @@ jdbc: ## Install PostgreSQL's JDBC driver for Spark's tests, where root and apt-
 # Those that share the session of Spark run in one process, the others beside them.
 .PHONY: test-spark test-spark-session test-spark-beside
 test-spark: $(SPARK_STAMP) jdbc ## The tests of the Spark writers and readers; without Java they are skipped
-	$(BIN)/python -m tests.spark.java_archive
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target test-spark-session test-spark-beside
 test-spark-session:
 	$(BIN)/python -m pytest tests/spark -m spark_session

@@ -47,7 +47,7 @@ def _bench(*arguments: str) -> dict[str, Any]:
 def _bench_apart(directory: Path, *arguments: str) -> dict[str, Any]:
     """The same in a process of its own, since Java keeps the environment, and the password in it, it began with."""
     command = [sys.executable, "-m", "mailroom", "bench", *arguments, "--json"]
-    quick_spark = {"PYSPARK_PYTHON": str(quick.python(directory)), "SPARK_SUBMIT_OPTS": quick.java()}
+    quick_spark = {"PYSPARK_PYTHON": str(quick.python(directory)), "SPARK_SUBMIT_OPTS": quick.JAVA}
     ended = subprocess.run(command, check=True, capture_output=True, env=os.environ | quick_spark)
     document: dict[str, Any] = json.loads(ended.stdout)
     return document

@@ -27,9 +27,9 @@ from spark_jobs.node import Node
 from spark_jobs.session import spark_session
 from spark_jobs.write.outbox_source import JobWriter, OutboxSource
 from spark_jobs.write.sink import OutboxSink
-from tests.spark import quick
 from tests.spark.faulty import take
 from tests.spark.frames import frame, message
+from tests.spark.quick import JAVA
 from tests.support.proxy import CommitFault, proxied
 from tests.support.waiting import eventually
 
@@ -43,7 +43,7 @@ CLUSTER = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
-    "spark.executor.extraJavaOptions": quick.java(),
+    "spark.executor.extraJavaOptions": JAVA,
 }
 SPARK_CLASS = [str(Path(pyspark.__file__).parent / "bin" / "spark-class")]
 

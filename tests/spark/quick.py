@@ -4,10 +4,9 @@ ones need; its Pythons share what they import."""
 import os
 import shlex
 import sys
-from functools import cache
 from pathlib import Path
 
-from tests.spark import daemon, java_archive
+from tests.spark import daemon
 
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -20,17 +19,10 @@ FILES = {
 }
 
 
-@cache
-def java() -> str:
-    """Return what makes a Java quick; with the archive of its classes, if there is one."""
-    return f"{JAVA} {java_archive.found(JAVA)}".strip()
-
-
 def use() -> None:
     """Let each Java that is started from here on be quick, but for the executors of a cluster."""
     for variable in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
-        if os.environ.get(variable, JAVA) == JAVA:
-            os.environ[variable] = java()
+        os.environ.setdefault(variable, JAVA)
 
 
 def python(directory: Path) -> Path:
