@@ -21,6 +21,9 @@ def statements(content: dict[str, object]) -> dict[str, Sql]:
     """Return the statements of a module, by name."""
     found = {}
     for name, value in content.items():
+        # By its type: isinstance also asks an object, and Django's settings, if another test has imported them, refuse.
+        if not issubclass(type(value), Sql | tuple):
+            continue
         for nth, each in enumerate(value if isinstance(value, tuple) else (value,)):
             if isinstance(each, Sql):
                 found[name if each is value else f"{name}[{nth}]"] = each
