@@ -15,7 +15,8 @@ from sqlalchemy.exc import TimeoutError
 from sqlalchemy.orm import sessionmaker
 
 from inbox import AsyncWorker, Message, Worker
-from mailroom.errors import ConfigurationError, ConnectionFailed, UnknownInbox
+from mailroom import drop_inbox
+from mailroom.errors import ConfigurationError, ConnectionFailed, SchemaError, UnknownInbox
 from mailroom.session import backoff
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
@@ -32,11 +33,6 @@ from tests.support.working import (
 
 pytestmark = pytest.mark.one_version
 
-DROP = (
-    "DELETE FROM mailroom.subscription",
-    "DELETE FROM mailroom.inbox_registry",
-    "DROP TABLE mailroom.inbox_shipping",
-)
 NOWHERE = "postgresql://nobody:s3cret@127.0.0.1:1/none"
 
 
@@ -249,19 +245,38 @@ async def test_unknown_inbox_ends_an_async_worker_at_once(node: Node, caplog: py
     assert len(errors(caplog)) == 1
 
 
-def test_inbox_that_is_dropped_ends_it_with_an_error_that_says_so(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def drop(node: Node) -> None:
+    with node.connection.transaction():
+        drop_inbox(node.connection, "shipping", actor="ada")
+
+
+def delete_row(node: Node) -> None:
+    node.connection.execute("DELETE FROM mailroom.subscription; DELETE FROM mailroom.inbox_registry")
+
+
+@pytest.mark.parametrize(
+    ("takes_away", "error", "advice"),
+    [(drop, UnknownInbox, "mailroom inbox create"), (delete_row, SchemaError, "Put it back from a backup")],
+    ids=["dropped", "row deleted by hand"],
+)
+def test_inbox_that_goes_away_ends_it_with_an_error_that_says_so(
+    node: Node,
+    caplog: pytest.LogCaptureFixture,
+    takes_away: Callable[[Node], None],
+    error: type[Exception],
+    advice: str,
+) -> None:
     worker = Worker(node.dsn, "shipping", write_ledger, poll_interval_s=0.02)
 
-    def drop_it() -> None:
+    def serve() -> None:
         with worker:
             eventually(lambda: worker.healthy and is_asleep(node), WITHIN_S)
-            for statement in DROP:
-                node.connection.execute(statement)
+            takes_away(node)
             eventually(lambda: worker.failure, WITHIN_S)
             assert not worker.healthy
 
-    with pytest.raises(UnknownInbox, match="mailroom inbox create"):
-        drop_it()
+    with pytest.raises(error, match=advice):
+        serve()
     assert len(errors(caplog)) == 1
 
 
