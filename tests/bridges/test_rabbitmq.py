@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import aio_pika
+import aiormq
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
@@ -441,6 +442,28 @@ async def test_what_was_delivered_and_not_taken_in_comes_again_in_its_order(node
     async with tended(node):
         await eventually_async(lambda: len(came(node)) == 60)
     assert came(node) == list(range(20, 80))
+
+
+async def test_client_that_is_closed_in_the_moment_it_is_connected_leaves_no_connection(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would stay, and its heartbeats with it."""
+    is_made = asyncio.Event()
+    ready = aiormq.Connection.ready
+
+    async def made(connection: aiormq.Connection) -> None:
+        is_made.set()
+        await asyncio.sleep(0)
+        await ready(connection)
+
+    monkeypatch.setattr(aiormq.Connection, "ready", made)
+    given_up = source(rabbitmq, "given-up")
+    opening = asyncio.create_task(given_up.open())
+    await is_made.wait()
+    await given_up.close()
+    with pytest.raises(BrokerTrouble, match="given up"):
+        await opening
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def source(rabbitmq: RabbitMQ, queue: str) -> RabbitSource:

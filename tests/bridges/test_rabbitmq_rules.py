@@ -327,11 +327,11 @@ def test_options_are_checked_and_what_is_secret_is_hidden() -> None:
 async def test_server_that_is_not_there_is_told_and_the_next_one_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
-    async def connected(self: object, server: AmqpServer) -> object:
+    async def refused(self: object, server: AmqpServer) -> None:
         tried.append(server.host)
         raise ConnectionRefusedError(f"{server.host} does not answer hunter2")
 
-    monkeypatch.setattr(client.RabbitClient, "_connected", connected)
+    monkeypatch.setattr(client.RabbitClient, "_connect_to", refused)
     settings, secret = OutSettings("rabbitmq", "one:1,two:2"), {"password": "hunter2"}
     publisher = RabbitPublisher(OutBridge("out", 1, SENDER.node_id, "paris", settings, secret))
     with pytest.raises(BrokerTrouble, match=r"two does not answer \*\*\*"):

@@ -78,7 +78,7 @@ class RabbitClient:
         """Connect to the first server that answers. Raises `BrokerTrouble` and `BrokerRefused`."""
         for server in self._servers:
             try:
-                connection = await self._unless_ended(self._connected(server))
+                await self._unless_ended(self._connect_to(server))
             except (AuthenticationError, ProbableAuthenticationError) as error:
                 raise self._refused(self._text(error)) from None
             except LOST as error:
@@ -90,12 +90,11 @@ class RabbitClient:
                     raise self._refused(why) from None
                 self._error = text
                 continue
-            self._server, self._connection, self._error = server, connection, None
-            connection.close_callbacks.add(self._note_loss)
+            self._server, self._error = server, None
             return
         raise BrokerTrouble(self._error or "no server answers")
 
-    async def _connected(self, server: AmqpServer) -> AbstractConnection:
+    async def _connect_to(self, server: AmqpServer) -> None:
         url = URL.build(
             scheme=server.scheme, host=server.host, port=server.port, path="/",
             user=self._options.get("user", GUEST), password=self._options.get("password", GUEST),
@@ -103,12 +102,23 @@ class RabbitClient:
         ).with_path(f"/{server.vhost}" if server.vhost != "/" else "/")  # fmt: skip
         properties: dict[str, Any] = {"connection_name": f"mailroom {self._name}"}
         connection = aio_pika.Connection(url, ssl_context=self._tls, client_properties=properties)
+        connecting = asyncio.create_task(connection.connect(CONNECT_S))
         try:
-            await connection.connect(CONNECT_S)
+            await asyncio.shield(connecting)
+            if self._ended.is_set():
+                raise BrokerTrouble("given up")
         except BaseException:
-            await _closed(connection)
+            try:
+                # Cancelled in the moment in which it is made, it would stay open, and nobody could close it.
+                await asyncio.wait([connecting], timeout=CLOSE_S)
+            finally:
+                connecting.cancel()
+                await asyncio.gather(connecting, return_exceptions=True)
+                await _closed(connection)
             raise
-        return connection
+        # In the same step, so that `close` finds it.
+        self._connection = connection
+        connection.close_callbacks.add(self._note_loss)
 
     def _refused(self, why: str) -> BrokerRefused:
         return BrokerRefused(f"the broker refuses this client: {why}", code="MR-bridge-broker-refused")
