@@ -14,6 +14,9 @@ JOBS ?= 3
 # A few at a time, so that none is left with many when the others have ended.
 SPREAD := -n $(JOBS) --maxschedchunk 5
 
+# These have targets of their own.
+OF_OTHERS := --ignore tests/spark --ignore tests/wheel
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -45,7 +48,7 @@ pipeline: $(SPARK_STAMP) ## The same flights from a CSV through Spark, the outbo
 
 .PHONY: test
 test: $(STAMP) ## The tests, without the slow ones and with a sample of many cases
-	$(BIN)/python -m pytest $(SPREAD) -m 'not slow' --ignore tests/spark --ignore tests/wheel
+	$(BIN)/python -m pytest $(SPREAD) --run test $(OF_OTHERS)
 
 .PHONY: test-wheel
 test-wheel: $(STAMP) ## Build the distributions, and try the wheel alone and with each extra in environments of its own
@@ -93,11 +96,11 @@ brokers: ## Install RabbitMQ and NATS for their tests, where root and apt-get ca
 	  || { apt-get -qq update && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends rabbitmq-server nats-server; } >/dev/null \
 	  || echo "RabbitMQ and NATS could not be installed: their tests are skipped"
 
-# TESTED=yes leaves out what `make test` has just run, as CI did.
+# TESTED=yes leaves out what `make test` has just run, as CI did. tests/support/sampling.py says what each run has.
 TESTED ?=
-.PHONY: test-all
-test-all: $(STAMP) pgbouncer promtool kafka brokers ## All tests, on every PostgreSQL found (15 to 18)
-	$(BIN)/python -m pytest $(SPREAD) --pg all $(if $(TESTED),--beyond-test) --ignore tests/spark --ignore tests/wheel
+.PHONY: test-check
+test-check: $(STAMP) pgbouncer promtool kafka brokers ## The tests with the slow ones, and those about the server on every PostgreSQL found
+	$(BIN)/python -m pytest $(SPREAD) --pg all --run $(if $(TESTED),beyond-test,check) $(OF_OTHERS)
 
 .PHONY: jdbc
 jdbc: ## Install PostgreSQL's JDBC driver for Spark's tests, where root and apt-get can; without it they are skipped
@@ -130,7 +133,7 @@ lint: $(SPARK_STAMP) docs ## Format, lint, types, import contracts, and the site
 	$(BIN)/lint-imports --no-cache
 
 .PHONY: check
-check: lint test-all test-spark some-mutants faults ## Lint, all tests, some mutants, the faults; CI runs test and test-wheel before it
+check: lint test-check test-spark some-mutants faults ## Lint, one case of every rule, some mutants, the faults; CI runs test and test-wheel before it
 
 .PHONY: format
 format: $(STAMP) ## Put the code into its format

@@ -26,7 +26,7 @@ from tests.support.databases import Connect, Databases
 from tests.support.node import Node
 from tests.support.postgres import FAST_SETTINGS, Servers, available_majors, remove_with_servers, run_directory
 from tests.support.rewriting import import_share
-from tests.support.sampling import beyond_samples, major_of, repeated_on_further_versions
+from tests.support.sampling import RUNS, left_out
 
 _RUN_DIRECTORY = pytest.StashKey[Path]()
 _MAJORS = pytest.StashKey[list[int]]()
@@ -43,9 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         f"highest installed). {_EXTERNAL} names a running server to use instead.",
     )
     parser.addoption(
-        "--beyond-test",
-        action="store_true",
-        help="only what make test leaves out: slow tests, and the others on other versions",
+        "--run",
+        choices=RUNS,
+        default="all",
+        help="which tests: those of make test, of make check, what is only in the latter, or all (the default)",
     )
 
 
@@ -81,26 +82,16 @@ def pytest_collection(session: pytest.Session) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     majors = metafunc.config.stash[_MAJORS]
     if "pg_major" in metafunc.fixturenames and len(majors) > 1:
-        if metafunc.definition.get_closest_marker("one_version"):
-            majors = [_default_major()]
         metafunc.parametrize("pg_major", majors, indirect=True, ids=[f"pg{major}" for major in majors])
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # before -m looks for the slow ones
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
-    for item in beyond_samples(items):
-        item.add_marker("slow")
-    is_beyond_test = config.getoption("beyond_test")
-    if is_beyond_test or len(config.stash[_MAJORS]) > 1:
-        default = _default_major()
-        left_out = {*repeated_on_further_versions(items, default)}
-        if is_beyond_test:
-            left_out |= {item for item in items if ("slow" in item.keywords) != (major_of(item, default) == default)}
-        config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]
-    yield
+@pytest.hookimpl(trylast=True)  # behind pytest-randomly, which shuffles
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    default = _default_major() if len(config.stash[_MAJORS]) > 1 else 0
+    out = left_out(items, config.getoption("run"), default)
+    config.hook.pytest_deselected(items=list(out))
     # The longest first, so that no process is still at one of them when the others have ended.
-    items.sort(key=_bound_s, reverse=True)
+    items[:] = sorted((item for item in items if item not in out), key=_bound_s, reverse=True)
 
 
 @pytest.hookimpl(trylast=True)
@@ -285,9 +276,21 @@ def connect(dsn: str) -> Iterator[Connect]:
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    """A node without inboxes, at `dsn`. A test file adds what it needs in a fixture of the same name."""
-    return Node(dsn, connect(autocommit=True))
+def node(request: pytest.FixtureRequest, dsn: str, connect: Connect) -> Node:
+    """The node at `dsn`, with the inboxes that the marks `inbox` name and after the statements of the marks `node_sql`.
+
+    Those of the module come before those of the test, which may name an inbox of the module again.
+    """
+    node = Node(dsn, connect(autocommit=True))
+    marks = [mark for level in request.node.listchain() for mark in level.own_markers]
+    inboxes = {mark.args[0]: mark for mark in marks if mark.name == "inbox"}
+    for mark in inboxes.values():
+        node.inbox(*mark.args, **mark.kwargs)
+    for mark in marks:
+        if mark.name == "node_sql":
+            for statement in mark.args:
+                node.connection.execute(statement)
+    return node
 
 
 @pytest.hookimpl(wrapper=True)

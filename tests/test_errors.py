@@ -22,8 +22,6 @@ from mailroom.session.repeats import cause
 from tests.error_index import INDEX, index
 from tests.support.command import done, error_of, mailroom
 
-pytestmark = pytest.mark.one_version
-
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("mailroom", "outbox", "inbox", "dispatcher", "spark_jobs", "benchmarks", "examples")
 LIST = ROOT / "mailroom" / "errors" / "codes.py"

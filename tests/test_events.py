@@ -45,7 +45,6 @@ def names(found: list[Any]) -> list[str]:
     return [type(event).__name__ for event in found]
 
 
-@pytest.mark.one_version
 def test_a_batch_is_told_from_its_claim_to_its_end(node: Node) -> None:
     deliver(node, "a", "a")
     with heard() as found, working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=NEVER_S)):
@@ -58,7 +57,6 @@ def test_a_batch_is_told_from_its_claim_to_its_end(node: Node) -> None:
     assert all(event.seconds >= 0 for event in found if hasattr(event, "seconds"))
 
 
-@pytest.mark.one_version
 async def test_a_batch_handler_is_told_once_with_all_messages(node: Node) -> None:
     deliver(node, "a", "b", "c")
 
@@ -73,7 +71,6 @@ async def test_a_batch_handler_is_told_once_with_all_messages(node: Node) -> Non
     assert [[message.key for message in event.messages] for event in found] == [["a", "b", "c"]] * 2
 
 
-@pytest.mark.one_version
 def test_a_failure_is_told_with_its_message_and_outcome(node: Node) -> None:
     deliver(node, "bad")
 
@@ -89,7 +86,6 @@ def test_a_failure_is_told_with_its_message_and_outcome(node: Node) -> None:
     assert (attempt.message.key, attempt.attempt, attempt.outcome) == ("bad", 1, "park")
 
 
-@pytest.mark.one_version
 def test_a_commit_without_an_answer_is_told_as_unknown(node: Node) -> None:
     deliver(node, "a")
 
@@ -106,7 +102,6 @@ def test_a_commit_without_an_answer_is_told_as_unknown(node: Node) -> None:
     assert (again.role, again.inbox, ledger_keys(node)) == ("worker", "shipping", ["a"])
 
 
-@pytest.mark.one_version
 async def test_a_lane_tells_that_it_leads_and_what_it_delivers(node: Node) -> None:
     node.send("shipping", key="a")
     node.send("shipping.nobody", key="b")
@@ -121,7 +116,6 @@ async def test_a_lane_tells_that_it_leads_and_what_it_delivers(node: Node) -> No
     assert (delivered.taken, delivered.delivered, delivered.dead) == (2, 1, 1)
 
 
-@pytest.mark.one_version
 async def test_writers_and_executors_tell_what_they_did(node: Node) -> None:
     with heard(events.MessagesSent, events.ExecutablesExecuted) as found:
         with node.connection.transaction():
@@ -136,7 +130,6 @@ async def test_writers_and_executors_tell_what_they_did(node: Node) -> None:
     assert [event.taken for event in found[2:]] == [1]
 
 
-@pytest.mark.one_version
 def test_a_listener_that_fails_disturbs_nobody(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     deliver(node, "a", "b", "c")
 

@@ -25,11 +25,7 @@ from tests.support.working import working
 TURNS = ("dispatch_turn", "execute_turn")
 
 
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping")
-    node.inbox("ledger", "shipping", order="total")
-    return node
+pytestmark = [pytest.mark.inbox("shipping"), pytest.mark.inbox("ledger", "shipping", order="total")]
 
 
 @pytest.fixture

@@ -61,7 +61,6 @@ def headers(node: Node) -> list[Any]:
     return [found for (found,) in node.rows("SELECT headers FROM mailroom.outbox ORDER BY position")]
 
 
-@pytest.mark.one_version
 def test_a_trace_goes_from_a_request_through_the_database_to_what_a_handler_sends(node: Node, spans: Spans) -> None:
     with spans.tracer.start_as_current_span("POST /orders") as request:
         node.send("order.paid", {"card": "a secret"}, key="order-42")
@@ -92,7 +91,6 @@ def test_a_trace_goes_from_a_request_through_the_database_to_what_a_handler_send
     assert not trace.get_current_span().get_span_context().is_valid
 
 
-@pytest.mark.one_version
 async def test_a_batch_in_one_call_is_one_span_with_a_link_per_message(node: Node, spans: Spans) -> None:
     with node.connection.transaction():
         Outbox().send_many(node.connection, [Outgoing("order.paid", nth, key=str(nth)) for nth in range(3)])
@@ -114,7 +112,6 @@ async def test_a_batch_in_one_call_is_one_span_with_a_link_per_message(node: Nod
     assert "a secret" not in failed.to_json()
 
 
-@pytest.mark.one_version
 def test_a_given_traceparent_is_kept_and_has_no_span(node: Node, spans: Spans) -> None:
     node.send("order.paid", headers={"traceparent": GIVEN})
     with carrying(traceparent=GIVEN):
@@ -123,7 +120,6 @@ def test_a_given_traceparent_is_kept_and_has_no_span(node: Node, spans: Spans) -
     assert spans.named("send order.paid") == []
 
 
-@pytest.mark.one_version
 def test_what_is_not_sampled_makes_no_span_of_a_delivery(node: Node) -> None:
     found = Spans()
     end = tracing.instrument(TracerProvider(ALWAYS_OFF))
@@ -142,7 +138,6 @@ def test_what_is_not_sampled_makes_no_span_of_a_delivery(node: Node) -> None:
     assert headers(node) == [None]  # it has ended
 
 
-@pytest.mark.one_version
 def test_executables_are_applied_in_a_span(node: Node, spans: Spans) -> None:
     with node.connection.transaction():
         Store().put(node.connection, "key", b"value")
@@ -150,7 +145,6 @@ def test_executables_are_applied_in_a_span(node: Node, spans: Spans) -> None:
     assert spans.one("apply").attributes["messaging.batch.message_count"] == 1
 
 
-@pytest.mark.one_version
 def test_a_second_call_takes_the_place_of_the_first(node: Node, spans: Spans) -> None:
     others = Spans()
     end = tracing.instrument(others.provider)
@@ -160,7 +154,6 @@ def test_a_second_call_takes_the_place_of_the_first(node: Node, spans: Spans) ->
     assert others.one("send order.paid")
 
 
-@pytest.mark.one_version
 def test_a_command_makes_spans_under_opentelemetry_instrument(node: Node) -> None:
     node.send("order.paid", 1, headers={"traceparent": GIVEN})
     found = subprocess.run(

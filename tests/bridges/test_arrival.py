@@ -17,8 +17,6 @@ from mailroom.errors import ConfigurationError
 from mailroom.names import MAX_VALUE_BYTES
 from tests.bridges.messages import ID, PLACE, SENT
 
-pytestmark = pytest.mark.one_version
-
 OTHER = UUID("9f3c1f6e-6f0a-4d57-9a36-0d6f1f7f2a11")
 
 

@@ -26,8 +26,6 @@ from mailroom.bridges.states import BridgeStates, InState, OutState
 from mailroom.errors import ConfigurationError
 from tests.bridges.messages import FORMS, ID, SENDER, SENT, message
 
-pytestmark = pytest.mark.one_version
-
 SCHEMA = Path(__file__).parents[1] / "data" / "asyncapi-3.0.0.json.gz"
 OFFICIAL = Draft7Validator(json.loads(gzip.decompress(SCHEMA.read_bytes())))
 

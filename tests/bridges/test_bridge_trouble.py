@@ -22,8 +22,6 @@ from tests.support.node import SCHEMA, Node
 from tests.support.port import free_port
 from tests.support.waiting import eventually_async
 
-pytestmark = pytest.mark.one_version
-
 
 class Quiet:
     """A publisher to which nothing is given."""

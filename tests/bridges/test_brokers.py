@@ -18,8 +18,6 @@ from tests.support.nats import Nats
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.waiting import WITHIN_S, eventually
 
-pytestmark = pytest.mark.one_version
-
 Settings = dict[str, str | int | float | bool]
 
 PRODUCE = 0

@@ -27,8 +27,6 @@ from tests.support.pages import page_named
 from tests.support.roles import rights, role
 from tests.support.waiting import WITHIN_S, eventually
 
-pytestmark = pytest.mark.one_version
-
 ORDER = b'{"order": 1}'
 
 

@@ -13,8 +13,6 @@ from outbox import Outbox, Outgoing
 from tests.support.command import done, error_of, mailroom
 from tests.support.node import Node
 
-pytestmark = pytest.mark.one_version
-
 
 @pytest.fixture
 def bridged(node: Node) -> Node:

@@ -36,8 +36,6 @@ from tests.support.kafka_mock import MockKafka
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S, eventually_async
 
-pytestmark = pytest.mark.one_version
-
 PRODUCE, REQUEST_TIMED_OUT = 0, 7
 NODE_ID = UUID(int=7)
 SENDER = Sender(NODE_ID, "paris", 1)

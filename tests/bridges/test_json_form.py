@@ -16,8 +16,6 @@ from mailroom.errors import DecodeError
 from tests.message.test_codec import GOLDEN_VALUES, supported
 from tests.support.node import Node
 
-pytestmark = pytest.mark.one_version
-
 
 def read(text: str) -> Any:
     return json.loads(text, parse_float=Decimal, parse_int=Decimal)

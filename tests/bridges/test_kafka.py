@@ -28,8 +28,6 @@ from tests.support.kafka_mock import MockKafka
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually, eventually_async
 
-pytestmark = pytest.mark.one_version
-
 PRODUCE, END_TXN = 0, 26
 PASSING = (6, 7, 13, -195)  # not the leader, timed out, disconnected, cut off
 

@@ -18,7 +18,7 @@ from tests.support.kafka_secure import PASSWORD, SecureKafka
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually_async
 
-pytestmark = [pytest.mark.one_version, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PLAIN: dict[str, str] = {}
 WRONG = "hunter2"

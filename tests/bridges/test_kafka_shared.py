@@ -21,8 +21,6 @@ from tests.support.kafka_mock import MockKafka
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually_async
 
-pytestmark = pytest.mark.one_version
-
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,6 @@ from mailroom.bridges.source import BrokerPosition, InBridge, PositionGone
 from tests.support.kafka_mock import MockKafka
 from tests.support.waiting import WITHIN_S, eventually_async
 
-pytestmark = pytest.mark.one_version
-
 
 def put(mock_kafka: MockKafka, topic: str, count: int) -> None:
     producer = Producer({"bootstrap.servers": mock_kafka.bootstrap})

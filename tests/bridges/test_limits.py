@@ -15,8 +15,6 @@ from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
 
-pytestmark = pytest.mark.one_version
-
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:

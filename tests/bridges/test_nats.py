@@ -33,8 +33,6 @@ from tests.support.nats import Nats
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually_async
 
-pytestmark = pytest.mark.one_version
-
 KEYS, MESSAGES = 5, 100
 ODD_KEY = "köy %41\r\nNats-Rollup: all "
 

@@ -29,8 +29,6 @@ from tests.support.nats import Nats, nats_program
 from tests.support.node import Node
 from tests.support.waiting import eventually_async
 
-pytestmark = pytest.mark.one_version
-
 HOST = "nats.test"
 OPEN = {"user": "me", "password": "right"}
 

@@ -24,8 +24,6 @@ from tests.support.pages import page_named
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.waiting import WITHIN_S, eventually
 
-pytestmark = pytest.mark.one_version
-
 
 @pytest.fixture
 def desk(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:

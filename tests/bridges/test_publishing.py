@@ -22,8 +22,6 @@ from tests.bridges.tended import bridge_in, bridge_out, out_state, tended
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
 
-pytestmark = pytest.mark.one_version
-
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:

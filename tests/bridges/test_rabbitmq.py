@@ -30,7 +30,7 @@ from tests.support.rabbitmq import MAX_MESSAGE_BYTES, RabbitMQ
 from tests.support.waiting import WITHIN_S, eventually_async
 
 # Slow, so that it runs where `make brokers` has been: the server alone takes several seconds to start.
-pytestmark = [pytest.mark.one_version, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 KEYS, MESSAGES = 5, 100
 ODD_KEY = "köy %41\r\n: all "

@@ -25,7 +25,7 @@ from tests.support.port import free_port
 from tests.support.rabbitmq import RabbitMQ, rabbitmq_program
 from tests.support.waiting import WITHIN_S, eventually_async
 
-pytestmark = [pytest.mark.one_version, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 QUEUE, USER, PASSWORD = "secured", "reads-only", "hunter2"
 

@@ -34,8 +34,6 @@ from tests.bridges.tasks import receiving, tended
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
 
-pytestmark = pytest.mark.one_version
-
 Answer = Callable[[], BaseException | None]
 
 

@@ -15,8 +15,6 @@ from tests.bridges.messages import ID, SENDER, SENT, message
 from tests.golden_records import GOLDEN, golden
 from tests.support.node import Node
 
-pytestmark = pytest.mark.one_version
-
 
 def by_json(text: str | None) -> Carried:
     return replace(message(), value=None, value_json=text)

@@ -11,8 +11,6 @@ from mailroom.bridges.record import record_of
 from tests.bridges.messages import SENDER, message
 from tests.support.kafka_mock import MockKafka
 
-pytestmark = pytest.mark.one_version
-
 PRODUCE = 0
 
 

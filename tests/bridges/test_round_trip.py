@@ -18,8 +18,6 @@ from mailroom.message.message import parsed
 from tests.bridges.messages import FORMS, ID, PLACE, SENDER, arrived, message, messages
 from tests.golden_records import RECORDS
 
-pytestmark = pytest.mark.one_version
-
 KEPT = (
     *("message_id", "topic", "key", "kind", "message_type", "event_type", "headers", "expires_at", "sent_at"),
     *("sender", "link", "clock"),

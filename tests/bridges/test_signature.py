@@ -7,8 +7,6 @@ import pytest
 from mailroom.bridges.signature import SignatureRefused, secret_bytes, sign, verify
 from mailroom.errors import ConfigurationError
 
-pytestmark = pytest.mark.one_version
-
 # Those of the specification's own libraries.
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 ID, AT, BODY = "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}'

@@ -19,8 +19,6 @@ from tests.support.databases import Databases
 from tests.support.node import Node
 from tests.support.waiting import eventually_async
 
-pytestmark = pytest.mark.one_version
-
 OURS = UUID("11111111-1111-4111-8111-111111111111")
 
 

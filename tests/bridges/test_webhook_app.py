@@ -29,8 +29,6 @@ from tests.support.proxy import CommitFault, Proxy, proxied
 from tests.support.roles import rights, role
 from tests.support.waiting import eventually_async, wait_until_blocked
 
-pytestmark = pytest.mark.one_version
-
 TOPICS = ["order.paid", "stripe.#"]
 ORDER = b'{"order": 1}'
 

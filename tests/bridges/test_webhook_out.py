@@ -33,8 +33,6 @@ from tests.bridges.webhooks import NOW, OTHER, SECRET, client_of
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually_async
 
-pytestmark = pytest.mark.one_version
-
 INSIDE = {"secrets": SECRET, "private": "yes"}
 
 

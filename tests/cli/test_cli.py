@@ -27,8 +27,6 @@ from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
 
-pytestmark = pytest.mark.one_version
-
 
 def commands(command: click.Command = root, parent: click.Context | None = None) -> Iterator[click.Context]:
     """Give the contexts of all commands, groups left out."""

@@ -9,8 +9,6 @@ from inbox import Inbox
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.node import Node
 
-pytestmark = [pytest.mark.one_version]
-
 
 @pytest.fixture
 def ids(node: Node) -> list[UUID]:

@@ -16,8 +16,6 @@ from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.session.settings import DSN_VARIABLE, LIBPQ_VARIABLES
 from tests.support.node import Node
 
-pytestmark = pytest.mark.one_version
-
 share(asyncapi)
 
 MODULE = """

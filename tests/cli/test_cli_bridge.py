@@ -11,8 +11,6 @@ from tests.bridges.webhooks import SECRET
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.node import Node
 
-pytestmark = pytest.mark.one_version
-
 
 def test_bridge_out_is_made_shown_changed_cut_and_removed(node: Node) -> None:
     out = ("bridge", "out", "orders", "--kafka", "localhost:9092", "--topic", "shop.orders")

@@ -23,8 +23,6 @@ from tests.support.pages import page_named
 from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import working
 
-pytestmark = pytest.mark.one_version
-
 ODD = 'it\'s $HOME "x" `id`\n\t\x1b[31m ü \\ -k'
 
 

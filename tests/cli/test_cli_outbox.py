@@ -10,8 +10,6 @@ from inbox import Inbox
 from tests.support.command import done, error_of, mailroom
 from tests.support.node import Node
 
-pytestmark = pytest.mark.one_version
-
 ORDERS = ("outbox", "send", "orders")
 
 

@@ -46,7 +46,6 @@ from tests.support.node import Node, failing
 from tests.support.roles import rights, role
 from tests.support.waiting import WITHIN_S
 
-pytestmark = pytest.mark.one_version
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 QUIET = InboxLook("quiet", 0.0, 0.0, 0, 0.0, 0, 0, False)
 FLUSH = "SELECT pg_stat_force_next_flush()"

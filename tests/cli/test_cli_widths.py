@@ -17,8 +17,6 @@ from mailroom.sql.runner import run
 from tests.support.command import mailroom
 from tests.support.node import Node, failing
 
-pytestmark = pytest.mark.one_version
-
 WIDTHS = (60, 80, 120)
 SHIPPING, LEDGER, AUDIT = "s" * 41, "t" * 41, "a" * 41
 TOPIC = "order." + "p" * 194

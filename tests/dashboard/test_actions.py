@@ -12,7 +12,6 @@ from outbox import Periodic, PeriodicMessage
 from tests.dashboard.conftest import Client, browsing, forms
 from tests.support.node import Node, failing
 
-pytestmark = pytest.mark.one_version
 WHY = "the carrier is back"
 
 

@@ -25,7 +25,6 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.one_version,
     pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="there is no Chromium with its driver here"),
 ]
 

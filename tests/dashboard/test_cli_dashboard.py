@@ -21,7 +21,6 @@ from tests.support.node import Node
 from tests.support.roles import rights, role
 from tests.support.waiting import WITHIN_S
 
-pytestmark = pytest.mark.one_version
 RUN = (
     "from dispatcher.cli.dashboard import dashboard; from mailroom.cli.options import share; share(dashboard); "
     "dashboard(prog_name='mailroom dashboard')"

@@ -15,7 +15,6 @@ from mailroom.errors import ConfigurationError, InvalidMessage
 from tests.dashboard.conftest import ORIGIN, Client, browsing, forms
 from tests.dashboard.trouble import Trouble
 
-pytestmark = pytest.mark.one_version
 TOKEN, OTHER = "t" * 32, "o" * 32
 FORM = {"origin": ORIGIN, "content-type": "application/x-www-form-urlencoded"}
 

@@ -20,7 +20,6 @@ from tests.dashboard.conftest import ADA, Client, browsing, forms
 from tests.dashboard.trouble import KEY, SCRIPT, SECRET, Trouble
 from tests.support.node import Node
 
-pytestmark = pytest.mark.one_version
 ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;"
 HTMX = "2.0.11", "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"
 

@@ -27,6 +27,8 @@ from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node, send
 from tests.support.waiting import wait_until_blocked
 
+pytestmark = pytest.mark.both_versions
+
 NOW = datetime.now(UTC)
 SOON = NOW + timedelta(hours=1)
 LATER = NOW + timedelta(hours=2)

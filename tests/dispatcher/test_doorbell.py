@@ -25,6 +25,8 @@ from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node, send
 from tests.support.waiting import WITHIN_S, eventually_async
 
+pytestmark = pytest.mark.both_versions
+
 NEVER_S = math.inf  # a poll that no test lives to see, and that no pause reaches by doubling
 OUTBOX = "'mailroom.outbox'::regclass"
 HOLD_AWAKE = f"SELECT pg_try_advisory_lock({locks.AWAKE}, {locks.key(OUTBOX)})"

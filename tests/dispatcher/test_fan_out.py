@@ -29,6 +29,8 @@ from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 from tests.support.postgres import FAST_SETTINGS
 
+pytestmark = pytest.mark.both_versions
+
 FEW = 3
 NAMES = [f"i{nth:02}" for nth in range(10)]
 
@@ -271,7 +273,6 @@ def few_locks(server_home: Path, binaries: Binaries, _initialised: Callable[[Bin
 
 
 @pytest.mark.slow
-@pytest.mark.one_version
 @pytest.mark.timeout(600)
 def test_one_event_reaches_all_its_subscribers(few_locks: Server) -> None:
     """They have several times as many locks as the server has, of which a step takes a share."""

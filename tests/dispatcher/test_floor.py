@@ -21,6 +21,8 @@ from tests.support.explain import nodes
 from tests.support.explain import pages as pages_of
 from tests.support.node import SCHEMA, Node, send
 
+pytestmark = pytest.mark.both_versions
+
 
 class Lane:
     """Deliveries and raises of one dispatcher, one at a time."""

@@ -22,6 +22,8 @@ from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 
+pytestmark = pytest.mark.both_versions
+
 RUN = """
 import sys
 from dispatcher.daemon import run

@@ -14,6 +14,8 @@ from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually_async
 from tests.support.working import NEVER_S
 
+pytestmark = pytest.mark.both_versions
+
 STOPPED = "SELECT state = 'stopped' FROM mailroom.lease WHERE role = %s"
 
 

@@ -22,8 +22,6 @@ from mailroom.errors import SchemaError
 from mailroom.session.settings import DSN_VARIABLE
 from outbox import Outbox
 
-pytestmark = pytest.mark.one_version
-
 
 def migrate(*target: str) -> None:
     call_command("migrate", *target, verbosity=0)

@@ -93,7 +93,6 @@ def test_root_knows_the_command() -> None:
     assert {option for each in OPTIONS for option in each.opts} <= {o for each in doctor.params for o in each.opts}
 
 
-@pytest.mark.one_version
 def test_expected_shape_is_that_of_a_new_node(node: Node) -> None:
     """`python -m tests.doctor_shape` writes it."""
     with psycopg.connect(node.dsn) as connection:

@@ -15,7 +15,7 @@ from tests.support.command import process
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.one_version]
+pytestmark = pytest.mark.slow
 
 OF_THE_SERVER = {"M028", "M029"}  # servers of tests are not durable
 AT_ONCE: dict[str, Any] = {"unled_s": 0, "lease_s": 0, "batch_s": 0, "silent_s": 0}

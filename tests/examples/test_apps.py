@@ -19,8 +19,6 @@ from tests.support.django import connected
 from tests.support.node import Node
 from tests.support.waiting import eventually_async
 
-pytestmark = pytest.mark.one_version
-
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 

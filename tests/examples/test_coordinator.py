@@ -24,8 +24,6 @@ from tests.support.databases import Connect
 from tests.support.waiting import eventually
 from tests.support.working import working
 
-pytestmark = pytest.mark.one_version
-
 NOW = datetime(2026, 8, 2, 12, tzinfo=UTC)
 
 

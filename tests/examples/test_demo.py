@@ -18,8 +18,6 @@ from mailroom import create_inbox
 from mailroom.errors import ConfigurationError
 from tests.support.databases import Connect
 
-pytestmark = pytest.mark.one_version
-
 EXACT = "every flight exactly once"
 ORDER = "each aircraft in the order sent"
 CLOCKS = "clocks rise along each key"

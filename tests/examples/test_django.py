@@ -27,8 +27,6 @@ from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import working, working_async
 
-pytestmark = pytest.mark.one_version
-
 OUTBOX = Outbox()
 
 

@@ -41,7 +41,7 @@ from tests.support.executing import (
 from tests.support.node import Node
 from tests.support.waiting import end
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = [pytest.mark.both_versions, pytest.mark.sample(6)]
 
 executor = import_module("dispatcher.executor.execute")  # the package has a function of that name
 

@@ -42,6 +42,8 @@ from tests.support.executing import (
 )
 from tests.support.node import Node
 
+pytestmark = pytest.mark.both_versions
+
 NEVER_S = 3_600.0
 WRITTEN = "BEFORE INSERT OR UPDATE OR DELETE"
 

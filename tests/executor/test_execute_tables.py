@@ -43,6 +43,8 @@ from tests.support.executing import (
 from tests.support.node import Node
 from tests.support.waiting import wait_until_blocked
 
+pytestmark = pytest.mark.both_versions
+
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from tests.support.executing import (
 from tests.support.node import Node
 from tests.support.waiting import eventually_async, wait_until_blocked
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = [pytest.mark.both_versions, pytest.mark.sample(6)]
 
 
 @pytest.fixture

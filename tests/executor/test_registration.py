@@ -16,7 +16,7 @@ from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, opened_async
 from tests.support.node import Node
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = [pytest.mark.both_versions, pytest.mark.sample(6)]
 
 COUNTERS = "CREATE TABLE counters (name text PRIMARY KEY, hits bigint, body text)"
 NOTE = "CREATE FUNCTION note(given jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT given'"

@@ -16,8 +16,6 @@ from tests.faults.failpoints import COMMANDS, names_of_statements
 from tests.faults.links.checks import Handled, Sent
 from tests.faults.role_bridged import CALLS, RECORDS
 
-pytestmark = pytest.mark.one_version
-
 HERE = UUID(int=1)
 IDS = {topic: [UUID(int=100 * number + nth) for nth in range(3)] for number, topic in enumerate(PARTITIONS, 1)}
 

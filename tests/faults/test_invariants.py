@@ -8,8 +8,6 @@ from tests.faults import invariants, ledger
 from tests.faults.invariants import Sent
 from tests.support.node import Node
 
-pytestmark = pytest.mark.one_version
-
 MESSAGES = 6
 HISTORY = [Sent(100 + nth, float(nth), nth + 0.5) for nth in range(MESSAGES)]  # one transaction each, well apart
 

@@ -54,8 +54,6 @@ from tests.support.working import (
     write_ledger_async,
 )
 
-pytestmark = [pytest.mark.one_version]
-
 Session = psycopg.Connection[Any]
 SHIPPING = Archive("shipping")
 DAYS = 3

@@ -25,7 +25,7 @@ from tests.support.explain import nodes
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S, wait_until_blocked
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = [pytest.mark.both_versions, pytest.mark.sample(2)]
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ from tests.support.databases import Connect
 from tests.support.node import failing
 from tests.support.waiting import WITHIN_S, wait_until_blocked
 
+pytestmark = pytest.mark.both_versions
+
 SHIPPING = "mailroom.inbox_shipping"
 
 

@@ -33,8 +33,6 @@ from tests.support.node import SCHEMA, Node, failing
 from tests.support.waiting import eventually, wait_until_blocked
 from tests.support.working import LEDGER, NEVER_S, is_asleep, ledger_keys, working, write_ledger
 
-pytestmark = [pytest.mark.one_version]
-
 Session = psycopg.Connection[Any]
 INBOX = Inbox("shipping")
 PARKED = Parked("shipping")

@@ -14,6 +14,8 @@ from outbox import Outbox, Outgoing
 from tests.interleavings.sessions import Step, interleave, orders, sessions
 from tests.support.databases import Connect
 
+pytestmark = pytest.mark.both_versions
+
 MESSAGES = 12
 
 

@@ -15,6 +15,8 @@ from mailroom.sql.runner import run, run_async
 from tests.support.links import Linked, linked
 from tests.support.node import SCHEMA, Node
 
+pytestmark = pytest.mark.both_versions
+
 # What is unlikely to survive a way through text, JSON or Python.
 ROWS: list[dict[str, Any]] = [
     {"value": bytes(range(256)) * 4096},

@@ -21,6 +21,8 @@ from tests.support.explain import executed, nodes, pages, prepared
 from tests.support.links import Linked, linked
 from tests.support.node import Node
 
+pytestmark = pytest.mark.both_versions
+
 GROW = ("transit", "receipt", "stable")
 ROWS = 10  # behind the position
 # Pages that the probes meet more: the index is a level higher, and its last pages are not full. One that walks what was

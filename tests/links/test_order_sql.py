@@ -18,6 +18,8 @@ from tests.models.total_order import Mark, Route
 from tests.support.links import Linked, linked, wanted_topics
 from tests.support.node import SCHEMA, Node
 
+pytestmark = pytest.mark.both_versions
+
 INBOXES = ("first", "second")
 EACH = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 clocks = st.integers(0, 12)

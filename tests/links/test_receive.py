@@ -24,6 +24,8 @@ from tests.support.links import Linked, linked
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S, wait_until_blocked
 
+pytestmark = pytest.mark.both_versions
+
 NOW = datetime.now(UTC)
 SOON = NOW + timedelta(hours=1)
 LATER = NOW + timedelta(hours=2)

@@ -10,6 +10,8 @@ from tests.links.test_stamp import link
 from tests.support.command import done, json_of
 from tests.support.node import Node
 
+pytestmark = pytest.mark.both_versions
+
 
 def of_links(node: Node) -> dict[str, LinkStatus]:
     return {each.name: each for each in status(node.connection).links}

@@ -21,6 +21,8 @@ from tests.support.databases import Connect
 from tests.support.explain import below, explained
 from tests.support.node import SCHEMA, Node, send
 
+pytestmark = pytest.mark.both_versions
+
 NOW = datetime.now(UTC)
 SOON = NOW + timedelta(hours=1)
 LATER = NOW + timedelta(hours=2)

@@ -25,7 +25,7 @@ from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import NEVER_S, working, working_async
 
-pytestmark = [pytest.mark.one_version, pytest.mark.sample(3)]
+pytestmark = pytest.mark.sample(3)
 
 OUTBOX, STORE = Outbox(), Store()
 CARRIED = {name: f"{name} €" for name in NAMES}

@@ -16,8 +16,6 @@ from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.drivers import SYNC, opened
 from tests.support.node import Node
 
-pytestmark = pytest.mark.one_version
-
 OUTBOX, STORE = Outbox(), Store()
 
 

@@ -27,8 +27,6 @@ from outbox import Outbox
 from tests.message.test_codec import hostile, supported
 from tests.support.databases import Connect
 
-pytestmark = pytest.mark.one_version
-
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_puzzledb.txt"
 ID = UUID(bytes=bytes(range(1, 17)))
 CREATED = MessageObject("O", "C", b"\xa0", ID, "puzzledb", "node1", 42)

@@ -21,8 +21,6 @@ from tests.support.node import Node
 from tests.support.waiting import eventually
 from tests.support.working import working
 
-pytestmark = pytest.mark.one_version
-
 SECRET = "SECRET"
 OUTBOX = Outbox()
 

@@ -17,8 +17,6 @@ from mailroom.metrics.family import PREFIX, Family
 from tests.cli_reference import PAGE as CLI_PAGE
 from tests.support.pages import FILES
 
-pytestmark = pytest.mark.one_version
-
 DIRECTORY = FILES
 RULES = DIRECTORY / "mailroom.rules.yml"
 DASHBOARD = DIRECTORY / "mailroom-dashboard.json"

@@ -13,6 +13,8 @@ from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 
+pytestmark = pytest.mark.both_versions
+
 DEAD_LETTERS = """
 INSERT INTO mailroom.dead_letter (stage, reason, message_id, topic, key, kind, message_type, value, sent_at)
 SELECT CASE WHEN n %% 4 = 0 THEN 'reap' ELSE 'deliver' END, 'no', gen_random_uuid(), 't', 'k', 'M', 'U', '\\x00', now()

@@ -107,7 +107,6 @@ def test_an_address_that_cannot_be_had_is_refused(port: int) -> None:
     assert host_and_port("[::1]:9464") == ("::1", 9464)
 
 
-@pytest.mark.one_version
 def test_a_worker_s_metrics_and_health(node: Node) -> None:
     node.inbox("shipping")
     node.connection.execute(LEDGER)
@@ -132,7 +131,6 @@ def test_a_worker_s_metrics_and_health(node: Node) -> None:
     assert f'mailroom_database_up{{node="{name}"}} 1\n' in text
 
 
-@pytest.mark.one_version
 def test_a_worker_whose_loop_stands_still_is_not_ready_and_one_that_handles_is(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +154,6 @@ def test_a_worker_whose_loop_stands_still_is_not_ready_and_one_that_handles_is(
         ends.set()
 
 
-@pytest.mark.one_version
 async def test_a_lane_is_ready_while_it_leads_or_stands_by_and_not_while_it_connects(node: Node) -> None:
     with proxied(node.dsn) as (network, dsn):
         first, second = Dispatcher(dsn), Dispatcher(node.dsn)
@@ -178,7 +175,6 @@ async def test_a_lane_is_ready_while_it_leads_or_stands_by_and_not_while_it_conn
         await asyncio.gather(leads, stands_by)
 
 
-@pytest.mark.one_version
 def test_a_scrape_goes_on_without_the_database_and_with_it_again(node: Node) -> None:
     with proxied(node.dsn) as (network, dsn):
         looks = scrape(dsn)
@@ -206,7 +202,6 @@ def _up(metrics: Any) -> Any:
     return value
 
 
-@pytest.mark.one_version
 def test_a_scrape_that_may_not_read_is_told_once_what_to_grant(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     with role(node.dsn, "GRANT USAGE ON SCHEMA mailroom TO {role}") as (_, dsn):
         refused = scrape(dsn)
@@ -217,7 +212,6 @@ def test_a_scrape_that_may_not_read_is_told_once_what_to_grant(node: Node, caplo
     assert "mailroom grant metrics ROLE" in told
 
 
-@pytest.mark.one_version
 def test_a_scraper_that_goes_away_leaves_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
     answered = threading.Event()
 

@@ -3,7 +3,6 @@
 from http.client import HTTPConnection
 from typing import Any
 
-import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
@@ -32,7 +31,6 @@ def parsed(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
-@pytest.mark.one_version
 def test_registry_and_endpoint_say_the_same(node: Node) -> None:
     collector = Collector(node.dsn)
     registry = CollectorRegistry()
@@ -54,7 +52,6 @@ def test_registry_and_endpoint_say_the_same(node: Node) -> None:
     assert (ours[reaped], ours[below]) == (1, 1)
 
 
-@pytest.mark.one_version
 def test_a_meter_is_given_the_same_numbers(node: Node) -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])

@@ -10,7 +10,6 @@ from mailroom.metrics.minutes import COLUMNS, NODE, NONE, Minutes, Numbers, minu
 from mailroom.metrics.process import ProcessMetrics
 from tests.metrics.test_process import NOW, message
 
-pytestmark = pytest.mark.one_version
 NEXT = NOW + timedelta(minutes=1)
 
 

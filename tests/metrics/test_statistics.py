@@ -36,7 +36,6 @@ from tests.support.roles import rights, role
 from tests.support.waiting import eventually
 from tests.support.working import NEVER_S, working
 
-pytestmark = pytest.mark.one_version
 NEXT = NOW + timedelta(minutes=1)
 ROWS = (
     "SELECT minute, inbox, delivered, reaped, failed, batches, handle_s, ages FROM mailroom.stat_minute ORDER BY 1, 2"

@@ -26,6 +26,8 @@ from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually, wait_until_blocked
 
+pytestmark = pytest.mark.both_versions
+
 BEYOND = 1_000_000
 EXECUTABLE = "INSERT INTO mailroom.outbox_executable (operation, key, value) VALUES ('put', 'k', %s)"
 RECEIVED = "SELECT mailroom.cbor_to_jsonb(value)::int FROM mailroom.inbox_shipping ORDER BY clock"

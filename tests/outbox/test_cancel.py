@@ -24,8 +24,6 @@ from tests.support.node import SCHEMA, Node
 from tests.support.roles import role
 from tests.support.waiting import wait_until_blocked
 
-pytestmark = [pytest.mark.one_version]
-
 OUTBOX = Outbox()
 LATER = datetime.now(UTC) + timedelta(days=1)
 IDLING = "idle_in_transaction_session_timeout"

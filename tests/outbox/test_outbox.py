@@ -30,6 +30,8 @@ from tests.support.databases import Connect
 from tests.support.drivers import opened
 from tests.support.noted import END
 
+pytestmark = pytest.mark.both_versions
+
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 OUTBOX = Outbox()
 

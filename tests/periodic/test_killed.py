@@ -23,7 +23,6 @@ SEED = 7
 
 
 @pytest.mark.slow
-@pytest.mark.one_version
 def test_each_of_ten_thousand_times_is_sent_once_by_senders_that_are_killed(node: Node) -> None:
     with node.connection.transaction():
         declared = [PeriodicMessage(name, "* * * * *", "tick", missed="all", key=name) for name in NAMES]

@@ -32,8 +32,6 @@ from tests.spark import quick
 from tests.support.databases import Connect
 from tests.support.waiting import WITHIN_S, eventually
 
-pytestmark = pytest.mark.one_version
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -46,8 +46,6 @@ from tests.support.pages import DOCS, ROOT
 from tests.support.port import free_port
 from tests.support.waiting import WITHIN_S, eventually
 
-pytestmark = pytest.mark.one_version
-
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 FOLDERS = sorted({page.parent for page in PAGES})
 FENCE = re.compile(r"(?:^<!-- test: (?P<marker>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)

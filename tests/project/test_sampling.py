@@ -1,5 +1,6 @@
-"""What `make test` leaves out of tests with many cases: nothing that `make check` does not run."""
+"""What a run leaves out: `make test` and the rest of `make check` are what `make check` runs, each once."""
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -29,34 +30,77 @@ def test_samples_vary_every_parameter_of_a_product() -> None:
     assert len({nth // inner for nth in kept}) > 2
 
 
+FILE = """
+import pytest
+
+@pytest.mark.parametrize("case", range(9))
+@pytest.mark.sample(2)
+def test_sampled(case): ...
+
 @pytest.mark.slow
-def test_make_test_and_the_rest_of_make_check_are_all_tests_and_each_once() -> None:
-    chosen = ["tests/interleavings/test_reap.py"]
-    every = collected(*chosen)
-    tested, beyond = collected(*chosen, "-m", "not slow"), collected(*chosen, "--beyond-test")
-    assert len(tested) < len(every) / 2
-    assert Counter(every) == Counter(tested) + Counter(beyond)
+def test_slow(): ...
+
+@pytest.mark.nightly
+def test_nightly(): ...
+
+@pytest.mark.parametrize("case", range(3))
+@pytest.mark.both_versions
+def test_of_the_server(dsn, case): ...
+
+@pytest.mark.parametrize("case", range(3))
+@pytest.mark.both_versions
+@pytest.mark.every_case
+def test_of_statements(dsn, case): ...
+
+def test_with_a_database(dsn): ...
+"""
 
 
 @pytest.mark.slow
-def test_further_versions_run_the_first_case_of_each_test_unless_every_case_counts() -> None:
-    default, majors = find_binaries().major, available_majors()
-    if majors == [default]:
+def test_each_run_has_what_it_says_and_check_is_test_and_the_rest(tmp_path: Path) -> None:
+    default = find_binaries().major
+    further = [major for major in available_majors() if major != default]
+    if not further:
         pytest.skip("a second PostgreSQL is needed")
-    chosen = ["tests/sql/test_plans.py", "tests/sql/test_transaction.py"]
-    every = Counter(each.partition("[")[0] for each in collected(*chosen, "--pg", str(default)))
-    on_all = collected(*chosen, "--pg", "all")
-    for major in majors:
-        found = Counter(each.partition("[")[0] for each in on_all if f"pg{major}" in each)
-        plans = "tests/sql/test_plans.py::test_hot_statement_reads_large_tables_by_their_indexes_only"
-        assert found[plans] == every[plans] > 1
-        assert found.keys() <= every.keys()
-        if major != default:
-            assert {*(found - Counter({plans: every[plans]})).values()} == {1}
+    file = tmp_path / "test_runs.py"
+    file.write_text(FILE)
+    every, check, beyond = (collected(file, "--run", run, "--pg", "all") for run in ("all", "check", "beyond-test"))
+    tested = collected(file, "--run", "test")
+    assert tested == {"sampled": 2, "of_the_server": 3, "of_statements": 3, "with_a_database": 1}
+    on_further = {f"of_the_server pg{major}": 1 for major in further} | {
+        f"of_statements pg{major}": 3 for major in further
+    }
+    assert beyond == {"slow": 1, **on_further}
+    assert of_default(check, default) == {**tested, "slow": 1, **on_further}
+    cases = {"sampled": 9, "slow": 1, "nightly": 1, "of_the_server": 3, "of_statements": 3, "with_a_database": 1}
+    assert of_default(every, default) == {
+        **cases,
+        **{
+            f"{name} pg{major}": cases[name]
+            for name in ("of_the_server", "of_statements", "with_a_database")
+            for major in further
+        },
+    }
 
 
-def collected(*arguments: str) -> list[str]:
-    options = ("--collect-only", "--verbosity=-1", "--override-ini=addopts=")
-    command = [sys.executable, "-m", "pytest", *options, *arguments]
+def of_default(found: Counter[str], default: int) -> Counter[str]:
+    """Name what runs on the default version without it, as a run on that alone does."""
+    return Counter({name.removesuffix(f" pg{default}"): count for name, count in found.items()})
+
+
+def collected(file: Path, *arguments: str) -> Counter[str]:
+    """Count the cases that a run has of each test, by its name and its version of PostgreSQL."""
+    options = (
+        "--collect-only",
+        "--verbosity=-1",
+        "--override-ini=addopts=",
+        f"--rootdir={ROOT}",
+        "-p",
+        "tests.conftest",
+    )
+    command = [sys.executable, "-m", "pytest", *options, f"-c{ROOT / 'pyproject.toml'}", file, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    return [line for line in done.stdout.splitlines() if "::" in line]
+    found = (
+        re.fullmatch(r".*::test_(\w+)(?:\[(?:(pg\d+)|[^\]-]*)(?:-.*)?\])?", line) for line in done.stdout.splitlines()
+    )
+    return Counter(" ".join(filter(None, each.groups())) for each in found if each)

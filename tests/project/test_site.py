@@ -18,8 +18,6 @@ from tests.site import Read, broken, listed, loaded_from_elsewhere, read
 from tests.support.pages import DOCS, ROOT, page_named
 from tests.support.waiting import WITHIN_S
 
-pytestmark = pytest.mark.one_version
-
 CONFIG = (ROOT / "mkdocs.yml").read_text()
 SETTINGS: dict[str, Any] = yaml.safe_load(CONFIG)
 needs_site = pytest.mark.skipif(

@@ -19,6 +19,8 @@ from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import NEVER_S, working
 
+pytestmark = pytest.mark.both_versions
+
 TABLES = "SELECT count(*) FROM pg_class WHERE relname = 'inbox_shipping'"
 
 

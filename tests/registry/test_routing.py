@@ -22,6 +22,8 @@ from tests.support.explain import below, explained
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.both_versions
+
 KINDS = "MECR"
 
 

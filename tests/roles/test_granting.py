@@ -20,7 +20,6 @@ from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.node import Node
 from tests.support.roles import role
 
-pytestmark = pytest.mark.one_version
 ME: dict[str, Any] = {"actor": "ada"}
 
 

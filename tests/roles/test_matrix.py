@@ -10,7 +10,8 @@ from tests.support.node import Node
 from tests.support.pages import page_named
 from tests.support.roles import rights, role
 
-pytestmark = pytest.mark.one_version
+pytestmark = pytest.mark.both_versions
+
 PAGE = page_named("roles.md").read_text()
 INBOXES = (GrantedInbox("shipping"), GrantedInbox("ledger", is_total=True))
 

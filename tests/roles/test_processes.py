@@ -8,7 +8,6 @@ from tests.roles import processes
 from tests.support.node import Node
 from tests.support.roles import rights, role
 
-pytestmark = pytest.mark.one_version
 EVERY = ("ledger", "replies", "shipping")
 PROCESSES: dict[str, tuple[Callable[[Node, str], None], tuple[str, ...]]] = {
     "writer": (processes.writes, ()),

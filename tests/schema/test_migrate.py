@@ -31,7 +31,7 @@ from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
 from tests.support.next_release import HEAD, NEXT, known_to_migrate
 from tests.support.noted import END
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = [pytest.mark.both_versions, pytest.mark.sample(2)]
 
 ROOT = Path(__file__).parents[2]
 

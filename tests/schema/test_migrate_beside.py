@@ -34,6 +34,8 @@ from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async, wait_until_blocked
 from tests.support.working import deliver, working
 
+pytestmark = pytest.mark.both_versions
+
 ROOT = Path(__file__).parents[2]
 
 

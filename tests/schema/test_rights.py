@@ -19,6 +19,8 @@ from tests.support.roles import rights, role
 from tests.support.waiting import eventually
 from tests.support.working import working
 
+pytestmark = pytest.mark.both_versions
+
 
 class Clock:
     now = 100.0

@@ -31,6 +31,8 @@ from tests.support.databases import Connect
 from tests.support.noted import END
 from tests.support.waiting import WITHIN_S, wait_until_blocked
 
+pytestmark = pytest.mark.both_versions
+
 ROOT = Path(__file__).parents[2]
 
 

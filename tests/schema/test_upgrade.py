@@ -19,6 +19,8 @@ from tests.schema.test_migrate import described
 from tests.support.databases import Databases
 from tests.support.next_release import HEAD, NEXT, known_to_migrate
 
+pytestmark = pytest.mark.both_versions
+
 ROOT = Path(__file__).parents[2]
 ANEW = "tests/schema is out of date; this writes it anew: python -m tests.dump"
 REVISIONS = sorted({*RELEASED.values(), HEAD})
@@ -46,7 +48,6 @@ def check_messages(dsn: str) -> None:
         assert connection.execute("SELECT topic, value_json FROM mailroom.dead_letter").fetchall() == [("nobody", 3)]
 
 
-@pytest.mark.one_version
 def test_schema_is_the_one_in_its_file(dsn: str, binaries: Binaries) -> None:
     if binaries.major != MAJOR:
         pytest.skip(f"the files are written by PostgreSQL {MAJOR}")

@@ -38,7 +38,7 @@ from tests.support.roles import named, rights
 from tests.support.unknown_commits import run_unknown_commits
 from tests.support.waiting import eventually, eventually_async, wait_until_blocked
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = [pytest.mark.both_versions, pytest.mark.sample(4)]
 
 NOTE = Sql("INSERT INTO ledger VALUES (%(what)s::text)")
 FAIL = Sql("INSERT INTO troubled VALUES (%(code)s::text)")

@@ -15,6 +15,8 @@ from mailroom.schema import migrate
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually_async
 
+pytestmark = pytest.mark.both_versions
+
 INBOXES = 40
 
 

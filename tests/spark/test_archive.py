@@ -1,7 +1,5 @@
 """What a stream acknowledges goes into the archive of an inbox that keeps it, if its transaction commits."""
 
-import pytest
-
 from inbox import Archive, Inbox
 from mailroom.sql.runner import run
 from spark_jobs.read import offsets
@@ -9,7 +7,6 @@ from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 
 
-@pytest.mark.one_version
 def test_what_a_stream_acknowledges_is_kept(node: Node, connect: Connect) -> None:
     node.inbox("shipping", keep_reaped_days=3)
     for nth, key in enumerate("aba"):

@@ -8,7 +8,6 @@ from mailroom.sql.runner import run
 from spark_jobs.read.offsets import planning
 from tests.support.node import SCHEMA, Node
 
-pytestmark = pytest.mark.one_version
 INBOX = Inbox("shipping")
 
 

@@ -10,6 +10,8 @@ from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
 from tests.support.node import Node
 
+pytestmark = pytest.mark.both_versions
+
 ITEMS: dict[str, list[object]] = {
     "bigint": [0, -1, 2**63 - 1, -(2**63), None],
     "bytea": [b"", b"\0\xff'\\{},\"NULL", b"x" * 300, None],

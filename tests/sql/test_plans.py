@@ -21,6 +21,8 @@ from tests.support.hot import HOT
 from tests.support.node import Node, failing
 from tests.support.working import deliver
 
+pytestmark = pytest.mark.both_versions
+
 # The others read what is small, or no more of it than asked.
 READ_LARGE_TABLES = (
     "insert",

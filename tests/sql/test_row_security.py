@@ -36,6 +36,8 @@ from tests.support.roles import rights, role
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import NEVER_S, working
 
+pytestmark = pytest.mark.both_versions
+
 HIDDEN = r"Row security hides rows of schema 'mailroom' from role '.*': .*\b{}\b.*BYPASSRLS"
 REFUSED = 'query would be affected by row-level security policy for table "{}"'
 # Hides the key k and lets everything else be seen: a claim would overtake it.

@@ -38,7 +38,7 @@ from tests.support.pages import page_named
 from tests.support.roles import named, rights
 from tests.support.waiting import wait_until_blocked
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = [pytest.mark.both_versions, pytest.mark.sample(4)]
 
 PAGE = page_named("sql.md")
 ROLES = {"shop_writer": rights("writer"), "shop_shipping": rights("reaper", "shipping")}

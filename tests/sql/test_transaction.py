@@ -30,6 +30,8 @@ from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
 from tests.support.proxy import proxied
 from tests.support.waiting import eventually_async
 
+pytestmark = pytest.mark.both_versions
+
 OUTBOX, ASYNC_OUTBOX = Outbox(), AsyncOutbox()
 LATER = datetime(2026, 7, 1, 12, 30, 15, 123456, UTC)
 # What a driver that writes arrays as text gets wrong if it can.

@@ -18,6 +18,8 @@ from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 
+pytestmark = pytest.mark.both_versions
+
 
 @pytest.fixture
 def node(node: Node) -> Node:

@@ -21,6 +21,9 @@ from outbox import Outbox, Outgoing
 
 SCHEMA = "mailroom"
 
+# For the mark `node_sql`: the clock's ceiling is 0 in a new node.
+CLOCKS_ALLOWED = "UPDATE mailroom.node SET clock_ceiling = 1000000"
+
 
 class Node:
     """The node `mailroom` in the test's database; `connection` is an autocommit one of the test's own."""
@@ -51,7 +54,7 @@ class Node:
             return run(self.connection, delivering(SCHEMA, start=start, rows=rows, max_bytes=max_bytes))
 
     def allow_clocks(self, ceiling: int = 1_000_000) -> None:
-        """Raise the clock's ceiling, which is 0 in a new node."""
+        """Raise the clock's ceiling, as `CLOCKS_ALLOWED` does."""
         self.connection.execute("UPDATE mailroom.node SET clock_ceiling = %s", [ceiling])
 
     def delivered(self, columns: str = "inbox, key, clock") -> list[TupleRow]:

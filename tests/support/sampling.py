@@ -1,9 +1,14 @@
-"""Tests of many cases: `make test` runs a sample of them, and `make check` runs all.
+"""Which tests a run has: `--run test`, `--run check` or `--run all`, as the targets of the Makefile call it.
 
-A test marked `sample(n)`, or whose module is, says the same in each of its cases, over drivers, sizes or examples.
+- `test` (`make test`): on the default PostgreSQL, without what is marked `slow`.
+- `check` (`make check`, CI): the slow ones, too. On each further PostgreSQL what is marked `both_versions`, the first
+  case of each test: what differs there are the server's statements, and not drivers or examples. A test marked
+  `every_case` has other statements, or other plans, in its cases: all of them run.
+- `all` (`make check-all`, for nights and releases): every test and case on every PostgreSQL.
 
-On a further version of PostgreSQL each test runs its first case: what differs there are the server's statements, and
-not drivers or examples. A test marked `every_case` has other statements, or other plans, in its cases: all of them run.
+The first two have one case of every rule. They leave out what is marked `nightly`, which says again, at greater length,
+what another test says; and of a test that says the same in each of its cases, over drivers, sizes or examples, they run
+a sample: `sample(n)`, at the test or its module.
 """
 
 import random
@@ -12,8 +17,27 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import pytest
 
+RUNS = ("test", "check", "beyond-test", "all")
 
-def beyond_samples(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+
+def left_out(items: Sequence[pytest.Item], run: str, default: int) -> set[pytest.Item]:
+    """Return the tests that a run leaves out; `beyond-test` is what `check` has and `test` has not.
+
+    `default` is the version that tests run on which are not of a further one.
+    """
+    if run == "all":
+        return set()
+    out = {item for item in items if item.get_closest_marker("nightly")} | {*_beyond_samples(items)}
+    further = {item for item in items if major_of(item, default) != default}
+    out |= {item for item in further if not item.get_closest_marker("both_versions")}
+    out |= {*_beyond_first_cases(further, default)}
+    if run != "check":
+        tested = {item for item in items if item not in further and "slow" not in item.keywords}
+        out |= tested if run == "beyond-test" else {*items} - tested
+    return out
+
+
+def _beyond_samples(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """Return the cases that are not in the sample of their test. Each version of PostgreSQL has the same sample."""
     tests: dict[Hashable, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -23,12 +47,12 @@ def beyond_samples(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     return [case for cases in tests.values() for case in _beyond(cases)]
 
 
-def repeated_on_further_versions(items: Iterable[pytest.Item], default: int) -> list[pytest.Item]:
-    """Return the cases that are left out on versions that are not the `default`: of each test all but the first."""
+def _beyond_first_cases(items: Iterable[pytest.Item], default: int) -> list[pytest.Item]:
+    """Return of each test all cases but the first, unless every case counts."""
     tests: dict[Hashable, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if (major := major_of(item, default)) != default and not item.get_closest_marker("every_case"):
-            tests[_test_of(item), major].append(item)
+        if not item.get_closest_marker("every_case"):
+            tests[_test_of(item), major_of(item, default)].append(item)
     return [case for cases in tests.values() for case in sorted(cases, key=_position)[1:]]
 
 

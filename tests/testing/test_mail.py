@@ -24,7 +24,7 @@ from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.node import Node
 
-pytestmark = [pytest.mark.one_version, pytest.mark.sample(2)]
+pytestmark = pytest.mark.sample(2)
 
 ROOT = Path(__file__).parents[2]
 OUTBOX = Outbox()

@@ -15,6 +15,8 @@ from tests.support.databases import Connect
 from tests.support.waiting import WITHIN_S
 from tests.support.watched import brief, replayed, told
 
+pytestmark = pytest.mark.both_versions
+
 CUSTOMERS = "CREATE TABLE customers (id bigint PRIMARY KEY, name text, password text DEFAULT 'secret')"
 
 

@@ -16,6 +16,8 @@ from tests.support.databases import Connect
 from tests.support.watched import replayed, told
 from tests.watch.test_watch_statements import PARTITIONED
 
+pytestmark = pytest.mark.both_versions
+
 TABLES = {
     "plain": """CREATE TABLE things (id int PRIMARY KEY, part int NOT NULL DEFAULT 1, name text, hidden int,
                 above int REFERENCES things ON DELETE SET NULL)""",

@@ -12,6 +12,8 @@ from mailroom import watch
 from tests.support.databases import Connect
 from tests.support.watched import told
 
+pytestmark = pytest.mark.both_versions
+
 CAST = """
 CREATE SCHEMA app;
 CREATE TYPE app.state AS ENUM ('open', 'paid');

@@ -12,6 +12,8 @@ from mailroom import watch
 from tests.support.databases import Connect
 from tests.support.watched import Told, brief, replayed, told
 
+pytestmark = pytest.mark.both_versions
+
 PLAIN = "CREATE TABLE things (id int PRIMARY KEY, part int NOT NULL DEFAULT 1, name text)"
 # A primary key without the partition's column is not possible.
 PARTITIONED = """

@@ -18,6 +18,8 @@ from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.watched import brief, told
 
+pytestmark = pytest.mark.both_versions
+
 THINGS = "CREATE TABLE things (id int PRIMARY KEY, name text, password text)"
 # What must be quoted, what drivers and formats take for parameters, and dots, which also part schema and table.
 ODD_SCHEMA, ODD_TABLE = 'O"d.d %s', "T:able $1 {schema} %(x)s 'é\\"

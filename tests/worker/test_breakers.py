@@ -30,8 +30,6 @@ from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually
 from tests.support.working import deliver, ledger_keys, working, write_ledger
 
-pytestmark = [pytest.mark.one_version]
-
 Session = psycopg.Connection[Any]
 INBOX = Inbox("shipping")
 

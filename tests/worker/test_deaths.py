@@ -42,6 +42,8 @@ from tests.support.working import (
     write_ledger_async,
 )
 
+pytestmark = pytest.mark.both_versions
+
 KILLER = """
 import os, sys
 import psycopg

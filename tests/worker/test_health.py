@@ -31,8 +31,6 @@ from tests.support.working import (
     write_ledger_async,
 )
 
-pytestmark = pytest.mark.one_version
-
 NOWHERE = "postgresql://nobody:s3cret@127.0.0.1:1/none"
 
 

@@ -28,8 +28,6 @@ from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import NEVER_S, deliver, ledger_keys, working, working_async, write_ledger
 
-pytestmark = [pytest.mark.one_version]
-
 Session = psycopg.Connection[Any]
 INBOX = Inbox("shipping")
 # Times are arguments; the bucket's own clock begins when it is made.

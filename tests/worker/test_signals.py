@@ -19,8 +19,6 @@ from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import NEVER_S, deliver, ledger_keys, write_ledger_async
 
-pytestmark = pytest.mark.one_version
-
 GATE = "SELECT pg_advisory_xact_lock(1)"
 WAITS = (
     "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = 1 "

@@ -39,8 +39,6 @@ from tests.support.working import (
     write_ledger_async,
 )
 
-pytestmark = pytest.mark.one_version
-
 DEAD = "127.0.0.1:1"  # nobody listens there
 
 
