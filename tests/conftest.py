@@ -22,6 +22,7 @@ from inbox.handling.arguments import MOST
 from inbox.worker import pace
 from mailroom.embedded import Binaries, Server, find_binaries
 from mailroom.errors import EmbeddedServerError
+from tests.support.budget import is_whole, record
 from tests.support.databases import Connect, Databases
 from tests.support.node import Node
 from tests.support.postgres import FAST_SETTINGS, Servers, available_majors, remove_with_servers, run_directory
@@ -119,6 +120,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     majors = config.stash[_MAJORS]
     if config.getoption("pg") == "all" and len(majors) == 1:
         terminalreporter.line(f"--pg all: only PostgreSQL {majors[0]} was found, so nothing ran on a second version")
+    if is_whole(config):
+        reports = [each for found in terminalreporter.stats.values() for each in found if hasattr(each, "duration")]
+        for line in record(config.getoption("run"), reports):
+            terminalreporter.line(line)
 
 
 def _chosen_majors(option: str | None) -> list[int]:
