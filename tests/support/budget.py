@@ -1,7 +1,7 @@
-"""What the tests may cost: `tests/budget.toml` has the cases and the seconds of each room, so that growth is a decision.
+"""What the tests may cost: `tests/budget.toml` has cases and seconds of each room, so that growth is a decision.
 
-Cases are counted, and a test compares them (tests/project/test_budget.py). Seconds depend on the machine: a run of `make
-test` or `make check` records them in `.cache/durations`, and says which rooms took more of it than their part.
+Cases are counted, and a test compares them (tests/project/test_budget.py). Seconds depend on the machine: `make test`
+and `make check` record them in `.cache/durations`, and say which rooms took more of a run than their part.
 
     python -m tests.support.budget test beyond-test     # the records of these runs become the budget
 """
