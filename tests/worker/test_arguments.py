@@ -16,7 +16,9 @@ from inbox import AsyncWorker, Message, Worker
 from inbox.handling.arguments import NotAwaited
 from mailroom.errors import ConfigurationError, MailroomError
 from tests.support.node import Node
-from tests.support.working import deliver, failing_keys
+from tests.support.working import SHIPPING_WITH_LEDGER, deliver, failing_keys
+
+pytestmark = SHIPPING_WITH_LEDGER
 
 DSN = "postgresql://me@127.0.0.1/shop"
 PSYCOPG = "postgresql+psycopg://me@127.0.0.1/shop"

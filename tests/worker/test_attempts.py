@@ -35,8 +35,6 @@ from tests.support.working import (
     write_ledger,
 )
 
-pytestmark = pytest.mark.sample(2)
-
 MAX_ATTEMPTS = 3
 BACKOFF_S = 0.2
 
@@ -48,6 +46,8 @@ CLIENT = """
 import sys, threading
 import psycopg
 from inbox import Worker
+
+pytestmark = [pytest.mark.sample(1), *SHIPPING_WITH_LEDGER]
 
 own = threading.local()
 

@@ -17,6 +17,7 @@ from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import eventually, eventually_async
 from tests.support.working import (
+    SHIPPING_WITH_LEDGER,
     deliver,
     failing_keys,
     ledger_keys,
@@ -25,6 +26,8 @@ from tests.support.working import (
     write_ledger,
     write_ledger_async,
 )
+
+pytestmark = SHIPPING_WITH_LEDGER
 
 DSN = "postgresql://me@127.0.0.1/shop"
 KEYS = [f"k{nth}" for nth in range(10)]

@@ -42,13 +42,13 @@ from tests.support.working import (
     write_ledger_async,
 )
 
-pytestmark = pytest.mark.both_versions
-
 KILLER = """
 import os, sys
 import psycopg
 from inbox import Worker
 from inbox.sessions import alive
+
+pytestmark = [pytest.mark.both_versions, *SHIPPING_WITH_LEDGER]
 
 alive.DEAD_S = 0.3  # until the last one is considered dead
 starts = psycopg.connect(sys.argv[1], autocommit=True)

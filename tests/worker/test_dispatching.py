@@ -17,6 +17,8 @@ from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import NEVER_S, working
 
+pytestmark = [pytest.mark.inbox("shipping"), pytest.mark.inbox("billing")]
+
 LEADS = "SELECT count(*) FROM mailroom.lease WHERE role = 'dispatcher' AND until > clock_timestamp()"
 
 

@@ -24,6 +24,7 @@ from tests.support.proxy import proxied
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import (
     NEVER_S,
+    SHIPPING_WITH_LEDGER,
     deliver,
     failing_keys,
     is_asleep,
@@ -34,7 +35,7 @@ from tests.support.working import (
     write_ledger_async,
 )
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = [pytest.mark.sample(1), *SHIPPING_WITH_LEDGER]
 
 
 def test_exception_rolls_the_whole_batch_back_and_counts_one_attempt(node: Node, source: Any) -> None:

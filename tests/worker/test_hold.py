@@ -21,6 +21,7 @@ from tests.support.node import Node
 from tests.support.pgbouncer import pgbouncer
 from tests.support.waiting import eventually, eventually_async
 from tests.support.working import (
+    SHIPPING_WITH_LEDGER,
     deliver,
     failing_keys,
     ledger_keys,
@@ -30,7 +31,7 @@ from tests.support.working import (
     write_ledger_async,
 )
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = [pytest.mark.sample(3), *SHIPPING_WITH_LEDGER]
 
 KEYS = ["a", "b", "bad", "c", "d", "e"]
 ATTEMPTS = 2

@@ -17,6 +17,7 @@ from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import (
     NEVER_S,
+    SHIPPING_WITH_LEDGER,
     deliver,
     failing_keys,
     ledger_keys,
@@ -25,6 +26,8 @@ from tests.support.working import (
     write_ledger,
     write_ledger_async,
 )
+
+pytestmark = SHIPPING_WITH_LEDGER
 
 TIMED_OUT = [("hung", 1, "TimedOut [MR-handler-timed-out]: timed out after 1 s")]
 

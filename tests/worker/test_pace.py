@@ -10,7 +10,9 @@ from inbox import Message, Worker
 from inbox.worker.pace import Pace
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
-from tests.support.working import NEVER_S, deliver, ledger_keys, working, write_ledger
+from tests.support.working import NEVER_S, SHIPPING_WITH_LEDGER, deliver, ledger_keys, working, write_ledger
+
+pytestmark = SHIPPING_WITH_LEDGER
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,9 @@ from mailroom.session.settings import DSN_VARIABLE
 from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
-from tests.support.working import NEVER_S, deliver, ledger_keys, write_ledger_async
+from tests.support.working import NEVER_S, SHIPPING_WITH_LEDGER, deliver, ledger_keys, write_ledger_async
+
+pytestmark = [*SHIPPING_WITH_LEDGER, pytest.mark.inbox("billing")]
 
 GATE = "SELECT pg_advisory_xact_lock(1)"
 WAITS = (

@@ -13,7 +13,9 @@ from inbox.by_key.claim import Claimed
 from inbox.handling.batch import HANDLED_PER_REPEATED, Batch, Size
 from tests.support.node import Node
 from tests.support.waiting import eventually
-from tests.support.working import NEVER_S, ledger_keys, working, write_ledger
+from tests.support.working import NEVER_S, SHIPPING_WITH_LEDGER, ledger_keys, working, write_ledger
+
+pytestmark = SHIPPING_WITH_LEDGER
 
 
 def batch_of(messages: int, *, due: bool = False, bad: int | None = None) -> Batch:

@@ -18,6 +18,8 @@ from tests.support.node import Node
 from tests.support.proxy import proxied
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.node_sql("CREATE TABLE posted (n bigint PRIMARY KEY, text text)")
+
 POSTED = Sql("INSERT INTO {schema}.posted VALUES (%(n)s::bigint, %(text)s::text)")
 ONCE = Sql("INSERT INTO {schema}.posted VALUES (%(n)s::bigint, '') ON CONFLICT DO NOTHING")
 

@@ -29,6 +29,7 @@ from tests.support.node import Node, send
 from tests.support.waiting import WITHIN_S, eventually, eventually_async, wait_until_blocked
 from tests.support.working import (
     NEVER_S,
+    SHIPPING_WITH_LEDGER,
     Handler,
     deliver,
     failing_keys,
@@ -39,6 +40,8 @@ from tests.support.working import (
     write_ledger,
     write_ledger_async,
 )
+
+pytestmark = [pytest.mark.sample(1), *SHIPPING_WITH_LEDGER]
 
 # -- Where its transactions come from ---------------------------------------------------------------------------------
 
