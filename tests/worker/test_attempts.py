@@ -26,6 +26,7 @@ from tests.support.node import SCHEMA, Node, failing
 from tests.support.waiting import WITHIN_S, eventually, eventually_async, wait_until_blocked
 from tests.support.working import (
     NEVER_S,
+    SHIPPING_WITH_LEDGER,
     deliver,
     failing_keys,
     is_asleep,
@@ -34,6 +35,8 @@ from tests.support.working import (
     working_async,
     write_ledger,
 )
+
+pytestmark = [pytest.mark.sample(1), *SHIPPING_WITH_LEDGER]
 
 MAX_ATTEMPTS = 3
 BACKOFF_S = 0.2
@@ -46,8 +49,6 @@ CLIENT = """
 import sys, threading
 import psycopg
 from inbox import Worker
-
-pytestmark = [pytest.mark.sample(1), *SHIPPING_WITH_LEDGER]
 
 own = threading.local()
 

@@ -29,13 +29,6 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
-def node(node: Node) -> Node:
-    for name in ("shipping", "billing"):
-        node.inbox(name)
-    return node
-
-
 def lanes(node: Node) -> int:
     return len(node.sessions("mailroom dispatcher") + node.sessions("mailroom executor"))
 

@@ -28,12 +28,6 @@ WAITS = (
 )
 
 
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("billing")
-    return node
-
-
 @pytest.fixture(autouse=True)
 def as_in_a_process_of_its_own() -> Iterator[None]:
     """Remove all handlers, as at the start of a process; pytest and its plugins may have installed some."""
@@ -121,7 +115,10 @@ async def test_signal_stops_both_of_two_workers_in_one_loop(node: Node) -> None:
 HANDLER = """
 import asyncio, os, sys
 from inbox import AsyncWorker, Worker
+from inbox.sessions import unawaited
+from inbox.worker import in_flight
 
+unawaited.WITHIN_S = in_flight.WITHIN_S = 60
 DSN = os.environ["MAILROOM_DSN"]
 
 INSERT = "INSERT INTO ledger (key, clock) VALUES (%s, %s)"

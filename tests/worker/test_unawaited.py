@@ -32,18 +32,6 @@ def posted(node: Node) -> list[int]:
     return [n for (n,) in node.rows("SELECT n FROM posted ORDER BY n")]
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker waits one second for its entries; these tests may run on a busy machine."""
-    monkeypatch.setattr(unawaited, "WITHIN_S", 60.0)
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.connection.execute("CREATE TABLE posted (n bigint PRIMARY KEY, text text)")
-    return node
-
-
 @pytest.fixture
 def sender(node: Node) -> Iterator[Unawaited]:
     sender = Unawaited(node.dsn, "sender", {"plan_cache_mode": "force_generic_plan"})
