@@ -3,8 +3,8 @@
 import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 from uuid import UUID
 

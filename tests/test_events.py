@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +20,15 @@ from tests.support.node import Node
 from tests.support.pages import page_named
 from tests.support.proxy import CommitFault, proxied
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
-from tests.support.working import NEVER_S, SHIPPING_WITH_LEDGER, deliver, ledger_keys, working, working_async, write_ledger
+from tests.support.working import (
+    NEVER_S,
+    SHIPPING_WITH_LEDGER,
+    deliver,
+    ledger_keys,
+    working,
+    working_async,
+    write_ledger,
+)
 
 pytestmark = SHIPPING_WITH_LEDGER
 

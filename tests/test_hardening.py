@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from typing import Any
 from uuid import UUID
 
@@ -57,6 +58,8 @@ from tests.support.node import Node
 from tests.support.noted import END
 from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import LEDGER, NEVER_S, ledger_keys, working, write_ledger
+
+pytestmark = pytest.mark.inbox("shipping", backoff_s=0)
 
 OUTBOX, ASYNC_OUTBOX = Outbox(), AsyncOutbox()
 SHIPPING, ASYNC_SHIPPING = Inbox("shipping"), AsyncInbox("shipping")

@@ -313,7 +313,7 @@ def test_handler_that_ends_the_transaction_answers_nothing(node: Node, kind: str
             raise Reject
 
     with opened(node.dsn, kind) as connection:
-        for value in product(("commit", "rollback"), (False, True)):
+        for value in map(list, product(("commit", "rollback"), (False, True))):
             command(node, value=value, key="k")
             node.deliver_all()
             message = Inbox("stock").reap_any(connection)[-1]

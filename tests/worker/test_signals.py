@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from inbox import AsyncWorker
 from inbox.worker.signals import NUMBERS, stopping
+from mailroom.cli.root import root
 from mailroom.session.settings import DSN_VARIABLE
 from tests.support.databases import Connect
 from tests.support.node import Node
@@ -292,8 +294,10 @@ def test_worker_that_ends_ends_the_others_of_its_process_which_finish_their_batc
         assert ledger_keys(node) == ["a", "b"], error
 
 
-def test_command_refuses_one_worker_twice(node: Node, run: Any) -> None:
-    process, _ = run(SEVERAL, *COMMAND, "program:sync", "program:sync")
-    _, error = process.communicate(timeout=WITHIN_S)
-    assert process.returncode == 2
-    assert "given twice" in error
+def test_command_refuses_one_worker_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dsn = "postgresql://me@127.0.0.1:1/shop"
+    (tmp_path / "twice.py").write_text(f"from inbox import Worker\n\nsync = Worker({dsn!r}, 'shipping', print)\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    result = CliRunner().invoke(root, ["worker", "run", "twice:sync", "twice:sync", "--dsn", dsn])
+    assert result.exit_code == 2
+    assert "given twice" in result.output
