@@ -19,7 +19,8 @@ import pytest
 from psycopg.rows import TupleRow
 
 from inbox.handling.arguments import MOST
-from inbox.worker import pace
+from inbox.sessions import unawaited
+from inbox.worker import in_flight, pace
 from mailroom.embedded import Binaries, Server, find_binaries
 from mailroom.errors import EmbeddedServerError
 from tests.support.budget import is_whole, record
@@ -28,6 +29,7 @@ from tests.support.node import Node
 from tests.support.postgres import FAST_SETTINGS, Servers, available_majors, remove_with_servers, run_directory
 from tests.support.rewriting import import_share
 from tests.support.sampling import RUNS, left_out
+from tests.support.waiting import WITHIN_S
 
 _RUN_DIRECTORY = pytest.StashKey[Path]()
 _MAJORS = pytest.StashKey[list[int]]()
@@ -315,8 +317,19 @@ def _tasks_are_checked(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def full_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let batches begin full: most tests are of what is in a batch. `tests/worker/test_pace.py` is of how they grow."""
+    """Let batches be full, however long one takes: most tests are of what is in a batch.
+
+    `tests/worker/test_pace.py` is of how they grow and shrink.
+    """
     monkeypatch.setattr(pace, "FIRST", MOST)
+    monkeypatch.setattr(pace.Pace, "took", lambda *_: None)
+
+
+@pytest.fixture(autouse=True)
+def _patient_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers wait for their in-flight entries: after a second they would go on without, and count no death."""
+    monkeypatch.setattr(unawaited, "WITHIN_S", WITHIN_S)
+    monkeypatch.setattr(in_flight, "WITHIN_S", WITHIN_S)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -48,7 +49,7 @@ from tests.support.node import Node
 from tests.support.waiting import eventually
 from tests.support.working import NEVER_S, working
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.inbox("shipping", backoff_s=0)
 
 ROOT = Path(__file__).parents[1]
 CANARY = "kanarienvogel"
@@ -69,12 +70,6 @@ def shows_nothing(text: str) -> bool:
 def all_of(error: BaseException) -> str:
     """Return what a log or report shows of an error: with its causes, as far as they are not suppressed."""
     return "".join(traceback.format_exception(error)) + repr(error) + repr(vars(error))
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping", backoff_s=0)
-    return node
 
 
 @pytest.fixture
@@ -132,27 +127,27 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize("how", REFUSED)
 @pytest.mark.parametrize("who", LOG_IN)
-def test_login_that_fails_shows_no_password(dsn: str, who: str, how: str, logged: Callable[[], str]) -> None:
-    with pytest.raises((ConnectionFailed, MailroomError)) as caught:
-        LOG_IN[who](REFUSED[how](dsn))
-    assert shows_nothing(all_of(caught.value) + logged())
+def test_login_that_fails_shows_no_password(dsn: str, who: str, logged: Callable[[], str]) -> None:
+    for how, refused in REFUSED.items():
+        with pytest.raises((ConnectionFailed, MailroomError)) as caught:
+            LOG_IN[who](refused(dsn))
+        assert shows_nothing(all_of(caught.value) + logged()), how
 
 
-@pytest.mark.parametrize("how", sorted(MALFORMED.keys() - {"raw ]", "raw ^"}))  # which are wrong only when used
-def test_listen_dsn_that_cannot_be_read_is_not_repeated(how: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        Worker("postgresql://me@127.0.0.1/shop", "shipping", no_handler, listen_dsn=MALFORMED[how])
-    assert shows_nothing(all_of(caught.value))
+def test_listen_dsn_that_cannot_be_read_is_not_repeated() -> None:
+    for how in sorted(MALFORMED.keys() - {"raw ]", "raw ^"}):  # which are wrong only when used
+        with pytest.raises(ConfigurationError) as caught:
+            Worker("postgresql://me@127.0.0.1/shop", "shipping", no_handler, listen_dsn=MALFORMED[how])
+        assert shows_nothing(all_of(caught.value)), how
 
 
-@pytest.mark.parametrize("how", MALFORMED)
-@pytest.mark.parametrize("who", LOG_IN)
-def test_connection_string_that_cannot_be_read_is_not_repeated(who: str, how: str, logged: Callable[[], str]) -> None:
-    with pytest.raises((ConfigurationError, ConnectionFailed)) as caught:
-        LOG_IN[who](MALFORMED[how])
-    assert shows_nothing(all_of(caught.value) + logged())
+def test_connection_string_that_cannot_be_read_is_not_repeated(logged: Callable[[], str]) -> None:
+    for who, how in product(LOG_IN, MALFORMED):
+        with pytest.raises((ConfigurationError, ConnectionFailed)) as caught:
+            LOG_IN[who](MALFORMED[how])
+        assert shows_nothing(all_of(caught.value)), (who, how)
+    assert shows_nothing(logged())
 
 
 @pytest.fixture
@@ -185,8 +180,9 @@ def test_password_with_every_awkward_character_logs_in_and_is_not_logged(
 
 
 def sessions(node: Node) -> str:
-    """Return what anybody who may look at the server sees of its sessions."""
-    return repr(node.rows("SELECT query, application_name, usename FROM pg_stat_activity WHERE query !~ 'CREATE ROLE'"))
+    """Return what anybody who may look at the server sees of the sessions of this database."""
+    seen = "SELECT query, application_name, usename FROM pg_stat_activity WHERE query !~ 'CREATE ROLE'"
+    return repr(node.rows(f"{seen} AND datname = current_database()"))
 
 
 COMMANDS = (
@@ -201,13 +197,11 @@ COMMANDS = (
 )
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-@pytest.mark.parametrize("how", ["raw", "URL"])
-def test_command_that_cannot_log_in_shows_no_password(dsn: str, command: tuple[str, ...], how: str) -> None:
-    wrong = MALFORMED["raw"] if how == "raw" else REFUSED["URL"](dsn)
-    for result in (mailroom(*command, dsn=wrong), mailroom(*command, "--dsn", wrong)):
-        assert result.exit_code in (1, 2)
-        assert shows_nothing(result.output + result.stderr + all_of(result.exception or Exception()))
+def test_command_that_cannot_log_in_shows_no_password(dsn: str) -> None:
+    for command, wrong in product(COMMANDS, (MALFORMED["raw"], REFUSED["URL"](dsn))):
+        for result in (mailroom(*command, dsn=wrong), mailroom(*command, "--dsn", wrong)):
+            assert result.exit_code in (1, 2), command
+            assert shows_nothing(result.output + result.stderr + all_of(result.exception or Exception())), command
 
 
 @pytest.mark.sample(1)
@@ -272,19 +266,19 @@ def told(verdict: type[Park | Retry | Skip]) -> Callable[[Message, Any], None]:
 HANDLERS = {"exception": careless, "database": aborting, "park": told(Park), "skip": told(Skip), "retry": told(Retry)}
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("handler", HANDLERS)
-@pytest.mark.parametrize("alone", [True, False], ids=["alone", "in a batch"])
-def test_handler_that_fails_is_logged_without_what_it_says(
-    node: Node, logged: Callable[[], str], handler: str, alone: bool
-) -> None:
-    send_canary(node, key="a")
-    if not alone:
-        send_canary(node, key="b")
+def test_handler_that_fails_is_logged_without_what_it_says(node: Node, logged: Callable[[], str]) -> None:
+    """First in a batch with others, and then, as a failing key, alone."""
+    for key in HANDLERS:
+        send_canary(node, key=key)
     node.deliver_all()
-    with working(Worker(node.dsn, "shipping", HANDLERS[handler], poll_interval_s=NEVER_S)):
+
+    def handle(message: Message, connection: Any) -> None:
+        HANDLERS[message.key](message, connection)
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: node.delivered() == [])
         assert shows_nothing(sessions(node))
+    assert {key for (key,) in node.rows("SELECT key FROM mailroom.attempt")} == set(HANDLERS)
     assert "failed" in logged()
     assert shows_nothing(logged())
     # It stays where its author can find it, beside the message.
@@ -325,29 +319,31 @@ OUTCOMES = {
 }
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("outcome", OUTCOMES)
-@pytest.mark.parametrize("answered", [True, False])
-def test_command_that_is_not_done_shows_nothing_in_logs_and_answers(
-    node: Node, logged: Callable[[], str], outcome: str, answered: bool
-) -> None:
-    handler, status, value = OUTCOMES[outcome]
-    node.inbox("shipping", on_failure="skip", max_attempts=1)
-    node.inbox("answers")
-    asks = {"reply_to": "answers"} if answered else {}
-    node.send("shipping", VALUE, key="a", kind="C", headers=HEADERS | asks)
+@pytest.mark.inbox("shipping", on_failure="skip", max_attempts=1)
+@pytest.mark.inbox("answers")
+def test_command_that_is_not_done_shows_nothing_in_logs_and_answers(node: Node, logged: Callable[[], str]) -> None:
+    for outcome in OUTCOMES:
+        node.send("shipping", VALUE, key=outcome, kind="C", headers=HEADERS | {"reply_to": "answers"})
+        node.send("shipping", VALUE, key=outcome, kind="C", headers=HEADERS)
     node.deliver_all()
     handlers = Handlers()
-    handlers.on("shipping")(handler)
+
+    @handlers.on("shipping")
+    def handle(message: Message, connection: Any) -> object:
+        return OUTCOMES[message.key][0](message, connection)
+
     with working(Worker(node.dsn, "shipping", handlers, poll_interval_s=NEVER_S)):
         eventually(lambda: node.value("SELECT count(*) FROM mailroom.inbox_shipping") == 0)
     assert shows_nothing(logged())
     node.deliver_all()
     answers = Inbox("answers").peek(node.connection)
-    assert [(answer.status, answer.value) for answer in answers] == ([(status, value)] if answered else [])
+    assert len(answers) == len(OUTCOMES)
+    assert {answer.key: (answer.status, answer.value) for answer in answers} == {
+        outcome: (status, value) for outcome, (_, status, value) in OUTCOMES.items()
+    }
     assert shows_nothing(repr([dict(answer.headers) for answer in answers]))
-    if outcome == "rejected":
-        assert shows_nothing(repr(node.rows("SELECT error FROM mailroom.attempt")) + repr(node.dead()))
+    rejected = node.rows("SELECT error FROM mailroom.attempt WHERE key = 'rejected'")
+    assert shows_nothing(repr(rejected) + repr([row for row in node.dead() if row[0] == "rejected"]))
 
 
 def test_what_is_down_is_logged_without_what_is_said_of_it(node: Node, logged: Callable[[], str]) -> None:
@@ -394,6 +390,7 @@ def test_message_that_the_database_refuses_is_logged_and_kept_without_its_payloa
     assert shows_nothing(reason + logged())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "kind", ["psycopg", "Connection psycopg", "Session psycopg", "Connection pg8000", "Session pg8000"]
 )
@@ -414,9 +411,8 @@ def test_what_others_see_of_a_session_shows_no_payload(node: Node, kind: str) ->
             assert shows_nothing(seen)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
+def test_message_that_is_refused_is_refused_without_its_payload(node: Node) -> None:
+    refused: list[dict[str, Any]] = [
         {"value": {**VALUE, "bad": object()}},
         {"value": {CANARY + " is no name": {1}}},
         {"value": [CANARY + "\ud800"]},
@@ -424,35 +420,29 @@ def test_what_others_see_of_a_session_shows_no_payload(node: Node, kind: str) ->
         {"value": VALUE, "headers": HEADERS, "key": ""},
         {"value": VALUE, "headers": HEADERS, "after_clock": -1},
         {"value": VALUE, "headers": {**HEADERS, "long": "x" * 9_000}},
-    ],
-    ids=["value", "key of a map", "surrogate", "header", "key", "clock", "long header"],
-)
-def test_message_that_is_refused_is_refused_without_its_payload(node: Node, bad: dict[str, Any]) -> None:
-    for call in (
-        lambda: Outbox().send_many(node.connection, [Outgoing("t", **bad)]),
-        lambda: Outbox().send(node.connection, "t", **bad),
-    ):
+    ]
+    calls: list[Callable[[dict[str, Any]], object]] = [
+        lambda bad: Outbox().send_many(node.connection, [Outgoing("t", **bad)]),
+        lambda bad: Outbox().send(node.connection, "t", **bad),
+    ]
+    for (nth, bad), call in product(enumerate(refused), calls):
         with pytest.raises(MailroomError) as caught:
-            call()
-        assert shows_nothing(all_of(caught.value))
+            call(bad)
+        assert shows_nothing(all_of(caught.value)), nth
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_command_that_fails_shows_no_payload(dsn: str) -> None:
+    for arguments in (
         ("outbox", "send", "no topic", "--json", f'{{"card": "{CANARY}"}}'),
         ("outbox", "send", "t", "--json", f'{{"card": "{CANARY}"'),
         ("outbox", "send", "t", "--json", f'{{"card": "{CANARY}", "n": NaN}}'),
         ("outbox", "send", "t", "--json", f'{{"card": "{CANARY}", "n": {2**70}}}'),
         ("outbox", "send", "t", "--json", f'{{"card": "{CANARY}"}}', "--key", ""),
         ("outbox", "send", "t", "--json", f'{{"card": "{CANARY}"}}', "--schema", "none"),
-    ],
-    ids=["topic", "JSON", "NaN", "int", "key", "schema"],
-)
-def test_command_that_fails_shows_no_payload(dsn: str, arguments: tuple[str, ...]) -> None:
-    result = mailroom(*arguments, dsn=dsn)
-    assert result.exit_code in (1, 2)
-    assert shows_nothing(result.output + result.stderr)
+    ):
+        result = mailroom(*arguments, dsn=dsn)
+        assert result.exit_code in (1, 2), arguments
+        assert shows_nothing(result.output + result.stderr), arguments
 
 
 def test_rows_of_a_file_that_are_refused_are_not_repeated(dsn: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 from uuid import UUID
 
@@ -25,21 +26,17 @@ from mailroom.testing import execute
 from outbox import Executable, Store
 from tests.support.command import done, json_of
 from tests.support.databases import Connect
-from tests.support.node import SCHEMA, Node, failing
+from tests.support.node import CLOCKS_ALLOWED, SCHEMA, Node, failing
 from tests.support.waiting import WITHIN_S, wait_until_blocked
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = [
+    pytest.mark.inbox("shipping", "orders"),
+    pytest.mark.inbox("audit", "orders"),
+    pytest.mark.node_sql(CLOCKS_ALLOWED),
+]
 
 LETTERS = DeadLetters()
 CLOCK = "SELECT last_value FROM mailroom.clock"
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping", "orders")
-    node.inbox("audit", "orders")
-    node.allow_clocks()
-    return node
 
 
 def skip(node: Node, inbox: str, value: object, key: str = "k", reason: str = "no such street") -> UUID:
@@ -88,9 +85,9 @@ def test_letters_tell_where_and_why_they_failed(node: Node) -> None:
     assert first.failed_at.tzinfo is not None
 
 
-@pytest.mark.parametrize(
-    ("narrowed", "found"),
-    [
+def test_letters_are_found_by_what_they_are(node: Node) -> None:
+    ids = [undelivered(node), skip(node, "shipping", 1), skip(node, "audit", 2, "other", reason="tax")]
+    expected: list[tuple[dict[str, Any], list[int]]] = [
         ({}, [0, 1, 2]),
         ({"stage": "deliver"}, [0]),
         ({"stage": "reap"}, [1, 2]),
@@ -99,12 +96,9 @@ def test_letters_tell_where_and_why_they_failed(node: Node) -> None:
         ({"matching": "%"}, []),
         ({"limit": 2}, [0, 1]),
         ({"stage": "reap", "limit": 1}, [1]),
-    ],
-    ids=str,
-)
-def test_letters_are_found_by_what_they_are(node: Node, narrowed: dict[str, Any], found: list[int]) -> None:
-    ids = [undelivered(node), skip(node, "shipping", 1), skip(node, "audit", 2, "other", reason="tax")]
-    assert [ids.index(each.message_id) for each in LETTERS.find(node.connection, **narrowed)] == found
+    ]
+    for narrowed, found in expected:
+        assert [ids.index(each.message_id) for each in LETTERS.find(node.connection, **narrowed)] == found, narrowed
 
 
 def test_letter_is_shown_with_what_it_carries(node: Node) -> None:
@@ -569,45 +563,33 @@ def test_dry_run_tells_how_many_and_changes_nothing(node: Node, call: Callable[.
         assert call(node.connection, limit=limit) == told
 
 
-@pytest.mark.parametrize("dry_run", [False, True])
-@pytest.mark.parametrize("call", [requeue, discard])
-@pytest.mark.parametrize(
-    ("choice", "is_told"),
-    [({}, False), ({"ids": 7}, True), ({"matching": "cleanup"}, True), ({"stage": "reap"}, True)],
-    ids=str,
-)
-def test_choice_of_nothing_is_told(
-    node: Node, call: Callable[..., int], choice: dict[str, Any], is_told: bool, dry_run: bool,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    with node.connection.transaction():
-        assert call(node.connection, dry_run=dry_run, **choice) == 0
-    assert bool(caplog.records) == is_told
-    assert "cleanup" not in caplog.text
+def test_choice_of_nothing_is_told(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    choices: list[tuple[dict[str, Any], bool]] = [
+        ({}, False), ({"ids": 7}, True), ({"matching": "cleanup"}, True), ({"stage": "reap"}, True),
+    ]  # fmt: skip
+    for (choice, is_told), call, dry_run in product(choices, (requeue, discard), (False, True)):
+        caplog.clear()
+        with node.connection.transaction():
+            assert call(node.connection, dry_run=dry_run, **choice) == 0
+        assert bool(caplog.records) == is_told, choice
+        assert "cleanup" not in caplog.text
 
 
-@pytest.mark.parametrize("dry_run", [False, True])
-@pytest.mark.parametrize("call", [requeue, discard])
-def test_autocommit_outside_a_transaction_is_refused(node: Node, call: Callable[..., int], dry_run: bool) -> None:
-    with pytest.raises(NotInTransaction):
-        call(node.connection, dry_run=dry_run)
+def test_autocommit_outside_a_transaction_is_refused(node: Node) -> None:
+    for call, dry_run in product((requeue, discard), (False, True)):
+        with pytest.raises(NotInTransaction):
+            call(node.connection, dry_run=dry_run)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
+def test_bad_input_is_refused_before_anything_is_changed(node: Node) -> None:
+    undelivered(node)
+    refused: list[dict[str, Any]] = [
         {"actor": ""}, {"actor": None}, {"ids": 0}, {"ids": -1}, {"ids": True}, {"ids": "17"}, {"ids": [2**63]},
         {"ids": 1.5}, {"matching": "\0"}, {"stage": "transit"}, {"limit": 0}, {"limit": True}, {"why": 17 * "\0"},
-    ],
-    ids=str,
-)  # fmt: skip
-@pytest.mark.parametrize("call", [LETTERS.requeue, LETTERS.discard])
-def test_bad_input_is_refused_before_anything_is_changed(
-    node: Node, call: Callable[..., int], bad: dict[str, Any]
-) -> None:
-    undelivered(node)
-    with node.connection.transaction(), pytest.raises(InvalidMessage):
-        call(node.connection, **({"ids": None, "actor": "ada"} | bad))
+    ]  # fmt: skip
+    for bad, call in product(refused, (LETTERS.requeue, LETTERS.discard)):
+        with node.connection.transaction(), pytest.raises(InvalidMessage):
+            call(node.connection, **({"ids": None, "actor": "ada"} | bad))
     assert len(node.dead()) == 1
 
 

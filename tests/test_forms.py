@@ -73,12 +73,10 @@ PAIRS: list[tuple[Any, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("sync", "twin", "method"), PAIRS, ids=[type(sync).__name__ for sync, _, _ in PAIRS])
-async def test_methods_take_the_connection_by_keyword(
-    node: Node, connection: psycopg.AsyncConnection, sync: Any, twin: Any, method: str
-) -> None:
+async def test_methods_take_the_connection_by_keyword(node: Node, connection: psycopg.AsyncConnection) -> None:
     node.inbox("shipping")
-    assert await getattr(twin, method)(connection=connection) == getattr(sync, method)(connection=node.connection)
+    for sync, twin, method in PAIRS:
+        assert await getattr(twin, method)(connection=connection) == getattr(sync, method)(connection=node.connection)
 
 
 READS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -91,16 +89,14 @@ READS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-@pytest.mark.parametrize("form", READS)
 async def test_what_is_read_of_a_node_is_the_same_on_an_async_connection(
-    node: Node, connection: psycopg.AsyncConnection, form: str
+    node: Node, connection: psycopg.AsyncConnection
 ) -> None:
-    sync, twin = READS[form]
-    found, other = sync(node.connection), await twin(connection)
-    assert other == found
-    for elsewhere, error in (("nowhere", SchemaError), ("No Name", InvalidName)):
-        with pytest.raises(error):
-            await twin(connection, schema=elsewhere)
+    for form, (sync, twin) in READS.items():
+        assert await twin(connection) == sync(node.connection), form
+        for elsewhere, error in (("nowhere", SchemaError), ("No Name", InvalidName)):
+            with pytest.raises(error):
+                await twin(connection, schema=elsewhere)
 
 
 async def test_revision_of_a_node_is_the_same_on_an_async_connection(connection: psycopg.AsyncConnection) -> None:

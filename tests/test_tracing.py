@@ -23,6 +23,8 @@ from tests.support.node import Node
 from tests.support.waiting import eventually, eventually_async
 from tests.support.working import NEVER_S, working, working_async
 
+pytestmark = pytest.mark.inbox("shipping", "order.paid", backoff_s=3_600)
+
 GIVEN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -49,12 +51,6 @@ def spans() -> Iterator[Spans]:
     end = tracing.instrument(found.provider)
     yield found
     end()
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping", "order.paid", backoff_s=3_600)
-    return node
 
 
 def headers(node: Node) -> list[Any]:

@@ -40,7 +40,7 @@ from mailroom.trace import CAUSED, TRACE, causes, effects, trace
 from outbox import Outbox
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
-from tests.support.node import SCHEMA, Node, failing
+from tests.support.node import CLOCKS_ALLOWED, SCHEMA, Node, failing
 from tests.support.roles import rights, role
 from tests.support.waiting import eventually, eventually_async
 from tests.support.working import (
@@ -57,13 +57,7 @@ from tests.support.working import (
 Session = psycopg.Connection[Any]
 SHIPPING = Archive("shipping")
 DAYS = 3
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping", keep_reaped_days=DAYS)
-    node.allow_clocks()
-    return node
+pytestmark = [pytest.mark.inbox("shipping", keep_reaped_days=DAYS), pytest.mark.node_sql(CLOCKS_ALLOWED)]
 
 
 @pytest.fixture
@@ -508,6 +502,7 @@ def test_find_count_and_replay_what_is_chosen(node: Node, session: Session) -> N
     assert [message.value for message in Inbox("shipping").peek(session)] == [1, 3]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SYNC)
 def test_each_driver(node: Node, dsn: str, kind: str) -> None:
     reaped(node)
@@ -518,6 +513,7 @@ def test_each_driver(node: Node, dsn: str, kind: str) -> None:
         assert len(Inbox("shipping").reap(connection, "a")) == 3
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ASYNC)
 async def test_each_async_driver(node: Node, dsn: str, kind: str) -> None:
     reaped(node)

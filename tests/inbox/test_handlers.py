@@ -6,6 +6,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -32,6 +34,7 @@ from inbox import (
 )
 from inbox.handling.arguments import NotAwaited
 from inbox.handling.batch import HandlerFailed
+from inbox.worker import loop
 from mailroom import Topic
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction
@@ -42,18 +45,15 @@ from tests.support.node import Node
 from tests.support.waiting import eventually
 from tests.support.working import NEVER_S, working, working_async
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = [
+    pytest.mark.sample(1),
+    pytest.mark.inbox("stock", "stock.reserve", "stock.count", backoff_s=0, max_attempts=2),
+    pytest.mark.inbox("answers", "answered"),
+    pytest.mark.node_sql("CREATE TABLE shelf (item text UNIQUE)"),
+]
 
 OUTBOX, ASYNC_OUTBOX = Outbox(), AsyncOutbox()
 BROKEN = "SELECT 1 / 0"
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("stock", "stock.reserve", "stock.count", backoff_s=0, max_attempts=2)
-    node.inbox("answers", "answered")
-    node.connection.execute("CREATE TABLE shelf (item text UNIQUE)")
-    return node
 
 
 def command(node: Node, topic: str = "stock.reserve", reply_to: str | None = "answered", **fields: Any) -> UUID:
@@ -204,23 +204,22 @@ def test_failed_command_has_no_answer_until_it_is_done(node: Node) -> None:
     assert answers(node) == [(str(asked), 200, "done after all")]
 
 
-@pytest.mark.parametrize("reply_to", [None, "no topic", "", "a" * 201])
-def test_rejected_without_an_answer_is_skipped(node: Node, reply_to: str | None) -> None:
-    command(node, value="no", reply_to=reply_to)
+def test_rejected_without_an_answer_is_skipped(node: Node) -> None:
+    for reply_to in (None, "no topic", "", "a" * 201):
+        command(node, value="no", reply_to=reply_to)
     with psycopg.connect(node.dsn) as connection:
-        [failure] = work(connection, "stock", by_value()).failures
-    assert (failure.outcome, shelf(node), answers(node)) == ("skip", [], [])
-    assert [reason for _, _, reason in node.dead()] == ["rejected by its handler"]
+        failures = work(connection, "stock", by_value()).failures
+    assert ([failure.outcome for failure in failures], shelf(node), answers(node)) == (["skip"] * 4, [], [])
+    assert [reason for _, _, reason in node.dead()] == ["rejected by its handler"] * 4
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("kind", ["M", "E", "R"])
-def test_only_commands_are_answered(node: Node, kind: str) -> None:
-    node.send("stock.reserve", "a", kind=kind, headers={"reply_to": "answered", "status": "200"})
+def test_only_commands_are_answered(node: Node) -> None:
+    for kind in "MER":
+        node.send("stock.reserve", "a", kind=kind, headers={"reply_to": "answered", "status": "200"})
     with psycopg.connect(node.dsn) as connection:
-        assert handle_all(connection, "stock", by_value()) == 1
+        assert handle_all(connection, "stock", by_value()) == 3
     assert answers(node) == []
-    assert len(shelf(node)) == 1
+    assert len(shelf(node)) == 3
 
 
 def test_answered_once_however_often_it_is_requeued(node: Node) -> None:
@@ -256,7 +255,6 @@ def test_error_of_the_database_that_a_handler_swallows_is_its_failure(node: Node
     assert answers(node) == []
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ASYNC)
 async def test_error_of_the_database_that_an_async_handler_swallows_is_its_failure(node: Node, kind: str) -> None:
     command(node, value="a", key="k")
@@ -301,27 +299,27 @@ def test_command_may_be_rejected_after_an_error_of_the_database(node: Node, kind
     assert shelf(node) == ["a", "b"]
 
 
-@pytest.mark.parametrize("raises", [False, True])
-@pytest.mark.parametrize("ends", ["commit", "rollback"])
 @pytest.mark.parametrize("kind", SYNC)
-def test_handler_that_ends_the_transaction_answers_nothing(node: Node, kind: str, ends: str, raises: bool) -> None:
+def test_handler_that_ends_the_transaction_answers_nothing(node: Node, kind: str) -> None:
     """Else the answer would be in another transaction than the command's end."""
-    command(node, value="a", key="k")
-    node.deliver_all()
     stock = Handlers()
 
     @stock.on("stock.reserve")
-    def end(_message: Message, connection: Any) -> None:
+    def end(message: Message, connection: Any) -> None:
+        ends, raises = message.value
         getattr(connection, ends)()
         execute(connection, "SELECT 1")
         if raises:
             raise Reject
 
     with opened(node.dsn, kind) as connection:
-        [message] = Inbox("stock").reap_any(connection)
-        with pytest.raises(HandlerFailed, match="ended the transaction"):
-            stock(message, connection)
-        connection.rollback()
+        for value in map(list, product(("commit", "rollback"), (False, True))):
+            command(node, value=value, key="k")
+            node.deliver_all()
+            message = Inbox("stock").reap_any(connection)[-1]
+            with pytest.raises(HandlerFailed, match="ended the transaction"):
+                stock(message, connection)
+            connection.rollback()
     assert answers(node) == []
 
 
@@ -483,6 +481,7 @@ def test_second_answer_by_handlers_that_a_handler_has_called_is_refused(node: No
     assert answers(node) == [(str(other), 200, 7), (str(asked), 200, "returned")]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("reply", [True, False])
 @pytest.mark.parametrize("inner_reply", [True, False])
 @pytest.mark.parametrize("rejects", [True, False])
@@ -542,9 +541,8 @@ def chosen(handlers: Handlers, topic: str) -> object:
     return None if route is None else route.call(None, None)  # type: ignore[arg-type]  # they look at neither
 
 
-@pytest.mark.parametrize(
-    ("topic", "pattern"),
-    [
+def test_most_specific_handler_is_chosen_word_by_word() -> None:
+    expected = [
         ("order", "order"),
         ("order.paid", "order.paid"),
         ("order.sent", "order.*"),
@@ -555,49 +553,56 @@ def chosen(handlers: Handlers, topic: str) -> object:
         ("stock", "#"),
         ("stock.item.a.b", "#"),
         ("order..x", "order.#"),
-    ],
-)
-def test_most_specific_handler_is_chosen_word_by_word(topic: str, pattern: str) -> None:
+    ]
     patterns = ["#", "order.#", "order.*", "*.paid", "*.*.x", "order.paid", "order.item.#", "order"]
     for seed in range(5):
         random.Random(seed).shuffle(patterns)
-        assert chosen(named(*patterns), topic) == pattern
+        handlers = named(*patterns)
+        assert [(topic, chosen(handlers, topic)) for topic, _ in expected] == expected
 
 
-@pytest.mark.parametrize(
-    ("pattern", "fits", "others"),
-    [
+def test_pattern_fits_whole_words() -> None:
+    for pattern, fits, others in (
         ("a.*", ["a.b", "a."], ["a", "a.b.c", "b.a", "ab.c"]),
         ("a.#", ["a", "a.b", "a.b.c"], ["ab", "b", "b.a"]),
         ("*.b", ["a.b"], ["b", "a.b.c", "a.c"]),
         ("*", ["a"], ["a.b"]),
         ("a-b_c.*", ["a-b_c.d"], ["aXb_c.d", "a-bXc.d"]),
-    ],
-)
-def test_pattern_fits_whole_words(pattern: str, fits: list[str], others: list[str]) -> None:
-    handlers = named(pattern)
-    assert [topic for topic in [*fits, *others] if chosen(handlers, topic)] == fits
+    ):
+        handlers = named(pattern)
+        assert [topic for topic in [*fits, *others] if chosen(handlers, topic)] == fits
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    ["", "a.#.b", "*.#", "a.*.#", "*.a.#", "##", "a.**", "a.b*", "a b", "1.*", ".*", "a/#", "\u00e9.*", ".#",
-     7],
-)  # fmt: skip
-def test_what_is_no_pattern_is_refused(pattern: str) -> None:
-    with pytest.raises(InvalidMessage, match="not valid"):
-        Handlers().on(pattern)(lambda _message, _connection: None)
+def test_what_is_no_pattern_is_refused() -> None:
+    wrong: list[Any] = [
+        "",
+        "a.#.b",
+        "*.#",
+        "a.*.#",
+        "*.a.#",
+        "##",
+        "a.**",
+        "a.b*",
+        "a b",
+        "1.*",
+        ".*",
+        "a/#",
+        "\u00e9.*",
+    ]
+    for pattern in [*wrong, ".#", 7]:
+        with pytest.raises(InvalidMessage, match="not valid"):
+            Handlers().on(pattern)(lambda _message, _connection: None)
 
 
-@pytest.mark.parametrize("pattern", ["order.paid", "order.*", "order.#"])
-def test_one_pattern_has_one_handler(pattern: str) -> None:
-    handlers = named(pattern)
-    with pytest.raises(ConfigurationError, match="already"):
-        handlers.on(pattern)(lambda _message, _connection: None)
-    assert chosen(handlers, pattern.replace("*", "x").replace("#", "x")) == pattern  # the first one stays
-    handlers.on_error_reply(pattern)(lambda _message, _connection: None)
-    with pytest.raises(ConfigurationError, match="already"):
+def test_one_pattern_has_one_handler() -> None:
+    for pattern in ("order.paid", "order.*", "order.#"):
+        handlers = named(pattern)
+        with pytest.raises(ConfigurationError, match="already"):
+            handlers.on(pattern)(lambda _message, _connection: None)
+        assert chosen(handlers, pattern.replace("*", "x").replace("#", "x")) == pattern  # the first one stays
         handlers.on_error_reply(pattern)(lambda _message, _connection: None)
+        with pytest.raises(ConfigurationError, match="already"):
+            handlers.on_error_reply(pattern)(lambda _message, _connection: None)
 
 
 def test_message_without_a_handler_is_not_tried_again(node: Node) -> None:
@@ -612,20 +617,16 @@ def test_message_without_a_handler_is_not_tried_again(node: Node) -> None:
     assert answers(node) == [(str(asked), 500, {"error": "NoHandler"})]
 
 
-@pytest.mark.parametrize(
-    ("status", "by"),
-    [("200", "on"), ("400", "refused"), ("500", "refused"), ("", "refused"), ("2OO", "refused"),
-     ("\u0662\u0660\u0660", "refused")],
-)  # fmt: skip
-def test_replies_are_told_apart_by_their_status(node: Node, status: str, by: str) -> None:
-    node.send("answered", 1, kind="R", headers={"status": status})
+def test_replies_are_told_apart_by_their_status(node: Node) -> None:
+    for status in ("200", "400", "500", "", "2OO", "\u0662\u0660\u0660"):
+        node.send("answered", 1, kind="R", headers={"status": status}, key="k")
     node.deliver_all()
     shop, got = Handlers(), []
     shop.on("answered")(lambda message, _connection: got.append(("on", message.status)))
     shop.on_error_reply("answered")(lambda message, _connection: got.append(("refused", message.status)))
     with psycopg.connect(node.dsn) as connection:
         handle_all(connection, "answers", shop)
-    assert got == [(by, int(status) if status.isascii() and status.isdigit() else 600)]
+    assert got == [("on", 200), ("refused", 400), ("refused", 500), *[("refused", 600)] * 3]
 
 
 def test_refusal_that_nobody_handles_has_no_handler(node: Node) -> None:
@@ -713,7 +714,6 @@ async def test_async_worker_answers_each_command_of_a_batch_once(node: Node) -> 
     assert sorted(found) == sorted([(str(asked[0]), 200), (str(asked[1]), 400), (str(asked[3]), 200)])
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["engine", "sessionmaker"])
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
 def test_command_that_fails_leaves_its_savepoint_to_the_rollback(node: Node, kind: str, driver: str) -> None:
@@ -731,7 +731,6 @@ def test_command_that_fails_leaves_its_savepoint_to_the_rollback(node: Node, kin
     assert [error for (error,) in node.rows("SELECT DISTINCT error_class FROM mailroom.attempt")] == ["ValueError"]
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 @pytest.mark.parametrize("kind", ["engine", "sessionmaker"])
 async def test_async_command_that_fails_leaves_its_savepoint_to_the_rollback(
@@ -764,6 +763,7 @@ def test_work_of_a_test_goes_on_after_a_command_that_fails(node: Node, kind: str
     assert shelf(node) == ["a"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", SYNC)
 @pytest.mark.parametrize("rejects", [True, False])
 @pytest.mark.parametrize("is_itself", [True, False])
@@ -937,7 +937,7 @@ def test_lane_backs_off_while_what_a_failing_key_needs_is_down(node: Node, monke
         failures.append(count)
         return 0.0
 
-    monkeypatch.setattr("mailroom.session.backoff.pause_s", no_pause)
+    monkeypatch.setattr(loop, "backoff", SimpleNamespace(pause_s=no_pause))
     command(node, key="k")
     node.deliver_all()
     stock, calls = Handlers(), []
@@ -967,10 +967,10 @@ def test_unavailable_ends_the_work_of_a_test(node: Node) -> None:
     assert node.rows("SELECT * FROM mailroom.attempt") == []
 
 
-@pytest.mark.parametrize("after_s", [-1, float("nan"), 86_401])
-def test_pause_of_unavailable_has_bounds(after_s: float) -> None:
-    with pytest.raises(ValueError, match="after_s"):
-        Unavailable("down", after_s)
+def test_pause_of_unavailable_has_bounds() -> None:
+    for after_s in (-1, float("nan"), 86_401):
+        with pytest.raises(ValueError, match="after_s"):
+            Unavailable("down", after_s)
 
 
 # -- Typed topics -----------------------------------------------------------------------------------------------------

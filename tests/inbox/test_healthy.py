@@ -22,17 +22,10 @@ from mailroom.message.message import Message
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.explain import nodes
-from tests.support.node import SCHEMA, Node
+from tests.support.node import CLOCKS_ALLOWED, SCHEMA, Node
 from tests.support.waiting import WITHIN_S, wait_until_blocked
 
-pytestmark = [pytest.mark.both_versions, pytest.mark.sample(2)]
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping")
-    node.allow_clocks()
-    return node
+pytestmark = [pytest.mark.both_versions, pytest.mark.inbox("shipping"), pytest.mark.node_sql(CLOCKS_ALLOWED)]
 
 
 def deliver(node: Node, *keys: str) -> None:

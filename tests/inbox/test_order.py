@@ -31,14 +31,9 @@ def noted(operation: Operation[Any], texts: list[str]) -> Operation[Any]:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_order_is_the_one_that_the_inbox_was_made_with(node: Node, order: str) -> None:
+def test_order_is_the_one_that_the_inbox_was_made_with_and_is_looked_up_once(node: Node, order: str) -> None:
     node.inbox("shipping", order=order)
     assert run(node.connection, finding_order(SCHEMA, "shipping")) == ORDERS[order](SCHEMA, "shipping")
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_order_is_looked_up_once_however_often_is_claimed(node: Node, order: str) -> None:
-    node.inbox("shipping", order=order)
     claims, texts = Claims(SCHEMA, "shipping"), list[str]()
     for _ in range(3):
         with node.connection.transaction():

@@ -23,10 +23,10 @@ from tests.interleavings.sessions import Step, interleave, orders, sessions
 from tests.sql.test_plans import generic_plan
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, opened_async
-from tests.support.node import SCHEMA, Node, failing, send
+from tests.support.node import CLOCKS_ALLOWED, SCHEMA, Node, failing, send
 from tests.support.waiting import WITHIN_S, wait_until_blocked
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = [pytest.mark.sample(2), pytest.mark.inbox("shipping"), pytest.mark.node_sql(CLOCKS_ALLOWED)]
 
 Session = psycopg.Connection[Any]
 INBOX = Inbox("shipping")
@@ -36,13 +36,6 @@ SELECT (SELECT count(*) FROM mailroom.parked), (SELECT count(*) FROM mailroom.in
        (SELECT count(*) FROM mailroom.key_state), (SELECT count(*) FROM mailroom.audit),
        (SELECT floor FROM mailroom.inbox_registry)
 """
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping")
-    node.allow_clocks()
-    return node
 
 
 def deliver(node: Node, *keys: str) -> None:
@@ -450,6 +443,7 @@ def test_second_of_two_replays_waits_and_changes_nothing(node: Node, connect: Co
     assert node.value("SELECT count(*) FROM mailroom.audit") == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("error", [ValueError("no"), Park("too"), Retry(60)], ids=["fail", "park", "retry"])
 def test_failure_recorded_late_leaves_the_key_parked(node: Node, error: Exception) -> None:
     """The batch that failed held the first messages too; after its rollback another worker parked the key."""
@@ -568,6 +562,7 @@ def test_discarding_the_first_message_and_replaying_goes_on_with_the_next(
     assert reaped(connect()) == [1, 2, 3, 4]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("per_key", [4, 5, None])
 def test_discard_also_counts_messages_that_are_still_in_the_inbox(
     node: Node, connect: Connect, per_key: int | None
@@ -603,6 +598,7 @@ def test_discard_takes_at_most_so_many_keys_the_longest_parked_first(node: Node)
     assert [each.key for each in PARKED.keys(node.connection)] == ["a"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dry_run", [False, True])
 @pytest.mark.parametrize("call", [PARKED.replay, PARKED.discard])
 def test_choice_of_nothing_is_told(
@@ -715,30 +711,25 @@ def test_autocommit_outside_a_transaction_is_refused(node: Node, call: Callable[
         call(node.connection, "k", actor="ada", dry_run=dry_run)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
+@pytest.mark.parametrize("call", [PARKED.replay, PARKED.discard])
+def test_bad_input_is_refused_before_anything_is_changed(node: Node, call: Callable[..., Changed]) -> None:
+    held_key(node)
+    before = node.rows(HELD)
+    refused: list[dict[str, Any]] = [
         {"actor": ""}, {"actor": " "}, {"actor": None}, {"actor": "x" * 201}, {"actor": "a\0"}, {"why": "x" * 1_001},
         {"why": "\ud800"}, {"keys": ""}, {"keys": ["k", 1.5]}, {"keys": "k\0"}, {"matching": "\0"}, {"limit": 0},
         {"limit": -1}, {"limit": True}, {"limit": "1"}, {"limit": 1_000_001},
-    ],
-    ids=str,
-)  # fmt: skip
-@pytest.mark.parametrize("call", [PARKED.replay, PARKED.discard])
-def test_bad_input_is_refused_before_anything_is_changed(
-    node: Node, call: Callable[..., Changed], bad: dict[str, Any]
-) -> None:
-    held_key(node)
-    before = node.rows(HELD)
-    with node.connection.transaction(), pytest.raises(InvalidMessage):
-        call(node.connection, **({"keys": None, "actor": "ada"} | bad))
+    ]  # fmt: skip
+    for bad in refused:
+        with node.connection.transaction(), pytest.raises(InvalidMessage):
+            call(node.connection, **({"keys": None, "actor": "ada"} | bad))
     assert node.rows(HELD) == before
 
 
-@pytest.mark.parametrize("per_key", [0, True, "1"])
-def test_discard_of_a_wrong_number_per_key_is_refused(node: Node, per_key: Any) -> None:
-    with node.connection.transaction(), pytest.raises(InvalidMessage, match="per_key must be"):
-        discard(node.connection, per_key=per_key)
+def test_discard_of_a_wrong_number_per_key_is_refused(node: Node) -> None:
+    for per_key in (0, True, "1"):
+        with node.connection.transaction(), pytest.raises(InvalidMessage, match="per_key must be"):
+            discard(node.connection, per_key=per_key)  # type: ignore[arg-type]
 
 
 def test_key_is_taken_as_one_and_not_as_its_letters(node: Node) -> None:
@@ -797,6 +788,7 @@ def test_everything_runs_on_sqlalchemy_with_another_driver(
     assert reaped(connect()) == [1, 2, 3, 4]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ASYNC)
 async def test_async_class_does_the_same(node: Node, connect: Connect, kind: str) -> None:
     held_key(node)

@@ -29,20 +29,15 @@ from mailroom.trace import trace
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
-from tests.support.node import SCHEMA, Node, failing
+from tests.support.node import CLOCKS_ALLOWED, SCHEMA, Node, failing
 from tests.support.waiting import eventually, wait_until_blocked
 from tests.support.working import LEDGER, NEVER_S, is_asleep, ledger_keys, working, write_ledger
+
+pytestmark = [pytest.mark.sample(1), pytest.mark.inbox("shipping"), pytest.mark.node_sql(CLOCKS_ALLOWED)]
 
 Session = psycopg.Connection[Any]
 INBOX = Inbox("shipping")
 PARKED = Parked("shipping")
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping")
-    node.allow_clocks()
-    return node
 
 
 @pytest.fixture
@@ -121,6 +116,7 @@ def claims(connection: Session, inbox: str) -> dict[str, list[Any]]:
     return found
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("order", ["key", "total"])
 def test_nobody_gets_anything_of_a_paused_inbox(node: Node, session: Session, order: Any) -> None:
     node.inbox("ledger", order=order)
@@ -305,8 +301,7 @@ def test_workers_idle_and_go_on_at_once_without_a_poll(node: Node) -> None:
     with working(workers[0]), working(workers[1]):
         eventually(lambda: is_asleep(node))
         deliver(node, "a", "b", "a")
-        eventually(lambda: node.value("SELECT count(*) = 2 FROM pg_stat_activity WHERE state = 'idle' "
-                                      "AND application_name LIKE '%%listener%%'"))  # fmt: skip
+        eventually(lambda: len(node.sessions("mailroom worker listener", "state = 'idle'")) == 2)
         INBOX.wait_for_batches(node.connection)
         assert ledger_keys(node) == []
         assert sum(each.claims for each in workers) < 40
@@ -330,7 +325,8 @@ def test_batch_in_hand_is_finished_and_nothing_follows(node: Node) -> None:
     with gate, working(workers[0]), working(workers[1]):
         eventually(
             lambda: node.value(
-                "SELECT count(*) = 2 FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND NOT granted"
+                "SELECT count(*) = 2 FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND NOT granted "
+                "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
             )
         )
         assert pause(node)
@@ -435,6 +431,7 @@ def test_pause_waits_for_the_claim_of_a_failing_key(node: Node, session: Session
     assert (state(node, "k"), taken(node)) == ((True, False, 0, False), [])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("before", [True, False])
 def test_failing_key_keeps_its_attempts_and_its_time(node: Node, before: bool) -> None:
     deliver(node, "k")

@@ -34,12 +34,16 @@ from tests.support.pgbouncer import pgbouncer
 from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import NEVER_S, working
 
-pytestmark = pytest.mark.sample(3)
-
 REPLIES = "shop_replies"
 CANARY = "canary-51d0"
 SOON_S = 0.05  # how long to wait for what does not come
-SENT_S = 2.0  # the same, but its INSERT has to have begun by then
+SENT_S = 0.5  # the same, but its INSERT begins by then, unless the machine is busy
+
+pytestmark = [
+    pytest.mark.sample(1),
+    pytest.mark.inbox("stock", on_failure="skip", max_attempts=1, backoff_s=0),
+    pytest.mark.inbox(REPLIES, keep_s=600),
+]
 
 
 @dataclass
@@ -54,13 +58,6 @@ class Reserved:
 
 
 reserve = Topic("stock", Reserve, replies=Reserved)
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("stock", on_failure="skip", max_attempts=1, backoff_s=0)
-    node.inbox(REPLIES, keep_s=600)
-    return node
 
 
 def take(message: Message[Reserve], _connection: Any) -> Reserved:
@@ -108,7 +105,6 @@ def test_answer_comes_back_typed_and_is_taken(node: Node) -> None:
     assert replies_left(node) == 0
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("item", "status", "value"), [(CANARY, 400, {"why": CANARY}), ("broken", 500, {"error": "ValueError"})]
 )
@@ -329,7 +325,6 @@ def test_what_cannot_be_sent_is_refused_at_once(node: Node, connect: Connect) ->
 # -- Over every connection --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SYNC)
 def test_request_is_sent_over_every_connection(node: Node, kind: str) -> None:
     with unasked(node) as requests, opened(node.dsn, kind) as connection:
@@ -343,7 +338,6 @@ def test_request_is_sent_over_every_connection(node: Node, kind: str) -> None:
             undone.wait(SOON_S)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ASYNC)
 async def test_request_is_sent_over_every_async_connection(node: Node, kind: str) -> None:
     async with (
@@ -485,9 +479,12 @@ def test_own_sessions_that_lead_elsewhere_take_no_replies(node: Node, empty_dsn:
         source_of(node, "pool") as source,
         answering(node),
         Requests(source, REPLIES, listen_dsn=empty_dsn) as requests,
-        pytest.raises(NoReply),
     ):
-        requests.ask(reserve, Reserve("cup", 1), timeout_s=SENT_S)
+        with source.connection() as connection, connection.transaction():
+            pending = requests.send(connection, reserve, Reserve("cup", 1))
+        eventually(lambda: replies_left(node) == 1)
+        with pytest.raises(NoReply):
+            pending.wait(SOON_S)
 
 
 def test_what_cannot_be_a_source_is_refused_at_once(node: Node) -> None:
@@ -593,6 +590,7 @@ async def taking_all(node: Node, sync: bool, ask: Callable[[Any], Any], **option
         return str(raised.value)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 async def test_ask_without_a_session_ends_at_its_own_time_out_and_says_that_nothing_was_sent(
     node: Node, sync: bool
@@ -605,25 +603,22 @@ async def test_ask_without_a_session_ends_at_its_own_time_out_and_says_that_noth
     assert node.waiting() == []
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 async def test_ask_that_is_held_up_by_a_lock_ends_at_its_own_time_out(node: Node, connect: Connect, sync: bool) -> None:
     holder = connect()
     holder.execute("LOCK TABLE mailroom.outbox")
-
-    def release() -> None:
-        holder.rollback()
-
     if sync:
         with Requests(node.dsn, REPLIES) as requests:
-            with pytest.raises(NoReply, match="may still be done"):
+            with pytest.raises(NoReply) as raised:
                 await asyncio.to_thread(requests.ask, reserve, Reserve("cup", 1), timeout_s=SENT_S)
-            release()
+            holder.rollback()
     else:
         async with AsyncRequests(node.dsn, REPLIES) as asynchronous:
-            with pytest.raises(NoReply, match="may still be done"):
+            with pytest.raises(NoReply) as raised:
                 await asynchronous.ask(reserve, Reserve("cup", 1), timeout_s=SENT_S)
-            release()
+            holder.rollback()
+    # Usually it has come as far as to the lock.
+    assert "may still be done" in str(raised.value) or node.waiting() == []
 
 
 def test_ask_carries_what_its_caller_does(node: Node) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import psycopg
+import pytest
 from sqlalchemy import text
 
 from inbox import AsyncWorker, Message, Worker
@@ -19,6 +20,16 @@ NEVER_S = 3_600.0  # a poll that no test lives to see
 
 Handler = Callable[[Message, Any], None]
 LEDGER = "CREATE TABLE ledger (nth bigserial, key text, clock bigint, xact xid8 DEFAULT pg_current_xact_id())"
+# Marks: the node of a worker's tests.
+SHIPPING_WITH_LEDGER = [pytest.mark.inbox("shipping", backoff_s=0), pytest.mark.node_sql(LEDGER)]
+
+# For the mark `node_sql`: an open breaker has nothing tried before a test says so by `try_at`, however long that takes.
+NO_TRY_BY_ITSELF = """
+CREATE FUNCTION a_day_later() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN NEW.try_at = NEW.try_at + interval '1 day'; RETURN NEW; END $$;
+CREATE TRIGGER later BEFORE INSERT OR UPDATE OF tries ON mailroom.breaker FOR EACH ROW EXECUTE FUNCTION a_day_later();
+CREATE TRIGGER later BEFORE UPDATE OF tries ON mailroom.limits FOR EACH ROW EXECUTE FUNCTION a_day_later()
+"""
 
 INSERT = "INSERT INTO ledger (key, clock) VALUES ({}, {})"
 

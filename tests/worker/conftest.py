@@ -1,4 +1,4 @@
-"""Fixtures of the workers' tests: a node with a ledger, and every kind of source."""
+"""Fixtures of the workers' tests: every kind of source."""
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
@@ -9,16 +9,6 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
-
-from tests.support.node import Node
-from tests.support.working import LEDGER
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping", backoff_s=0)
-    node.connection.execute(LEDGER)
-    return node
 
 
 @pytest.fixture(params=["dsn", "pool", "engine", "sessionmaker"])

@@ -26,6 +26,7 @@ from tests.support.node import SCHEMA, Node, failing
 from tests.support.waiting import WITHIN_S, eventually, eventually_async, wait_until_blocked
 from tests.support.working import (
     NEVER_S,
+    SHIPPING_WITH_LEDGER,
     deliver,
     failing_keys,
     is_asleep,
@@ -35,7 +36,7 @@ from tests.support.working import (
     write_ledger,
 )
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = [pytest.mark.sample(1), *SHIPPING_WITH_LEDGER]
 
 MAX_ATTEMPTS = 3
 BACKOFF_S = 0.2

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from dispatcher.housekeeping import healthy_floor
-from inbox import Inbox, Message, Worker, breakers
+from inbox import Inbox, Message, Worker, breakers, limits
 from inbox.by_key import claim as claim_by_key
 from inbox.by_key.claim import PIN, Share
 from inbox.claims import Claims
@@ -26,24 +26,24 @@ from mailroom.sql.runner import run
 from mailroom.status import status
 from tests.support.databases import Connect
 from tests.support.explain import nodes
-from tests.support.node import SCHEMA, Node
-from tests.support.waiting import eventually
-from tests.support.working import deliver, ledger_keys, working, write_ledger
+from tests.support.node import CLOCKS_ALLOWED, SCHEMA, Node
+from tests.support.waiting import WITHIN_S, eventually, wait_until_blocked
+from tests.support.working import LEDGER, NEVER_S, NO_TRY_BY_ITSELF, deliver, ledger_keys, working, write_ledger
+
+pytestmark = [
+    pytest.mark.inbox("shipping", backoff_s=0, breaker=50, breaker_by="/"),
+    pytest.mark.node_sql(LEDGER, CLOCKS_ALLOWED),
+]
 
 Session = psycopg.Connection[Any]
 INBOX = Inbox("shipping")
 
 
 @pytest.fixture
-def node(node: Node) -> Node:
-    node.allow_clocks()
-    limit(node)
-    return node
-
-
-@pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have workers look often, and count all attempts, however long the test takes."""
     monkeypatch.setattr(limiting, "LOOK_S", 0.05)
+    monkeypatch.setattr(limiting, "WINDOW_S", NEVER_S)
 
 
 def deliver_many(node: Node, keys: list[str]) -> None:
@@ -102,13 +102,10 @@ def resume(node: Node, key: str | None = None, **given: Any) -> bool:
 
 
 def waiting(node: Node) -> list[str]:
-    """Return the keys that wait for longer than any backoff here."""
-    return [
-        key for (key,) in node.rows(
-            "SELECT key FROM mailroom.key_state "
-            "WHERE retry_at BETWEEN now() + interval '30 min' AND now() + interval '1 day' ORDER BY key"
-        )
-    ]  # fmt: skip
+    """Return the keys that wait for so long that workers leave them: any other key is put off when they look."""
+    soon = f"interval '{2 * limits.LONGEST_TRY_S} s'"
+    wait = f"retry_at > now() + {soon} AND retry_at < 'infinity'"
+    return [key for (key,) in node.rows(f"SELECT key FROM mailroom.key_state WHERE {wait} ORDER BY key")]
 
 
 # -- The prefix, and what is counted ----------------------------------------------------------------------------------
@@ -246,6 +243,7 @@ def test_key_below_the_healthy_floor_is_handled_after_the_breaker_closes(node: N
 # -- The try ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.node_sql(NO_TRY_BY_ITSELF)
 def test_one_message_is_tried_at_a_time(node: Node, connect: Connect) -> None:
     deliver(node, "a/1", "a/1", "a/2", "b/1")
     opened(node, "a")
@@ -312,9 +310,9 @@ def test_closing_waits_for_who_has_keys_wait_and_not_the_other_way_round(node: N
         run(one, breakers.deferring(SCHEMA, "shipping"))  # its transaction is open
         closer = threading.Thread(target=close, args=(two, "a"))
         closer.start()
-        eventually(lambda: node.value("SELECT count(*) FROM pg_locks WHERE NOT granted") == 1)
+        wait_until_blocked(node.connection, two.info.backend_pid)
         one.commit()
-        closer.join(60)
+        closer.join(WITHIN_S)
         assert not closer.is_alive()
     assert node.rows("SELECT key FROM mailroom.key_state") == []
 
@@ -354,6 +352,7 @@ def is_open(node: Node) -> list[str]:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.node_sql(NO_TRY_BY_ITSELF)
 def test_workers_stop_one_prefix_try_one_and_go_on(
     node: Node, caplog: pytest.LogCaptureFixture, turns: list[events.BreakerTurned]
 ) -> None:
@@ -369,16 +368,12 @@ def test_workers_stop_one_prefix_try_one_and_go_on(
         eventually(lambda: len(ledger_keys(node)) == 120)
         deliver(node, *(f"down/new{nth}" for nth in range(5)), *(f"well/new{nth}" for nth in range(5)))
         eventually(lambda: len(ledger_keys(node)) == 125)
-        # Only now is no key in hand any more that was claimed before the breaker opened.
         eventually(lambda: len(waiting(node)) == 65)
-        before = len(handler.of("down"))
-        assert before < 60
         # What comes later waits as well, but for what a worker claims between its look at breakers and its claim.
         assert len([key for key in handler.of("down") if "new" in key]) <= len(workers)
         due_now(node, "down")
-        eventually(lambda: len(handler.of("down")) == before + 1)
-        eventually(lambda: node.value("SELECT trying FROM mailroom.breaker") is None)
-        assert node.value("SELECT tries FROM mailroom.breaker") == 1
+        eventually(lambda: node.rows("SELECT tries, trying FROM mailroom.breaker") == [(1, None)])
+        assert len(handler.of("down")) < 60
         [shown] = status(node.connection).inboxes
         assert shown.breaker_opened_at is not None
         assert (shown.breaker_why or "").startswith("prefix down: ")
@@ -454,9 +449,9 @@ def test_a_change_of_the_setting_and_an_opening_wait_for_each_other(node: Node, 
         opener = threading.Thread(target=lambda: found.append(opened(node, "a")))
         opener.start()
         with connect(autocommit=True) as two:
-            eventually(lambda: two.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchall() == [(1,)])
+            wait_until_blocked(two, node.connection.info.backend_pid)
         one.commit()
-        opener.join(60)
+        opener.join(WITHIN_S)
     assert found == [False]
 
 

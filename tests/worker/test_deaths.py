@@ -32,6 +32,7 @@ from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import (
     NEVER_S,
+    SHIPPING_WITH_LEDGER,
     deliver,
     failing_keys,
     is_asleep,
@@ -42,15 +43,17 @@ from tests.support.working import (
     write_ledger_async,
 )
 
-pytestmark = pytest.mark.both_versions
+pytestmark = [pytest.mark.both_versions, *SHIPPING_WITH_LEDGER]
 
 KILLER = """
 import os, sys
 import psycopg
 from inbox import Worker
-from inbox.sessions import alive
+from inbox.sessions import alive, unawaited
+from inbox.worker import in_flight
 
-alive.DEAD_S = 0.3  # until the last one is considered dead
+alive.DEAD_S = 0  # who has lost its lock is dead at once
+unawaited.WITHIN_S = in_flight.WITHIN_S = 60
 starts = psycopg.connect(sys.argv[1], autocommit=True)
 
 def handle(message, connection):
@@ -64,7 +67,8 @@ Worker(sys.argv[1], "shipping", handle, batch_s=None, poll_interval_s=0.05).run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 8])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("processes", [8, 1])
 def test_message_that_kills_its_workers_is_started_no_more_often_than_it_may_be_tried(
     node: Node, processes: int
 ) -> None:

@@ -17,6 +17,8 @@ from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import NEVER_S, working
 
+pytestmark = [pytest.mark.inbox("shipping"), pytest.mark.inbox("billing")]
+
 LEADS = "SELECT count(*) FROM mailroom.lease WHERE role = 'dispatcher' AND until > clock_timestamp()"
 
 
@@ -25,13 +27,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    for name in ("shipping", "billing"):
-        node.inbox(name)
-    return node
 
 
 def lanes(node: Node) -> int:

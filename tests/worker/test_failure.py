@@ -24,6 +24,7 @@ from tests.support.proxy import proxied
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import (
     NEVER_S,
+    SHIPPING_WITH_LEDGER,
     deliver,
     failing_keys,
     is_asleep,
@@ -34,7 +35,7 @@ from tests.support.working import (
     write_ledger_async,
 )
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = [pytest.mark.sample(1), *SHIPPING_WITH_LEDGER]
 
 
 def test_exception_rolls_the_whole_batch_back_and_counts_one_attempt(node: Node, source: Any) -> None:
@@ -281,35 +282,31 @@ def test_message_that_is_skipped_goes_alone_to_the_dead_letters(node: Node) -> N
     ) == [(bad, "reap", "ValueError: no such state", "shipping", "k", 1, 2, "ada")]
 
 
-@pytest.mark.parametrize(
-    ("error", "ends"),
-    [
-        (Park("the account is closed"), ("park", 1, "the account is closed")),
-        (Skip("too old to matter"), ("skip", 1, "too old to matter")),
-        (KeyError("price"), ("park", 1, "KeyError: 'price'")),
-        (Retry(after_s=3_600, reason="the bank sleeps"), ("retry", 1, "the bank sleeps")),
-    ],
-    ids=["Park", "Skip", "fatal", "Retry"],
-)
-def test_handler_chooses_the_outcome_of_its_message(
-    node: Node, source: Any, error: Exception, ends: tuple[str, int, str]
-) -> None:
-    node.inbox("shipping", backoff_s=0)
-    deliver(node, "a", "bad", "b")
+CHOSEN: dict[str, tuple[Exception, str, str]] = {
+    "Park": (Park("the account is closed"), "park", "the account is closed"),
+    "Retry": (Retry(after_s=3_600, reason="the bank sleeps"), "retry", "the bank sleeps"),
+    "Skip": (Skip("too old to matter"), "skip", "too old to matter"),
+    "fatal": (KeyError("price"), "park", "KeyError: 'price'"),
+}
+
+
+def test_handler_chooses_the_outcome_of_its_message(node: Node, source: Any) -> None:
+    deliver(node, "a", *CHOSEN, "b")
 
     def handle(message: Message, connection: Any) -> None:
-        if message.key == "bad":
-            raise error
+        if message.key in CHOSEN:
+            raise CHOSEN[message.key][0]
         write_ledger(message, connection)
 
     with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S, fatal=(LookupError,))):
         eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"])
-        eventually(lambda: node.rows("SELECT FROM mailroom.attempt"))
         held = "SELECT (SELECT count(*) FROM mailroom.parked), (SELECT count(*) FROM mailroom.dead_letter)"
-        eventually(lambda: node.rows(held) == [(ends[0] == "park", ends[0] == "skip")])
-    assert node.rows("SELECT outcome, attempt, error FROM mailroom.attempt") == [ends]
-    waits = "SELECT retry_at BETWEEN now() + interval '3500 s' AND now() + interval '3700 s' FROM mailroom.key_state"
-    assert node.rows(waits) == {"retry": [(True,)], "park": [(False,)], "skip": []}[ends[0]]
+        eventually(lambda: node.rows(held) == [(2, 1)])
+    attempts = "SELECT key, outcome, attempt, error FROM mailroom.attempt"
+    assert sorted(node.rows(attempts)) == [(key, outcome, 1, error) for key, (_, outcome, error) in CHOSEN.items()]
+    waits = "retry_at BETWEEN now() + interval '3000 s' AND now() + interval '3700 s'"
+    held = f"SELECT key, {waits} FROM mailroom.key_state"
+    assert sorted(node.rows(held)) == [("Park", False), ("Retry", True), ("fatal", False)]
 
 
 def test_retry_is_an_attempt_too(node: Node) -> None:
@@ -625,19 +622,19 @@ class Odd(Exception):
 ODD = [Odd(sqlstate=404), Odd(orig="shop"), Odd({"C": ["x"]})]
 
 
-@pytest.mark.parametrize("error", ODD, ids=["code", "orig", "dict"])
-def test_error_that_looks_like_a_drivers_is_recorded_reported_and_fatal_as_it_is(node: Node, error: Odd) -> None:
-    deliver(node, "bad")
+def test_error_that_looks_like_a_drivers_is_recorded_reported_and_fatal_as_it_is(node: Node) -> None:
+    deliver(node, *(str(nth) for nth in range(len(ODD))))
     reported: list[Exception] = []
 
-    def handle(_message: Message, _connection: Any) -> None:
-        raise error
+    def handle(message: Message, _connection: Any) -> None:
+        raise ODD[int(message.key)]
 
     worker = Worker(node.dsn, "shipping", handle, fatal=(Odd,), on_error=lambda _, raised: reported.append(raised))
     with working(worker):
-        eventually(lambda: reported)
-    assert reported == [error]
-    assert node.rows("SELECT outcome, error_class, error FROM mailroom.attempt") == [("park", "Odd", f"Odd: {error}")]
+        eventually(lambda: len(reported) == len(ODD))
+    assert reported == ODD
+    recorded = "SELECT outcome, error_class, error FROM mailroom.attempt ORDER BY id"
+    assert node.rows(recorded) == [("park", "Odd", f"Odd: {error}") for error in ODD]
 
 
 DEALLOCATES = """
@@ -645,8 +642,8 @@ CREATE FUNCTION deallocates() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN EXECU
 """
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", [1, 100])
+@pytest.mark.parametrize("source", ["engine", "sessionmaker", "dsn", "pool"], indirect=True)
 def test_function_that_deallocates_statements_ends_no_worker_and_is_no_failure(
     node: Node, source: Any, batch: int
 ) -> None:

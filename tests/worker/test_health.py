@@ -22,6 +22,7 @@ from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import (
     NEVER_S,
+    SHIPPING_WITH_LEDGER,
     deliver,
     failing_keys,
     is_asleep,
@@ -30,6 +31,8 @@ from tests.support.working import (
     write_ledger,
     write_ledger_async,
 )
+
+pytestmark = SHIPPING_WITH_LEDGER
 
 NOWHERE = "postgresql://nobody:s3cret@127.0.0.1:1/none"
 
@@ -219,7 +222,7 @@ def test_dispatcher_beside_a_worker_whose_first_connection_is_refused_tries_agai
     with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=0.05, dispatch=True)):
         node.send("shipping", key="k")
         eventually(lambda: ledger_keys(node) == ["k"], WITHIN_S)
-    assert len(times) == 3
+    assert len(times) >= 3
 
 
 # -- Endings ----------------------------------------------------------------------------------------------------------
@@ -323,23 +326,20 @@ async def test_handler_that_exits_does_not_end_the_event_loop_beside_it(
     assert errors(caplog)[0].startswith("shipping: the worker has ended: SystemExit")
 
 
-@pytest.mark.parametrize("how", ["stop", "leave"])
-def test_worker_of_a_block_finishes_its_batch(node: Node, how: str) -> None:
+def test_worker_of_a_block_finishes_its_batch(node: Node) -> None:
     deliver(node, "a", "b")
-    busy, go_on = threading.Event(), threading.Event()
+    busy = threading.Event()
 
     def handle(message: Message, connection: Any) -> None:
         busy.set()
-        assert go_on.wait(WITHIN_S)
+        eventually(worker._stopping.is_set)
         write_ledger(message, connection)
 
-    with Worker(node.dsn, "shipping", handle) as worker:
+    worker = Worker(node.dsn, "shipping", handle)
+    with worker:
         assert busy.wait(WITHIN_S)
-        threading.Timer(0.05, go_on.set).start()
-        if how == "stop":
-            worker.stop()
     assert worker.failure is None
-    assert ledger_keys(node)[:1] == ["a"]
+    assert ledger_keys(node) == ["a", "b"]
 
 
 async def test_async_worker_of_a_block_that_is_cancelled_stops(node: Node) -> None:

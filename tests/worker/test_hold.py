@@ -1,7 +1,7 @@
 """Hold: ending the transaction of its batch is a failure of that handler, and nothing else is lost or doubled."""
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -21,6 +21,7 @@ from tests.support.node import Node
 from tests.support.pgbouncer import pgbouncer
 from tests.support.waiting import eventually, eventually_async
 from tests.support.working import (
+    SHIPPING_WITH_LEDGER,
     deliver,
     failing_keys,
     ledger_keys,
@@ -30,9 +31,9 @@ from tests.support.working import (
     write_ledger_async,
 )
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = [pytest.mark.sample(1), *SHIPPING_WITH_LEDGER]
 
-KEYS = ["a", "b", "bad", "c", "d", "e"]
+KEYS = ["a", "b", "c", "d", "e"]
 ATTEMPTS = 2
 SQLALCHEMY = [f"{kind} {driver}" for kind in ("engine", "sessionmaker") for driver in ("psycopg", "psycopg2", "pg8000")]
 ASYNC_SQLALCHEMY = [f"{kind} {driver}" for kind in ("engine", "sessionmaker") for driver in ("psycopg", "asyncpg")]
@@ -110,6 +111,7 @@ def going_on(connection: Any) -> None:
 
 
 def behind_another_statement(connection: Any) -> None:
+    """Begin another one in the same query, so that the driver does not see the end."""
     run_raw(b"SELECT 1; COMMIT; BEGIN; SELECT 2")(connection)
 
 
@@ -126,69 +128,53 @@ OF_DRIVERS: dict[str, Callable[[Any], None]] = {
     "commit() of the driver": lambda connection: driver_of(connection).commit(),
     "rollback() of the driver": lambda connection: driver_of(connection).rollback(),
 }
-SYNC = list(product(("dsn", "pool", "autocommit pool", *SQLALCHEMY), WAYS))
-SYNC += product(SQLALCHEMY, OF_DRIVERS)
 
 
-def cases(pairs: Sequence[tuple[str, str]]) -> list[Any]:
-    """Every way with one kind of source, and the two main ways with all kinds, run by default; the rest is slow.
-
-    How a statement is spelled meets the driver, and not what gives the connection: one kind for each driver tries that.
-    """
-    spelled = {*COMMITS, *ROLLBACKS} - {"COMMIT", "ROLLBACK"}
-    return [
-        pytest.param(kind, way, marks=[] if kind == "dsn" or way in ("COMMIT", "ROLLBACK") else [pytest.mark.slow])
-        for kind, way in pairs
-        if way not in spelled or kind == "dsn" or kind.startswith("engine ")
-    ]
+def cases(kinds: Iterable[str], *in_ci: str) -> list[Any]:
+    """Return the kinds, of which those run at night that are not named."""
+    return [pytest.param(kind, marks=[] if kind in in_ci else [pytest.mark.nightly]) for kind in kinds]
 
 
-def assert_only_the_ender_failed(node: Node, way: str) -> None:
-    assert sorted(ledger_keys(node)) == sorted({*KEYS} - {"bad"})
+def deliver_between(node: Node, ways: Iterable[str]) -> None:
+    """Deliver a message of each way to end the transaction, which is its key, between others."""
+    deliver(node, *KEYS[:2], *ways, *KEYS[2:])
+
+
+def assert_only_the_enders_failed(node: Node, ways: Iterable[str]) -> None:
+    assert sorted(ledger_keys(node)) == KEYS
     assert node.delivered() == []
-    assert node.rows("SELECT key FROM mailroom.parked") == [("bad",)]
-    assert failing_keys(node) == [("bad", ATTEMPTS)]
-    history = node.rows("SELECT key, attempt, error FROM mailroom.attempt ORDER BY id")
-    assert [row[:2] for row in history] == [("bad", nth) for nth in range(1, 1 + ATTEMPTS)]
-    if not way.startswith("PREPARE"):  # the server has another message for that
-        assert {"leave COMMIT and ROLLBACK to the worker" in error for _, _, error in history} == {True}, history
+    assert {key for (key,) in node.rows("SELECT key FROM mailroom.parked")} == {*ways}
+    assert {*failing_keys(node)} == {(way, ATTEMPTS) for way in ways}
+    history = node.rows("SELECT key, attempt, error FROM mailroom.attempt")
+    assert sorted(row[:2] for row in history) == sorted(product(ways, range(1, 1 + ATTEMPTS)))
+    # The server has another message for PREPARE.
+    spelled = [row for row in history if not row[0].startswith("PREPARE")]
+    assert [row for row in spelled if "leave COMMIT and ROLLBACK to the worker" not in row[2]] == []
     assert node.rows("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()") == []
 
 
-def is_over(node: Node) -> bool:
-    return len(ledger_keys(node)) >= len(KEYS) - 1 and bool(node.rows("SELECT FROM mailroom.parked"))
+def is_over(node: Node, ways: Collection[str]) -> bool:
+    parked: int = node.value("SELECT count(*) FROM mailroom.parked")
+    return len(ledger_keys(node)) >= len(KEYS) and parked == len(ways)
 
 
-@pytest.mark.parametrize(("kind", "way"), cases(SYNC))
-def test_handler_that_ends_the_transaction_fails_alone(node: Node, kind: str, way: str) -> None:
+@pytest.mark.sample(9)
+@pytest.mark.parametrize("kind", cases(("dsn", "pool", "autocommit pool", *SQLALCHEMY), "dsn", "engine psycopg2"))
+def test_handler_that_ends_the_transaction_fails_alone(node: Node, kind: str) -> None:
     node.inbox("shipping", backoff_s=0, max_attempts=ATTEMPTS)
-    deliver(node, *KEYS)
-    ends = (WAYS | OF_DRIVERS)[way]
+    ways = WAYS | (OF_DRIVERS if kind in SQLALCHEMY else {})
+    if kind in ("dsn", "engine psycopg2"):
+        ways |= {"behind another statement": behind_another_statement}
+    deliver_between(node, ways)
 
     def handle(message: Message, connection: Any) -> None:
         write_ledger(message, connection)
-        if message.key == "bad":
-            ends(connection)
+        if message.key in ways:
+            ways[message.key](connection)
 
     with opened(node.dsn, kind) as source, working(Worker(source, "shipping", handle, poll_interval_s=0.02)):
-        eventually(lambda: is_over(node))
-    assert_only_the_ender_failed(node, way)
-
-
-@pytest.mark.parametrize("kind", ["dsn", "engine psycopg2"])
-def test_handler_that_ends_it_behind_another_statement_fails_alone(node: Node, kind: str) -> None:
-    """It begins another one in the same query, so that the driver does not see the end."""
-    node.inbox("shipping", backoff_s=0, max_attempts=ATTEMPTS)
-    deliver(node, *KEYS)
-
-    def handle(message: Message, connection: Any) -> None:
-        write_ledger(message, connection)
-        if message.key == "bad":
-            behind_another_statement(connection)
-
-    with opened(node.dsn, kind) as source, working(Worker(source, "shipping", handle, poll_interval_s=0.02)):
-        eventually(lambda: is_over(node))
-    assert_only_the_ender_failed(node, "")
+        eventually(lambda: is_over(node, ways))
+    assert_only_the_enders_failed(node, ways)
 
 
 AsyncWay = Callable[[Any], Awaitable[object]]
@@ -213,53 +199,50 @@ ASYNC_WAYS: dict[str, AsyncWay] = {
 }
 
 
-ASYNC = list(product(["dsn", "pool", "autocommit pool", *ASYNC_SQLALCHEMY], ASYNC_WAYS))
+ASYNC = ("dsn", "pool", "autocommit pool", *ASYNC_SQLALCHEMY)
 
 
-@pytest.mark.parametrize(("kind", "way"), cases(ASYNC))
-async def test_async_handler_that_ends_the_transaction_fails_alone(node: Node, kind: str, way: str) -> None:
+@pytest.mark.sample(9)
+@pytest.mark.parametrize("kind", cases(ASYNC, "sessionmaker psycopg", "engine asyncpg"))
+async def test_async_handler_that_ends_the_transaction_fails_alone(node: Node, kind: str) -> None:
     node.inbox("shipping", backoff_s=0, max_attempts=ATTEMPTS)
-    deliver(node, *KEYS)
+    deliver_between(node, ASYNC_WAYS)
 
     async def handle(message: Message, connection: Any) -> None:
         await write_ledger_async(message, connection)
-        if message.key == "bad":
-            await ASYNC_WAYS[way](connection)
+        if message.key in ASYNC_WAYS:
+            await ASYNC_WAYS[message.key](connection)
 
     async with (
         opened_async(node.dsn, kind) as source,
         working_async(AsyncWorker(source, "shipping", handle, poll_interval_s=0.02)),
     ):
-        await eventually_async(lambda: is_over(node))
-    assert_only_the_ender_failed(node, way)
+        await eventually_async(lambda: is_over(node, ASYNC_WAYS))
+    assert_only_the_enders_failed(node, ASYNC_WAYS)
 
 
 # -- Behind a pooler --------------------------------------------------------------------------------------------------
 
 
-def end_by(statement: str) -> Callable[[Message, Any], None]:
-    def handle(message: Message, connection: Any) -> None:
-        write_ledger(message, connection)
-        if message.key == "bad":
-            execute(connection, statement)
-
-    return handle
+def handle_or_end(message: Message, connection: Any) -> None:
+    """Execute the key, if that is a statement."""
+    write_ledger(message, connection)
+    if message.key not in KEYS:
+        execute(connection, message.key)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "ROLLBACK AND CHAIN"])
-def test_end_of_the_transaction_is_found_behind_a_pooler(node: Node, server_home: Path, statement: str) -> None:
+def test_end_of_the_transaction_is_found_behind_a_pooler(node: Node, server_home: Path) -> None:
     node.inbox("shipping", backoff_s=0, max_attempts=ATTEMPTS)
-    deliver(node, *KEYS)
+    ways = ("COMMIT", "ROLLBACK", "ROLLBACK AND CHAIN")
+    deliver_between(node, ways)
     with (
         pgbouncer(node.dsn, server_home) as pooled,
-        working(Worker(pooled, "shipping", end_by(statement), poll_interval_s=0.02)),
+        working(Worker(pooled, "shipping", handle_or_end, poll_interval_s=0.02)),
     ):
-        eventually(lambda: is_over(node))
-    assert_only_the_ender_failed(node, statement)
+        eventually(lambda: is_over(node, ways))
+    assert_only_the_enders_failed(node, ways)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["dsn", "engine psycopg2", "engine pg8000"])
 def test_end_that_is_not_reported_is_found_before_anything_is_committed(
     node: Node, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -267,11 +250,11 @@ def test_end_that_is_not_reported_is_found_before_anything_is_committed(
     """A pooler may withhold the server's reports; then all are tried alone to find the handler."""
     monkeypatch.setattr(hold, "reading_reported", lambda *_: lambda: "off")
     node.inbox("shipping", backoff_s=0, max_attempts=ATTEMPTS)
-    deliver(node, *KEYS)
-    handle = end_by("ROLLBACK AND CHAIN")
-    with opened(node.dsn, kind) as source, working(Worker(source, "shipping", handle, poll_interval_s=0.02)):
-        eventually(lambda: is_over(node))
-    assert_only_the_ender_failed(node, "")
+    ways = ("ROLLBACK AND CHAIN",)
+    deliver_between(node, ways)
+    with opened(node.dsn, kind) as source, working(Worker(source, "shipping", handle_or_end, poll_interval_s=0.02)):
+        eventually(lambda: is_over(node, ways))
+    assert_only_the_enders_failed(node, ways)
 
 
 # -- What may go on ---------------------------------------------------------------------------------------------------
@@ -299,10 +282,10 @@ def test_handler_may_use_savepoints(node: Node, kind: str) -> None:
 
 
 def test_connections_of_the_user_s_pool_are_as_they_were(node: Node) -> None:
-    deliver(node, *KEYS)
+    deliver_between(node, ["COMMIT"])
     with opened(node.dsn, "autocommit pool") as pool:
-        with working(Worker(pool, "shipping", end_by("COMMIT"), poll_interval_s=0.02)):
-            eventually(lambda: len(ledger_keys(node)) == len(KEYS) - 1)
+        with working(Worker(pool, "shipping", handle_or_end, poll_interval_s=0.02)):
+            eventually(lambda: len(ledger_keys(node)) == len(KEYS))
         with pool.connection() as one, pool.connection() as other:
             assert (one.autocommit, other.autocommit) == (True, True)
             found = "SELECT current_setting('default_transaction_read_only'), (SELECT count(*) FROM pg_cursors)"

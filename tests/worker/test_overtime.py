@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from click.testing import CliRunner
 from inbox import AsyncWorker, Message, Worker
 from inbox.cli import inbox as cli
 from inbox.handling.overtime import HandlerTurn, TimedOut
+from inbox.worker import worker as worker_module
 from mailroom.cli.root import root
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import (
     NEVER_S,
+    SHIPPING_WITH_LEDGER,
     deliver,
     failing_keys,
     ledger_keys,
@@ -26,6 +29,8 @@ from tests.support.working import (
     write_ledger_async,
 )
 
+pytestmark = SHIPPING_WITH_LEDGER
+
 TIMED_OUT = [("hung", 1, "TimedOut [MR-handler-timed-out]: timed out after 1 s")]
 
 
@@ -34,6 +39,14 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which a worker's handlers have their time."""
+    clock = Clock()
+    monkeypatch.setattr(worker_module, "HandlerTurn", partial(HandlerTurn, clock))
+    return clock
 
 
 def test_time_of_a_message_is_up_when_it_has_taken_that_long() -> None:
@@ -92,16 +105,17 @@ def test_handler_that_returns_while_its_failure_is_recorded_waits_for_that() -> 
 
 
 def test_handler_that_hangs_holds_up_its_batch_until_its_time_is_up(
-    node: Node, caplog: pytest.LogCaptureFixture
+    node: Node, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     node.inbox("shipping", backoff_s=3_600)
     deliver(node, "a", "hung", "b", "hung")
-    go_on, back = threading.Event(), threading.Event()
+    hangs, go_on, back = threading.Event(), threading.Event(), threading.Event()
     reported: list[tuple[str, type[Exception]]] = []
 
     def handle(message: Message, connection: Any) -> None:
         write_ledger(message, connection)
         if message.key == "hung":
+            hangs.set()
             assert go_on.wait(WITHIN_S)
             back.set()
 
@@ -111,6 +125,8 @@ def test_handler_that_hangs_holds_up_its_batch_until_its_time_is_up(
 
     worker = Worker(node.dsn, "shipping", handle, timeout_s=1, poll_interval_s=NEVER_S, on_error=on_error)
     with working(worker):
+        assert hangs.wait(WITHIN_S)
+        clock.now += 1
         eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"])
         assert failing_keys(node) == [("hung", 1)]
         assert node.rows("SELECT key, attempt, error FROM mailroom.attempt") == TIMED_OUT
@@ -125,16 +141,19 @@ def test_handler_that_hangs_holds_up_its_batch_until_its_time_is_up(
 
 
 @pytest.mark.slow
-def test_handler_that_comes_back_late_commits_nothing_and_counts_nothing(node: Node) -> None:
+def test_handler_that_comes_back_late_commits_nothing_and_counts_nothing(node: Node, clock: Clock) -> None:
     node.inbox("shipping", backoff_s=3_600)
     deliver(node, "hung")
-    go_on, back = threading.Event(), threading.Event()
+    hangs, go_on, back = threading.Event(), threading.Event(), threading.Event()
 
     def handle(message: Message, connection: Any) -> None:
+        hangs.set()
         assert go_on.wait(WITHIN_S)
         back.set()
 
     with working(Worker(node.dsn, "shipping", handle, timeout_s=1, poll_interval_s=NEVER_S)):
+        assert hangs.wait(WITHIN_S)
+        clock.now += 1
         eventually(lambda: failing_keys(node))
         go_on.set()
         assert back.wait(WITHIN_S)
@@ -145,13 +164,17 @@ def test_handler_that_comes_back_late_commits_nothing_and_counts_nothing(node: N
 
 
 @pytest.mark.slow
-async def test_async_handler_that_hangs_is_cancelled(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_async_handler_that_hangs_is_cancelled(
+    node: Node, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     deliver(node, "a", "hung", "b")
+    hangs = asyncio.Event()
     cancelled: list[str] = []
 
     async def handle(message: Message, connection: Any) -> None:
         await write_ledger_async(message, connection)
         if message.key == "hung":
+            hangs.set()
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
@@ -162,6 +185,8 @@ async def test_async_handler_that_hangs_is_cancelled(node: Node, caplog: pytest.
         node.dsn, "shipping", handle, timeout_s=1, fatal=(TimeoutError,), poll_interval_s=NEVER_S
     )  # fmt: skip
     async with working_async(worker):
+        await asyncio.wait_for(hangs.wait(), WITHIN_S)
+        clock.now += 1
         await eventually_async(lambda: sorted(ledger_keys(node)) == ["a", "b"])
         await eventually_async(lambda: node.rows("SELECT key FROM mailroom.parked") == [("hung",)])
     assert cancelled == ["hung"]
@@ -170,7 +195,7 @@ async def test_async_handler_that_hangs_is_cancelled(node: Node, caplog: pytest.
 
 
 @pytest.mark.slow
-def test_handler_that_blocks_its_event_loop_holds_no_key_longer(node: Node) -> None:
+def test_handler_that_blocks_its_event_loop_holds_no_key_longer(node: Node, clock: Clock) -> None:
     node.inbox("shipping", backoff_s=3_600)
     deliver(node, "hung", "a")
     hangs, go_on = threading.Event(), threading.Event()
@@ -186,6 +211,7 @@ def test_handler_that_blocks_its_event_loop_holds_no_key_longer(node: Node) -> N
     thread.start()
     try:
         assert hangs.wait(WITHIN_S)
+        clock.now += 1
         with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=0.05)):
             eventually(lambda: ledger_keys(node) == ["a"])
     finally:

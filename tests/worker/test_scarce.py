@@ -14,6 +14,7 @@ from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import (
     NEVER_S,
+    SHIPPING_WITH_LEDGER,
     deliver,
     is_asleep,
     ledger_keys,
@@ -22,6 +23,8 @@ from tests.support.working import (
     write_ledger,
     write_ledger_async,
 )
+
+pytestmark = SHIPPING_WITH_LEDGER
 
 POLL_S = 0.05
 
@@ -107,7 +110,7 @@ def test_session_that_the_server_ends_while_it_idles_is_replaced_without_a_word(
 @pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("limited", [3], indirect=True)
-@pytest.mark.parametrize("source", ["DSN", "Engine"])
+@pytest.mark.parametrize("source", ["Engine", "DSN"])
 def test_sessions_beside_the_batches_make_room_for_a_lane(
     node: Node, limited: str, source: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

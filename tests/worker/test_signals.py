@@ -10,26 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from inbox import AsyncWorker
 from inbox.worker.signals import NUMBERS, stopping
+from mailroom.cli.root import root
 from mailroom.session.settings import DSN_VARIABLE
 from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
-from tests.support.working import NEVER_S, deliver, ledger_keys, write_ledger_async
+from tests.support.working import NEVER_S, SHIPPING_WITH_LEDGER, deliver, ledger_keys, write_ledger_async
+
+pytestmark = [*SHIPPING_WITH_LEDGER, pytest.mark.inbox("billing")]
 
 GATE = "SELECT pg_advisory_xact_lock(1)"
 WAITS = (
     "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = 1 "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("billing")
-    return node
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +117,10 @@ async def test_signal_stops_both_of_two_workers_in_one_loop(node: Node) -> None:
 HANDLER = """
 import asyncio, os, sys
 from inbox import AsyncWorker, Worker
+from inbox.sessions import unawaited
+from inbox.worker import in_flight
 
+unawaited.WITHIN_S = in_flight.WITHIN_S = 60
 DSN = os.environ["MAILROOM_DSN"]
 
 INSERT = "INSERT INTO ledger (key, clock) VALUES (%s, %s)"
@@ -293,8 +294,10 @@ def test_worker_that_ends_ends_the_others_of_its_process_which_finish_their_batc
         assert ledger_keys(node) == ["a", "b"], error
 
 
-def test_command_refuses_one_worker_twice(node: Node, run: Any) -> None:
-    process, _ = run(SEVERAL, *COMMAND, "program:sync", "program:sync")
-    _, error = process.communicate(timeout=WITHIN_S)
-    assert process.returncode == 2
-    assert "given twice" in error
+def test_command_refuses_one_worker_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dsn = "postgresql://me@127.0.0.1:1/shop"
+    (tmp_path / "twice.py").write_text(f"from inbox import Worker\n\nsync = Worker({dsn!r}, 'shipping', print)\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    result = CliRunner().invoke(root, ["worker", "run", "twice:sync", "twice:sync", "--dsn", dsn])
+    assert result.exit_code == 2
+    assert "given twice" in result.output

@@ -30,6 +30,7 @@ from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import (
     NEVER_S,
+    SHIPPING_WITH_LEDGER,
     deliver,
     is_asleep,
     ledger_keys,
@@ -38,6 +39,8 @@ from tests.support.working import (
     write_ledger,
     write_ledger_async,
 )
+
+pytestmark = SHIPPING_WITH_LEDGER
 
 DEAD = "127.0.0.1:1"  # nobody listens there
 
@@ -221,12 +224,12 @@ def test_token_that_has_expired_since_the_source_connected_is_replaced(
     def give_token(_dialect: Any, _record: Any, _args: Any, named: dict[str, Any]) -> None:
         named.update(parts(node.dsn), user=role, password=tokens[0], application_name="source")
 
-    entries: dict[str, int] = {}
+    entries: list[str] = []
 
     def handle(message: Message, connection: Any) -> None:
-        with contextlib.suppress(AssertionError):
-            eventually(lambda: node.value("SELECT count(*) FROM mailroom.worker"), timeout_s=1)
-        entries[message.key] = node.value("SELECT count(*) FROM mailroom.worker")
+        if message.key != "b":  # that may have none: it finds out that the token has expired
+            eventually(lambda: node.value("SELECT count(*) FROM mailroom.worker"))
+        entries.append(message.key)
 
     try:
         with working(Worker(engine, "shipping", handle, poll_interval_s=0.05)):
@@ -242,7 +245,6 @@ def test_token_that_has_expired_since_the_source_connected_is_replaced(
             for key in "bc":
                 deliver(node, key)
                 eventually(partial(entries.__contains__, key))
-        assert (entries["a"], entries["c"]) == (1, 1)  # for b it may already be the new one
     finally:
         engine.dispose()
         eventually(lambda: not node.rows("SELECT FROM pg_stat_activity WHERE usename = %s", role))

@@ -18,6 +18,8 @@ from tests.support.node import Node
 from tests.support.proxy import proxied
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.node_sql("CREATE TABLE posted (n bigint PRIMARY KEY, text text)")
+
 POSTED = Sql("INSERT INTO {schema}.posted VALUES (%(n)s::bigint, %(text)s::text)")
 ONCE = Sql("INSERT INTO {schema}.posted VALUES (%(n)s::bigint, '') ON CONFLICT DO NOTHING")
 
@@ -28,18 +30,6 @@ def step(n: int, text: str = "100 %", table: str = "public") -> Execute:
 
 def posted(node: Node) -> list[int]:
     return [n for (n,) in node.rows("SELECT n FROM posted ORDER BY n")]
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker waits one second for its entries; these tests may run on a busy machine."""
-    monkeypatch.setattr(unawaited, "WITHIN_S", 60.0)
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.connection.execute("CREATE TABLE posted (n bigint PRIMARY KEY, text text)")
-    return node
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.support.node import Node
 from tests.support.waiting import eventually, eventually_async
 from tests.support.working import (
     NEVER_S,
+    SHIPPING_WITH_LEDGER,
     is_asleep,
     ledger_keys,
     working,
@@ -24,6 +25,8 @@ from tests.support.working import (
     write_ledger,
     write_ledger_async,
 )
+
+pytestmark = SHIPPING_WITH_LEDGER
 
 
 class Watched(AsyncWorker):
