@@ -1,7 +1,6 @@
 """An inbox is dropped with all that is kept of it, and nothing is lost that nobody gave up."""
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -19,16 +18,13 @@ from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import NEVER_S, working
 
-pytestmark = pytest.mark.both_versions
+pytestmark = [
+    pytest.mark.both_versions,
+    pytest.mark.inbox("shipping", "order.paid"),
+    pytest.mark.inbox("billing", "order.paid"),
+]
 
 TABLES = "SELECT count(*) FROM pg_class WHERE relname = 'inbox_shipping'"
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping", "order.paid")
-    node.inbox("billing", "order.paid")
-    return node
 
 
 def drop(node: Node, **options: Any) -> int:
@@ -186,17 +182,10 @@ def test_snapshot_that_may_not_see_the_last_delivery_is_refused(node: Node, conn
         drop_inbox(connection, "shipping", actor="ada")
 
 
-@pytest.mark.parametrize(
-    ("call", "error"),
-    [
-        (lambda connection: drop_inbox(connection, "nowhere", actor="ada"), UnknownInbox),
-        (lambda connection: drop_inbox(connection, "shipping", actor=" "), InvalidMessage),
-    ],
-    ids=["unknown", "nobody"],
-)
-def test_wrong_use_is_told(node: Node, call: Callable[[Any], object], error: type[Exception]) -> None:
-    with pytest.raises(error), node.connection.transaction():
-        call(node.connection)
+def test_wrong_use_is_told(node: Node) -> None:
+    for name, actor, error in (("nowhere", "ada", UnknownInbox), ("shipping", " ", InvalidMessage)):
+        with pytest.raises(error), node.connection.transaction():
+            drop_inbox(node.connection, name, actor=actor)
     assert node.value(TABLES) == 1
 
 
