@@ -1,6 +1,6 @@
 """An inbox is dropped with all that is kept of it, and nothing is lost that nobody gave up."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -15,8 +15,8 @@ from outbox import Outbox
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.databases import Connect
 from tests.support.node import Node
-from tests.support.waiting import WITHIN_S, eventually
-from tests.support.working import NEVER_S, working
+from tests.support.waiting import eventually, wait_until_blocked
+from tests.support.working import NEVER_S, is_asleep, working
 
 pytestmark = [
     pytest.mark.both_versions,
@@ -128,26 +128,19 @@ def test_rolled_back_it_is_there_as_before(node: Node) -> None:
 
 def test_delivery_that_comes_first_is_waited_for_and_seen(node: Node, connect: Connect) -> None:
     """Its message would be deleted unseen."""
-    delivery, failed = connect(), threading.Event()
+    delivery = connect()
     delivery.execute("SELECT mailroom.take_dispatch_turn()")
     delivery.execute(
         "INSERT INTO mailroom.inbox "
         "(inbox, clock, sent_clock, origin, message_id, topic, key, kind, message_type, value_json, sent_at) "
         "VALUES ('shipping', 1, 1, gen_random_uuid(), gen_random_uuid(), 'order.paid', 'k', 'M', 'U', '1', now())"
     )
-
-    def drops() -> None:
+    with ThreadPoolExecutor(1) as thread:
+        dropping = thread.submit(drop, node)
+        wait_until_blocked(delivery, node.connection.info.backend_pid)
+        delivery.commit()
         with pytest.raises(SchemaError, match="holds 1 messages"):
-            drop(node)
-        failed.set()
-
-    thread = threading.Thread(target=drops)
-    thread.start()
-    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%take_dispatch_turn%'"
-    eventually(lambda: connect(autocommit=True).execute(waits).fetchone() == (1,))
-    delivery.commit()
-    thread.join(WITHIN_S)
-    assert failed.is_set()
+            dropping.result()
 
 
 @pytest.mark.slow
@@ -167,9 +160,9 @@ def test_worker_that_still_runs_ends_with_what_has_happened(node: Node) -> None:
 
     def runs() -> None:
         with working(worker):
-            eventually(lambda: worker.healthy)
+            eventually(lambda: is_asleep(node))
             drop(node)
-            eventually(lambda: worker.failure is not None, WITHIN_S)
+            eventually(lambda: worker.failure is not None)
 
     with pytest.raises(UnknownInbox):
         runs()

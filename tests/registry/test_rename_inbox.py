@@ -15,8 +15,8 @@ from outbox import Outbox
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.databases import Connect
 from tests.support.node import Node
-from tests.support.waiting import WITHIN_S, eventually
-from tests.support.working import NEVER_S, working
+from tests.support.waiting import eventually
+from tests.support.working import NEVER_S, is_asleep, working
 
 pytestmark = [
     pytest.mark.both_versions,
@@ -215,9 +215,9 @@ def test_worker_that_still_runs_ends_with_what_has_happened(node: Node) -> None:
 
     def runs() -> None:
         with working(worker):
-            eventually(lambda: worker.healthy)
+            eventually(lambda: is_asleep(node))
             rename(node)
-            eventually(lambda: worker.failure is not None, WITHIN_S)
+            eventually(lambda: worker.failure is not None)
 
     with pytest.raises(UnknownInbox):
         runs()
