@@ -1,5 +1,6 @@
 """An inbox is dropped with all that is kept of it, and nothing is lost that nobody gave up."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -126,8 +127,11 @@ def test_rolled_back_it_is_there_as_before(node: Node) -> None:
     assert len(Inbox("shipping").peek(node.connection)) == 2
 
 
-def test_delivery_that_comes_first_is_waited_for_and_seen(node: Node, connect: Connect) -> None:
+def test_delivery_that_comes_first_is_waited_for_and_seen(
+    node: Node, connect: Connect, waits_for: Callable[[str], None]
+) -> None:
     """Its message would be deleted unseen."""
+    waits_for("60s")
     delivery = connect()
     delivery.execute("SELECT mailroom.take_dispatch_turn()")
     delivery.execute(
@@ -143,8 +147,10 @@ def test_delivery_that_comes_first_is_waited_for_and_seen(node: Node, connect: C
             dropping.result()
 
 
-@pytest.mark.slow
-def test_inbox_whose_messages_are_in_hand_is_in_use(node: Node, connect: Connect) -> None:
+def test_inbox_whose_messages_are_in_hand_is_in_use(
+    node: Node, connect: Connect, waits_for: Callable[[str], None]
+) -> None:
+    waits_for("10ms")
     node.send("order.paid", key="k")
     node.deliver_all()
     batch = connect()
@@ -152,6 +158,7 @@ def test_inbox_whose_messages_are_in_hand_is_in_use(node: Node, connect: Connect
     with pytest.raises(MailroomError, match=r"'shipping' is in use\. .*stop its workers"):
         drop(node, discard=True)
     batch.commit()
+    waits_for("60s")
     assert drop(node) == 0
 
 

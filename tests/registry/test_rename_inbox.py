@@ -1,5 +1,6 @@
 """An inbox gets another name, and nothing that was or is sent to it is lost."""
 
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -198,8 +199,10 @@ def test_inbox_that_spark_has_read_keeps_its_name(node: Node) -> None:
         rename(node)
 
 
-@pytest.mark.slow
-def test_inbox_whose_messages_are_in_hand_is_in_use(node: Node, connect: Connect) -> None:
+def test_inbox_whose_messages_are_in_hand_is_in_use(
+    node: Node, connect: Connect, waits_for: Callable[[str], None]
+) -> None:
+    waits_for("10ms")
     node.send("order.paid", key="k")
     node.deliver_all()
     batch = connect()
@@ -207,6 +210,7 @@ def test_inbox_whose_messages_are_in_hand_is_in_use(node: Node, connect: Connect
     with pytest.raises(MailroomError, match=r"'shipping' is in use\. .*stop its workers"):
         rename(node)
     batch.commit()
+    waits_for("60s")
     assert rename(node) == 0
 
 
