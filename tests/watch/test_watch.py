@@ -302,8 +302,10 @@ AWKWARD = {
 }
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("kind", AWKWARD)
+SLOW = {"text": [pytest.mark.slow], "float8[]": [pytest.mark.nightly]}
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=SLOW.get(kind, [])) for kind in AWKWARD])
 def test_row_that_cannot_be_written_as_json_does_not_fail_the_writer(connect: Connect, kind: str) -> None:
     connection = connect(autocommit=True)
     connection.execute(f"CREATE TABLE things (id int PRIMARY KEY, it {kind})".encode())
