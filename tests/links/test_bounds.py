@@ -137,7 +137,7 @@ def explained(node: Node, sql: Sql, **values: object) -> list[dict[str, Any]]:
     return list(nodes(plan[0]["Plan"]))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_probes_are_flat_above_what_was_trimmed_under_a_held_snapshot(pair: Linked) -> None:
     many = 100_000
     pair.put({})

@@ -415,7 +415,7 @@ def test_delivery_joins_topics_with_links_and_not_messages_with_links(node: Node
     assert all("topic" not in str(each) for join in joins for each in (join.get("Hash Cond"), join.get("Join Filter")))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_last_seq_is_found_by_an_index_beside_100_000_dead_rows(node: Node, connect: Connect) -> None:
     """Trimmed rows stay in the index while a snapshot is held: they are all below, and not met."""
     lyon, oslo = link(node, "lyon", "order.paid"), link(node, "oslo", "order.paid")
