@@ -213,7 +213,7 @@ def nodes(databases: Databases) -> Iterator[list[Node]]:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [1, 0, 2, 3])
 def test_no_effect_comes_before_its_cause_whoever_reads_whom(nodes: list[Node], seed: int) -> None:
     world = World(nodes[: 2 + seed % 3], seed)
     for _ in range(STEPS):

@@ -199,28 +199,27 @@ def test_moved_node_is_let_in_again(source: Node, target: Node) -> None:
     assert link_json(target, "moved", "north") == {"name": "north", "reader": False, "source": True}
 
 
-@pytest.mark.parametrize("command", ["remove", "exclude", "include", "cut", "resume", "report", "moved"])
-def test_link_that_is_not_there_is_told_in_one_line(source: Node, command: str) -> None:
-    result = mailroom("link", command, "nowhere", dsn=source.dsn)
-    assert result.exit_code == 1
-    assert error_of(result).endswith("See: mailroom link status")
+def test_link_that_is_not_there_is_told_in_one_line(source: Node) -> None:
+    commands = ("remove", "exclude", "include", "cut", "resume", "report", "moved")
+    results = {command: mailroom("link", command, "nowhere", dsn=source.dsn) for command in commands}
+    assert {command: result.exit_code for command, result in results.items()} == dict.fromkeys(commands, 1)
+    assert [each for each in commands if not error_of(results[each]).endswith("See: mailroom link status")] == []
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("allow", "1st"),
-        ("allow", "south", "--keep-s", "-1"),
-        ("allow", "south", "--max-rows", "-1"),
-        ("add", "north", "--service", "postgresql://me:secret@host/db"),
-        ("add", "north", "--as", "a b"),
-        ("add", "north", "--source-schema", "Shop"),
-        ("resume", "north", "--at", "-1"),
-        ("resume", "--at", "1"),
-        ("resume", "--dry-run"),
-    ],
+WRONG = (
+    ("allow", "1st"),
+    ("allow", "south", "--keep-s", "-1"),
+    ("allow", "south", "--max-rows", "-1"),
+    ("add", "north", "--service", "postgresql://me:secret@host/db"),
+    ("add", "north", "--as", "a b"),
+    ("add", "north", "--source-schema", "Shop"),
+    ("resume", "north", "--at", "-1"),
+    ("resume", "--at", "1"),
+    ("resume", "--dry-run"),
 )
-def test_wrong_usage_is_told_and_no_secret_with_it(source: Node, arguments: tuple[str, ...]) -> None:
-    result = mailroom("link", *arguments, dsn=source.dsn)
-    assert result.exit_code == 2
-    assert "secret" not in error_of(result)
+
+
+def test_wrong_usage_is_told_and_no_secret_with_it(source: Node) -> None:
+    results = {arguments: mailroom("link", *arguments, dsn=source.dsn) for arguments in WRONG}
+    assert {arguments: result.exit_code for arguments, result in results.items()} == dict.fromkeys(WRONG, 2)
+    assert [each for each in WRONG if "secret" in error_of(results[each])] == []

@@ -24,13 +24,12 @@ from tests.support.node import SCHEMA, Node
 ELSEWHERE = "UPDATE mailroom.node SET database_oid = database_oid - 1"
 
 
-@pytest.fixture
-def node(source: Node) -> Node:
-    """A node that another one may read."""
-    with source.connection.transaction():
-        run(source.connection, noting_place(SCHEMA))
-        source.connection.execute("INSERT INTO mailroom.link (name) VALUES ('south')")
-    return source
+@pytest.fixture(autouse=True)
+def allowed(node: Node) -> None:
+    """Let another node read this one."""
+    with node.connection.transaction():
+        run(node.connection, noting_place(SCHEMA))
+        node.connection.execute("INSERT INTO mailroom.link (name) VALUES ('south')")
 
 
 def changed(node: Node) -> Any:
@@ -106,7 +105,6 @@ def test_node_is_let_follow_one_that_is_far_ahead(node: Node) -> None:
 
 
 async def test_same_is_there_for_programs_on_both_kinds_of_connection(node: Node) -> None:
-
     async with await psycopg.AsyncConnection.connect(node.dsn) as connection:
         assert await node_restored_async(connection, actor="ada") == 2
         before = await advance_clock_async(connection, 2**60, actor="ada")

@@ -252,8 +252,9 @@ async def test_source_put_back_to_before_its_first_row(pair: Pair) -> None:
     assert pair.received() == ["a", "b", "c"]
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("number", ["lower", "same", "higher"])
+@pytest.mark.parametrize(
+    "number", ["same", pytest.param("higher", marks=pytest.mark.slow), pytest.param("lower", marks=pytest.mark.nightly)]
+)
 async def test_source_put_back_to_before_it_allowed_its_reader(
     source: Node, target: Node, binaries: Binaries, number: str
 ) -> None:

@@ -147,7 +147,9 @@ READS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("trimmed", [30_000, pytest.param(200_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize(
+    "trimmed", [30_000, pytest.param(200_000, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])]
+)
 def test_statements_of_a_link_are_flat_above_what_was_trimmed_under_a_held_snapshot(pair: Linked, trimmed: int) -> None:
     few = plans(pair, fill(pair, 2 * ROWS))
     here = fill(pair, trimmed)

@@ -16,12 +16,16 @@ from mailroom.sql.runner import run
 from tests.models import total_order as order
 from tests.models.total_order import Mark, Route
 from tests.support.links import Linked, linked, wanted_topics
-from tests.support.node import SCHEMA, Node
-
-pytestmark = pytest.mark.both_versions
+from tests.support.node import CLOCKS_ALLOWED, SCHEMA, Node
 
 INBOXES = ("first", "second")
-EACH = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+pytestmark = [
+    pytest.mark.both_versions,
+    pytest.mark.node_sql(CLOCKS_ALLOWED),
+    *(pytest.mark.inbox(name, order="total") for name in INBOXES),
+]
+
+EACH = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 clocks = st.integers(0, 12)
 
 
@@ -80,14 +84,6 @@ states = st.builds(
     messages=by_inbox(st.lists(clocks, max_size=3)),
     has_lost=st.booleans(),
 )
-
-
-@pytest.fixture
-def node(source: Node) -> Node:
-    source.allow_clocks()
-    for inbox in INBOXES:
-        source.inbox(inbox, order="total")
-    return source
 
 
 @contextmanager

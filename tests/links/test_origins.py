@@ -13,8 +13,6 @@ from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.node import SCHEMA, Node
 
-pytestmark = pytest.mark.sample(3)
-
 
 def subscriptions(node: Node) -> list[Any]:
     return node.rows("SELECT topic, inbox, origin FROM mailroom.subscription ORDER BY 1, 2, 3")
@@ -39,14 +37,17 @@ def test_subscriptions_to_this_node_to_another_and_to_all_stand_side_by_side(nod
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("origin", "comes"), [("", 1), ("*", 1), ("lyon", 0)])
-@pytest.mark.parametrize("topic", ["order.paid", "order.*"])
-def test_message_of_this_node_goes_to_those_that_want_its_own(node: Node, origin: str, comes: int, topic: str) -> None:
+def test_message_of_this_node_goes_to_those_that_want_its_own(node: Node) -> None:
     with node.connection.transaction():
-        create_inbox(node.connection, "billing", topic, origin=origin)
+        for name, topic in (("one", "order.paid"), ("all", "order.*")):
+            create_inbox(node.connection, name, topic, origin="lyon")
     node.send("order.paid", kind="E")
-    totals = node.deliver_all()
-    assert (totals.delivered, totals.unrouted) == (comes, 1 - comes)
+    assert node.deliver_all().unrouted == 1
+    for origin in ("", "*"):
+        node.connection.execute("UPDATE mailroom.subscription SET origin = %s", [origin])
+        node.send("order.paid", kind="E")
+        totals = node.deliver_all()
+        assert (totals.delivered, totals.unrouted) == (2, 0), origin
 
 
 def test_topic_wanted_of_this_node_and_of_all_comes_once(node: Node) -> None:
@@ -59,25 +60,27 @@ def test_topic_wanted_of_this_node_and_of_all_comes_once(node: Node) -> None:
         assert run(node.connection, delivering(SCHEMA, rows=10, max_bytes=1_000)).delivered == 1
 
 
-@pytest.mark.parametrize("origin", ["1st", "a b", "a" * 64, "**", "-", "é", None, 7, "a\n"])
-def test_origin_that_is_no_name_is_refused(node: Node, origin: Any) -> None:
+def test_origin_that_is_no_name_is_refused(node: Node) -> None:
     node.inbox("billing")
-    with pytest.raises(InvalidName, match="Node name"), node.connection.transaction():
-        subscribe(node.connection, "billing", "a", origin=origin)
-    with pytest.raises(InvalidName, match="Node name"), node.connection.transaction():
-        create_inbox(node.connection, "more", "a", origin=origin)
+    wrong: list[Any] = ["1st", "a b", "a" * 64, "**", "-", "é", None, 7, "a\n"]
+    for origin in wrong:
+        with pytest.raises(InvalidName, match="Node name"), node.connection.transaction():
+            subscribe(node.connection, "billing", "a", origin=origin)
+        with pytest.raises(InvalidName, match="Node name"), node.connection.transaction():
+            create_inbox(node.connection, "more", "a", origin=origin)
     assert subscriptions(node) == []
 
 
-@pytest.mark.parametrize("origin", ["a", "Z9", "north.example-1_x", "a" * 63])
-def test_names_that_python_takes_are_those_that_the_table_takes(node: Node, origin: str) -> None:
+def test_names_that_python_takes_are_those_that_the_table_takes(node: Node) -> None:
     node.inbox("billing")
-    with node.connection.transaction():
-        subscribe(node.connection, "billing", "a", origin=origin)
-    node.connection.execute("INSERT INTO mailroom.link (name) VALUES (%s)", [origin])
-    node.connection.execute("INSERT INTO mailroom.origin (name) VALUES (%s)", [origin])
+    for origin in ("a", "Z9", "north.example-1_x", "a" * 63):
+        with node.connection.transaction():
+            subscribe(node.connection, "billing", "a", origin=origin)
+        node.connection.execute("INSERT INTO mailroom.link (name) VALUES (%s)", [origin])
+        node.connection.execute("INSERT INTO mailroom.origin (name) VALUES (%s)", [origin])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SYNC)
 def test_every_connection_subscribes_to_another_node(dsn: str, node: Node, kind: str) -> None:
     with opened(dsn, kind) as connection:
@@ -89,6 +92,7 @@ def test_every_connection_subscribes_to_another_node(dsn: str, node: Node, kind:
     assert subscriptions(node) == [("b", "billing", "lyon")]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ASYNC)
 async def test_every_async_connection_subscribes_to_another_node(dsn: str, node: Node, kind: str) -> None:
     node.inbox("billing")

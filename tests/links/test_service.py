@@ -11,12 +11,9 @@ from mailroom.links.service import source_dsn, variable
 from mailroom.session import settings
 
 
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [("paris", "MAILROOM_DSN_PARIS"), ("eu-west.2_a", "MAILROOM_DSN_EU_WEST_2_A"), ("X1", "MAILROOM_DSN_X1")],
-)
-def test_variable_of_a_source(source: str, name: str) -> None:
-    assert variable(source) == name
+def test_variable_of_a_source() -> None:
+    names = ["MAILROOM_DSN_PARIS", "MAILROOM_DSN_EU_WEST_2_A", "MAILROOM_DSN_X1"]
+    assert [variable(source) for source in ("paris", "eu-west.2_a", "X1")] == names
 
 
 def test_environment_leads_to_a_source_without_a_service() -> None:
@@ -58,7 +55,7 @@ def test_session_keeps_what_the_entry_says_beside_our_own_settings(
         assert connection.info.get_parameters()["keepalives_idle"] == "77"
 
 
-@pytest.mark.parametrize("service", ["", "a]", "a\n", "host=h", "postgresql://h/db"])
-def test_what_cannot_be_an_entry_is_refused(service: str) -> None:
-    with pytest.raises(ConfigurationError):
-        source_dsn("paris", service, {"MAILROOM_DSN_PARIS": "postgresql://h/db"})
+def test_what_cannot_be_an_entry_is_refused() -> None:
+    for service in ("", "a]", "a\n", "host=h", "postgresql://h/db"):
+        with pytest.raises(ConfigurationError):
+            source_dsn("paris", service, {"MAILROOM_DSN_PARIS": "postgresql://h/db"})

@@ -1,7 +1,6 @@
 """A total inbox: one queue by (sent_clock, origin), that one transaction at a time works on, on one node."""
 
 import asyncio
-import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +21,6 @@ from inbox.parked import Parked
 from inbox.total_order.total_claim import REAP, reaping_total, reaping_total_due
 from inbox.total_order.total_order import TotalOrder
 from inbox.worker.in_flight import Entry, InFlight
-from mailroom import locks
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError
 from mailroom.sql.runner import run
@@ -36,8 +34,8 @@ from tests.support.databases import Connect
 from tests.support.explain import nodes
 from tests.support.node import SCHEMA, Node
 from tests.support.pgbouncer import pgbouncer
-from tests.support.waiting import WITHIN_S, eventually
-from tests.support.working import LEDGER, working, working_async, write_ledger
+from tests.support.waiting import eventually, eventually_async
+from tests.support.working import LEDGER, NEVER_S, is_asleep, working, working_async, write_ledger
 
 INBOX = Inbox("ledger")
 ORDER = TotalOrder(SCHEMA, "ledger")
@@ -190,6 +188,7 @@ def test_rolled_back_savepoint_gives_the_inbox_back(ledger: Node) -> None:
         assert values(INBOX.reap_any(second, 1, 1)) == [0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("level", [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE])
 def test_older_snapshot_gets_40001_and_nothing_out_of_order(
     ledger: Node, connect: Connect, level: psycopg.IsolationLevel
@@ -391,7 +390,7 @@ def test_batch_of_which_nobody_knows_what_failed_is_tried_one_by_one(ledger: Nod
     assert ledger.rows("SELECT key, clock, suspect_to FROM mailroom.key_state") == [("", 1, 30)]
     tried: list[Any] = []
     with working(Worker(ledger.dsn, "ledger", lambda message, _: tried.append(message.value), poll_interval_s=0.05)):
-        eventually(lambda: len(tried) == 4)
+        eventually(lambda: 4 in tried)
     assert tried == [3, 2, 1, 4]
     assert ledger.rows("SELECT FROM mailroom.key_state") == []
 
@@ -498,27 +497,10 @@ async def test_async_worker_wakes_when_something_is_delivered(ledger: Node) -> N
     async def handler(message: Message, _: object) -> None:
         handled.append(message.value)
 
-    async with working_async(AsyncWorker(ledger.dsn, "ledger", handler, poll_interval_s=3_600)):
-        await _eventually(lambda: bool(asleep(ledger)))
+    async with working_async(AsyncWorker(ledger.dsn, "ledger", handler, poll_interval_s=NEVER_S)):
+        await eventually_async(lambda: is_asleep(ledger))
         fill(ledger)
-        await _eventually(lambda: handled == list(range(9)))
-
-
-def asleep(node: Node) -> int:
-    return int(
-        node.value(
-            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted "
-            "AND classid = %s AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
-            locks.ASLEEP,
-        )
-    )
-
-
-async def _eventually(holds: Any) -> None:
-    end = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.02)
+        await eventually_async(lambda: handled == list(range(9)))
 
 
 def test_testing_handles_a_total_inbox_as_a_worker_would(ledger: Node) -> None:

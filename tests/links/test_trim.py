@@ -135,21 +135,21 @@ def test_reader_that_is_put_back_gets_the_whole_time_for_what_it_acknowledges_ag
 
 
 def test_acknowledgements_are_noted_some_fifty_times_within_the_time_and_only_if_there_are_any(link: Linked) -> None:
-    put(link, 500)
-    for seq in range(1, 400):
-        acknowledge(link, seq, days=0.01)
+    put(link, 210)
+    for seq in range(1, 200):
+        acknowledge(link, seq, days=0.02)
         trim_rows(link, Trim(SCHEMA))
         [(acks,)] = link.source.rows("SELECT acks FROM mailroom.link")
         assert len(acks) <= 50
-        if seq > 300:  # two days are 200 steps, and a note is made at each fifth of them
-            assert 190 <= seq - seqs(link)[0] <= 210
+        if seq > 150:  # two days are 100 steps, and a note is made at each third of them
+            assert 95 <= seq - seqs(link)[0] <= 105
     age(link, 10)
-    acknowledge(link, 400)
+    acknowledge(link, 200)
     with link.source.connection.transaction():
         trim_rows(link, Trim(SCHEMA))
         run(link.source.connection, Trim(SCHEMA).listing_links())
         [(acks,)] = link.source.rows("SELECT acks FROM mailroom.link")
-        assert (len(acks), acks[-1]) == (2, 400)
+        assert (len(acks), acks[-1]) == (2, 200)
         assert link.source.value("SELECT xmin = pg_current_xact_id()::xid FROM mailroom.link") is False
 
 
@@ -298,7 +298,6 @@ def test_newest_receipt_of_an_origin_stays_however_old_it_is(link: Linked) -> No
 
 
 def test_receipts_that_went_are_not_scanned_again_under_a_held_snapshot(link: Linked, target_dsn: str) -> None:
-    put(link, 2_001)
     link.target.connection.execute(
         "INSERT INTO mailroom.receipt (origin, last, first, last_id, stamped_at, sent_clock, received_at, ids) "
         "SELECT %s, n, n, gen_random_uuid(), now(), n, now() - interval '4 days', ARRAY[gen_random_uuid()] "

@@ -1,7 +1,7 @@
 """An inbox is dropped with all that is kept of it, and nothing is lost that nobody gave up."""
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -16,19 +16,16 @@ from outbox import Outbox
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.databases import Connect
 from tests.support.node import Node
-from tests.support.waiting import WITHIN_S, eventually
-from tests.support.working import NEVER_S, working
+from tests.support.waiting import eventually, wait_until_blocked
+from tests.support.working import NEVER_S, is_asleep, working
 
-pytestmark = pytest.mark.both_versions
+pytestmark = [
+    pytest.mark.both_versions,
+    pytest.mark.inbox("shipping", "order.paid"),
+    pytest.mark.inbox("billing", "order.paid"),
+]
 
 TABLES = "SELECT count(*) FROM pg_class WHERE relname = 'inbox_shipping'"
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping", "order.paid")
-    node.inbox("billing", "order.paid")
-    return node
 
 
 def drop(node: Node, **options: Any) -> int:
@@ -130,32 +127,30 @@ def test_rolled_back_it_is_there_as_before(node: Node) -> None:
     assert len(Inbox("shipping").peek(node.connection)) == 2
 
 
-def test_delivery_that_comes_first_is_waited_for_and_seen(node: Node, connect: Connect) -> None:
+def test_delivery_that_comes_first_is_waited_for_and_seen(
+    node: Node, connect: Connect, waits_for: Callable[[str], None]
+) -> None:
     """Its message would be deleted unseen."""
-    delivery, failed = connect(), threading.Event()
+    waits_for("60s")
+    delivery = connect()
     delivery.execute("SELECT mailroom.take_dispatch_turn()")
     delivery.execute(
         "INSERT INTO mailroom.inbox "
         "(inbox, clock, sent_clock, origin, message_id, topic, key, kind, message_type, value_json, sent_at) "
         "VALUES ('shipping', 1, 1, gen_random_uuid(), gen_random_uuid(), 'order.paid', 'k', 'M', 'U', '1', now())"
     )
-
-    def drops() -> None:
+    with ThreadPoolExecutor(1) as thread:
+        dropping = thread.submit(drop, node)
+        wait_until_blocked(delivery, node.connection.info.backend_pid)
+        delivery.commit()
         with pytest.raises(SchemaError, match="holds 1 messages"):
-            drop(node)
-        failed.set()
-
-    thread = threading.Thread(target=drops)
-    thread.start()
-    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%take_dispatch_turn%'"
-    eventually(lambda: connect(autocommit=True).execute(waits).fetchone() == (1,))
-    delivery.commit()
-    thread.join(WITHIN_S)
-    assert failed.is_set()
+            dropping.result()
 
 
-@pytest.mark.slow
-def test_inbox_whose_messages_are_in_hand_is_in_use(node: Node, connect: Connect) -> None:
+def test_inbox_whose_messages_are_in_hand_is_in_use(
+    node: Node, connect: Connect, waits_for: Callable[[str], None]
+) -> None:
+    waits_for("10ms")
     node.send("order.paid", key="k")
     node.deliver_all()
     batch = connect()
@@ -163,6 +158,7 @@ def test_inbox_whose_messages_are_in_hand_is_in_use(node: Node, connect: Connect
     with pytest.raises(MailroomError, match=r"'shipping' is in use\. .*stop its workers"):
         drop(node, discard=True)
     batch.commit()
+    waits_for("60s")
     assert drop(node) == 0
 
 
@@ -171,9 +167,9 @@ def test_worker_that_still_runs_ends_with_what_has_happened(node: Node) -> None:
 
     def runs() -> None:
         with working(worker):
-            eventually(lambda: worker.healthy)
+            eventually(lambda: is_asleep(node))
             drop(node)
-            eventually(lambda: worker.failure is not None, WITHIN_S)
+            eventually(lambda: worker.failure is not None)
 
     with pytest.raises(UnknownInbox):
         runs()
@@ -186,17 +182,10 @@ def test_snapshot_that_may_not_see_the_last_delivery_is_refused(node: Node, conn
         drop_inbox(connection, "shipping", actor="ada")
 
 
-@pytest.mark.parametrize(
-    ("call", "error"),
-    [
-        (lambda connection: drop_inbox(connection, "nowhere", actor="ada"), UnknownInbox),
-        (lambda connection: drop_inbox(connection, "shipping", actor=" "), InvalidMessage),
-    ],
-    ids=["unknown", "nobody"],
-)
-def test_wrong_use_is_told(node: Node, call: Callable[[Any], object], error: type[Exception]) -> None:
-    with pytest.raises(error), node.connection.transaction():
-        call(node.connection)
+def test_wrong_use_is_told(node: Node) -> None:
+    for name, actor, error in (("nowhere", "ada", UnknownInbox), ("shipping", " ", InvalidMessage)):
+        with pytest.raises(error), node.connection.transaction():
+            drop_inbox(node.connection, name, actor=actor)
     assert node.value(TABLES) == 1
 
 

@@ -21,8 +21,9 @@ async def keeper(dsn: str) -> AsyncIterator[psycopg.AsyncConnection]:
         yield connection
 
 
-@pytest.mark.parametrize("names", [*permutations(["wall", "wall_clock", "wall_pkey"])], ids=" ".join)
-def test_inboxes_named_like_an_index_of_another_get_their_messages(node: Node, names: list[str]) -> None:
+def test_inboxes_named_like_an_index_of_another_get_their_messages(node: Node) -> None:
+    """In whatever order they are made."""
+    names = [f"wall{nth}{end}" for nth, ends in enumerate(permutations(["", "_clock", "_pkey"])) for end in ends]
     for name in names:
         node.inbox(name, "said")
         node.inbox(name)
@@ -70,18 +71,17 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("taken", TAKEN)
-def test_name_that_something_else_has_is_refused_and_nothing_changes(node: Node, taken: str) -> None:
-    node.connection.execute(TAKEN[taken].encode())
-    with node.connection.transaction():
-        node.connection.execute("SET LOCAL lock_timeout = '7s'")
-        with pytest.raises(
-            SchemaError, match=r"Inbox 'wall' cannot be created: .* mailroom\.inbox_wall, and something"
-        ):
-            create_inbox(node.connection, "wall", ["said"])
-        assert node.value("SELECT current_setting('lock_timeout')") == "7s"
-    assert node.rows("SELECT name FROM mailroom.inbox_registry") == []
-    assert node.rows("SELECT inbox FROM mailroom.subscription") == []
+def test_name_that_something_else_has_is_refused_and_nothing_changes(node: Node) -> None:
+    refused = r"Inbox 'wall' cannot be created: .* mailroom\.inbox_wall, and something"
+    for taken, statements in TAKEN.items():
+        with node.connection.transaction(force_rollback=True):
+            node.connection.execute(statements.encode())
+            node.connection.execute("SET LOCAL lock_timeout = '7s'")
+            with pytest.raises(SchemaError, match=refused):
+                create_inbox(node.connection, "wall", ["said"])
+            assert node.value("SELECT current_setting('lock_timeout')") == "7s", taken
+            assert node.rows("SELECT name FROM mailroom.inbox_registry") == [], taken
+            assert node.rows("SELECT inbox FROM mailroom.subscription") == [], taken
 
 
 def test_partition_that_was_detached_is_not_taken_for_the_inbox(node: Node) -> None:
@@ -95,14 +95,15 @@ def test_partition_that_was_detached_is_not_taken_for_the_inbox(node: Node) -> N
     assert node.deliver_all().delivered == 1
 
 
-@pytest.mark.parametrize("setting", ["quote_all_identifiers = on", "standard_conforming_strings = off"])
-def test_existing_inbox_is_recognized_whatever_the_settings(node: Node, setting: str) -> None:
+def test_existing_inbox_is_recognized_whatever_the_settings(node: Node) -> None:
     node.inbox("wall")
-    node.connection.execute(f"SET {setting}".encode())
-    node.inbox("wall", "said")
-    node.inbox("roof", "said")
+    for setting, other in (("quote_all_identifiers = on", "roof"), ("standard_conforming_strings = off", "door")):
+        node.connection.execute("RESET ALL")
+        node.connection.execute(f"SET {setting}".encode())
+        node.inbox("wall", "said")
+        node.inbox(other, "said")
     node.send("said")
-    assert node.deliver_all().delivered == 2
+    assert node.deliver_all().delivered == 3
 
 
 async def test_housekeeping_passes_over_what_is_no_inbox(

@@ -56,19 +56,20 @@ class Linked:
         )
         seq, clock = newest[0] if newest else (0, 0)
         seq = seq if first is None else first - 1
-        ids = []
+        inserts: list[tuple[str, dict[str, Any]]] = []
         for row in rows:
             seq, clock = seq + 1, row.get("sent_clock", clock + 1)
             given = PLAIN | {"message_id": uuid4(), "source": "tests"} | row
             given |= {"link": self.link, "seq": seq, "sent_clock": clock}
             names = ", ".join(given)
             marks = ", ".join(f"%({name})s" for name in given)
-            self.source.connection.execute(
-                f"INSERT INTO mailroom.transit ({names}, stamped_at) VALUES ({marks}, clock_timestamp())".encode(),
-                given,
+            inserts.append(
+                (f"INSERT INTO mailroom.transit ({names}, stamped_at) VALUES ({marks}, clock_timestamp())", given)
             )
-            ids.append(given["message_id"])
-        return ids
+        with self.source.connection.pipeline():
+            for insert, given in inserts:
+                self.source.connection.execute(insert.encode(), given)
+        return [given["message_id"] for _, given in inserts]
 
     def trim(self, below: int) -> None:
         """Delete the rows below a seq, as the source does once they are acknowledged."""

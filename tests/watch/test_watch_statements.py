@@ -1,6 +1,7 @@
 """Watched tables: every way to change rows is told, as the table itself shows afterwards."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -50,6 +51,14 @@ class Watcher:
         self.rows = replayed(messages, self.rows)
         assert sorted(self.rows.values(), key=lambda row: (row["id"], row["part"])) == table(self.connection)
         return messages
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Undo at the end what this block does."""
+        rows = self.rows
+        with self.connection.transaction(force_rollback=True):
+            yield
+        self.rows = rows
 
 
 @pytest.fixture(params=[PLAIN, PARTITIONED], ids=["plain", "partitioned"])
@@ -128,13 +137,12 @@ STATEMENTS = {
 
 
 @pytest.mark.every_case
-@pytest.mark.sample(7)
-@pytest.mark.parametrize("name", STATEMENTS)
-def test_statement_is_told(watcher: Watcher, name: str) -> None:
-    statement, expected = STATEMENTS[name]
-    messages = watcher.do(statement)
-    assert expected is None or events(messages) == expected
-    watcher.do("UPDATE things SET name = 'after'")
+def test_statement_is_told(watcher: Watcher) -> None:
+    for name, (statement, expected) in STATEMENTS.items():
+        with watcher.undone():
+            messages = watcher.do(statement)
+            assert expected is None or events(messages) == expected, name
+            watcher.do("UPDATE things SET name = 'after'")
 
 
 def test_on_conflict_tells_new_rows_and_updated_ones(watcher: Watcher) -> None:
@@ -170,23 +178,23 @@ def test_statements_of_a_transaction_are_told_in_order(watcher: Watcher) -> None
 # -- What other triggers and constraints do ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("action", "statement"),
-    [
+def test_cascades_are_told(watcher: Watcher) -> None:
+    connection = watcher.connection
+    connection.execute("CREATE TABLE parents (id int PRIMARY KEY); INSERT INTO parents VALUES (1), (2)")
+    connection.execute("SET mailroom.watch = off")
+    connection.execute("ALTER TABLE things ADD parent int DEFAULT 2")
+    connection.execute("UPDATE things SET parent = CASE WHEN id < 3 THEN 1 ELSE 2 END")
+    connection.execute("RESET mailroom.watch")
+    watcher.rows = {key: {**row, "parent": 1 if row["id"] < 3 else 2} for key, row in watcher.rows.items()}
+    for action, statement in (
         ("ON DELETE CASCADE", "DELETE FROM parents WHERE id = 1"),
         ("ON DELETE SET NULL", "DELETE FROM parents WHERE id = 1"),
         ("ON DELETE SET DEFAULT", "DELETE FROM parents WHERE id = 1"),
         ("ON UPDATE CASCADE", "UPDATE parents SET id = id + 10"),
-    ],
-)
-def test_cascades_are_told(watcher: Watcher, action: str, statement: str) -> None:
-    connection = watcher.connection
-    connection.execute("CREATE TABLE parents (id int PRIMARY KEY); INSERT INTO parents VALUES (1), (2)")
-    connection.execute(f"ALTER TABLE things ADD parent int DEFAULT 2 REFERENCES parents {action}".encode())
-    connection.execute("SET mailroom.watch = off; UPDATE things SET parent = CASE WHEN id < 3 THEN 1 ELSE 2 END")
-    connection.execute("RESET mailroom.watch")
-    watcher.rows = {key: {**row, "parent": 1 if row["id"] < 3 else 2} for key, row in watcher.rows.items()}
-    assert watcher.do(statement)
+    ):
+        with watcher.undone():
+            connection.execute(f"ALTER TABLE things ADD FOREIGN KEY (parent) REFERENCES parents {action}".encode())
+            assert watcher.do(statement), action
 
 
 @pytest.fixture
@@ -295,17 +303,14 @@ def test_row_that_moves_under_its_key_is_deleted_before_it_is_created(connect: C
     assert [message.brief for message in told(connection)] == [("C", "1"), ("D", "1"), ("C", "11")]
 
 
-@pytest.mark.parametrize(
-    ("statement", "expected"),
-    [
-        ("INSERT INTO things_2 (id, part, name) VALUES (7, 2, 'x')", ["C"]),
-        ("UPDATE things_2 SET name = 'y'", ["U"]),
-        ("UPDATE things_3 SET id = 100", ["D", "C"]),
-        ("DELETE FROM things_1 WHERE id = 1", ["D"]),
-    ],
-)
-def test_what_is_written_into_a_partition_is_told(partitioned: Watcher, statement: str, expected: list[str]) -> None:
-    assert [message.event for message in partitioned.do(statement)] == expected
+def test_what_is_written_into_a_partition_is_told(partitioned: Watcher) -> None:
+    for statement, expected in (
+        ("INSERT INTO things_2 (id, part, name) VALUES (7, 2, 'x')", "C"),
+        ("UPDATE things_2 SET name = 'y' WHERE id = 3", "U"),
+        ("UPDATE things_3 SET id = 100", "DC"),
+        ("DELETE FROM things_1 WHERE id = 1", "D"),
+    ):
+        assert "".join(message.event for message in partitioned.do(statement)) == expected, statement
 
 
 def test_partition_that_comes_later_is_watched(partitioned: Watcher) -> None:
@@ -350,24 +355,19 @@ CREATE TRIGGER forge AFTER INSERT ON forged REFERENCING NEW TABLE AS new_rows EX
 """
 
 
-@pytest.mark.parametrize(
-    "refused",
-    [
-        "INSERT INTO mailroom.outbox (topic, value_json) VALUES ('t', '1')",
-        "SELECT mailroom.watch_json(ROW(1))",
-        FORGERY,
-        "GRANT EXECUTE ON FUNCTION mailroom.watch() TO watch_writer",
-    ],
-)
-def test_writer_needs_no_right_on_the_schema_and_gets_none(
-    as_writer: Callable[[str], list[Told]], refused: str
-) -> None:
+def test_writer_needs_no_right_on_the_schema_and_gets_none(as_writer: Callable[[str], list[Told]]) -> None:
     assert events(as_writer("INSERT INTO things VALUES (7, 1, 'x')")) == "C"
     assert events(as_writer("UPDATE things SET name = 'y' WHERE id = 7")) == "U"
     assert events(as_writer("DELETE FROM things WHERE id = 7")) == "D"
     assert as_writer("TRUNCATE things")[0].topic == "thing.truncated"
-    with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        as_writer(refused)
+    for refused in (
+        "INSERT INTO mailroom.outbox (topic, value_json) VALUES ('t', '1')",
+        "SELECT mailroom.watch_json(ROW(1))",
+        FORGERY,
+        "GRANT EXECUTE ON FUNCTION mailroom.watch() TO watch_writer",
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            as_writer(refused)
 
 
 def test_usage_of_the_schema_alone_lets_nobody_forge(watcher: Watcher, as_writer: Callable[[str], list[Told]]) -> None:
