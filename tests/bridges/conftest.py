@@ -6,11 +6,31 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher.bridges import tending
 from tests.support.kafka import kafka_jars
 from tests.support.kafka_mock import MockKafka
 from tests.support.kafka_secure import SecureKafka
 from tests.support.nats import Nats, nats_program
 from tests.support.rabbitmq import RabbitMQ, rabbitmq_program
+from tests.support.waiting import WITHIN_S
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have bridges try again soon. Only what fails is trouble: a machine that is busy makes brokers slow."""
+    for name, seconds in (
+        ("LONGEST_PAUSE_S", 0.1),
+        ("LONGEST_STOP_S", 0.3),
+        ("LEASE_S", 0.1),
+        ("PATIENCE_S", WITHIN_S),
+    ):
+        monkeypatch.setattr(tending, name, seconds)
+
+
+@pytest.fixture
+def impatient(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have bridges note trouble at once, for a test that waits for it. Any delay is trouble then, until it goes on."""
+    monkeypatch.setattr(tending, "PATIENCE_S", 0.05)
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from mailroom.bridges.settings import FIELDS, InSettings, OutSettings
 from mailroom.bridges.states import BridgeStates, InState, OutState
 from mailroom.errors import ConfigurationError
 from tests.bridges.messages import FORMS, ID, SENDER, SENT, message
+from tests.support.listed import listed
 
 SCHEMA = Path(__file__).parents[1] / "data" / "asyncapi-3.0.0.json.gz"
 OFFICIAL = Draft7Validator(json.loads(gzip.decompress(SCHEMA.read_bytes())))
@@ -149,7 +150,7 @@ def fitting(found: dict[str, Any], record_headers: dict[str, str]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("topic", "value", "wrong"), TOPICS, ids=str)
+@listed(("topic", "value", "wrong"), TOPICS)
 def test_values_fit_the_schema_of_their_topic(topic: Topic[Any], value: Any, wrong: Any) -> None:
     found = made()
     schema = {"$ref": f"#/components/schemas/{topic.name}-v{topic.version}"}
@@ -159,7 +160,7 @@ def test_values_fit_the_schema_of_their_topic(topic: Topic[Any], value: Any, wro
     assert not is_valid(found, schema, None)
 
 
-@pytest.mark.parametrize("form", [*FORMS, Form(tombstones=True)], ids=str)
+@listed("form", [*FORMS, Form(tombstones=True)])
 def test_records_have_the_headers_of_their_message_and_of_no_other(form: Form) -> None:
     found = made(
         out("orders", "order.#", "refunds", topic="shop.{topic}", **{name: getattr(form, name) for name in FIELDS})

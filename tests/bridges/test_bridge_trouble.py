@@ -1,6 +1,7 @@
 """What is recorded of a bridge that stands still, and that it is mended."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
@@ -19,7 +20,7 @@ from mailroom.bridges.settings import OutSettings
 from mailroom.sql.runner import run
 from tests.bridges.tasks import receiving, tended
 from tests.support.node import SCHEMA, Node
-from tests.support.port import free_port
+from tests.support.port import nobody_listening
 from tests.support.waiting import eventually_async
 
 
@@ -87,13 +88,18 @@ async def test_trouble_that_a_daemon_notes_which_no_longer_leads_is_mended(node:
 
 async def test_database_that_takes_no_session_is_told_in_a_line(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     row = run(node.connection, finding_out(SCHEMA, "own"))
-    elsewhere = f"postgresql://127.0.0.1:{free_port()}/none"
+    bridge = OutBridge(row.name, row.link, row.node_id, row.node, row.settings)
+
+    def told_of() -> list[logging.LogRecord]:
+        return [each for each in caplog.records if "is not published" in each.message]
+
     async with receiving(node) as receives:
-        bridge = OutBridge(row.name, row.link, row.node_id, row.node, row.settings)
-        publishing = Publishing(row, lambda: Quiet(bridge), elsewhere, SCHEMA, receives, 60.0)
-        async with tended(publishing):
-            await eventually_async(lambda: caplog.records)
-    [told] = [each for each in caplog.records if "is not published" in each.message]
+        with nobody_listening() as port:
+            elsewhere = f"postgresql://127.0.0.1:{port}/none"
+            publishing = Publishing(row, lambda: Quiet(bridge), elsewhere, SCHEMA, receives, 60.0)
+            async with tended(publishing):
+                await eventually_async(told_of)
+    [told] = told_of()
     assert "this node's database: Cannot connect" in told.message
     assert not told.exc_info
 

@@ -28,13 +28,20 @@ from tests.support.roles import rights, role
 from tests.support.waiting import WITHIN_S, eventually
 
 ORDER = b'{"order": 1}'
+# Requests in hand have a minute on a busy machine, also for a lock; who is refused is not waited for.
+RUN = (
+    "import runpy; from mailroom.cli import asgi; from outbox.webhooks import app, sessions; "
+    "asgi.STOP_S, app.LINGER_S, sessions.PATIENCE = {stop_s}, 0.1, \"SET LOCAL lock_timeout = '60s'\"; "
+    "sessions.ANSWER_S = 60.0; runpy.run_module('mailroom', run_name='__main__')"
+)
 
 
 @contextmanager
-def running(dsn: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def running(dsn: str, *arguments: str, stop_s: float = WITHIN_S) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run the command; yield it and its port once it listens."""
+    program = [sys.executable, "-c", RUN.format(stop_s=stop_s), "bridge", "serve"]
     call = subprocess.Popen(
-        [sys.executable, "-m", "mailroom", "bridge", "serve", "--topics", "order.#", "--port", "0", *arguments],
+        [*program, "--topics", "order.#", "--port", "0", *arguments],
         env={**os.environ, "MAILROOM_DSN": dsn, "MAILROOM_BRIDGE_SHOP_SECRETS": f"whsec_{'REVG' * 8}, {SECRET}"},
         text=True,
         stderr=subprocess.PIPE,
@@ -55,10 +62,10 @@ def now_signed(body: bytes, id: str) -> dict[str, str]:
 
 
 def raw(port: int, text: bytes) -> bytes:
-    """Send bytes as they are, and return all that comes until the server closes."""
+    """Send bytes as they are, and return the status that comes."""
     with socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as client:
         client.sendall(text)
-        return b"".join(iter(lambda: client.recv(65_536), b""))
+        return client.recv(len(b"HTTP/1.1 413"), socket.MSG_WAITALL)
 
 
 def test_process_takes_requests_as_a_writer_and_answers_those_in_hand_when_it_is_stopped(
@@ -77,9 +84,8 @@ def test_process_takes_requests_as_a_writer_and_answers_those_in_hand_when_it_is
         assert client.post("/topics/order.paid", content=ORDER).status_code == 415
         head = b"POST /topics/order.paid HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         chunk = b"32\r\n" + b"1" * 50 + b"\r\n"
-        answer = raw(port, head + b"transfer-encoding: chunked\r\n\r\n" + chunk * 3)  # and more that never comes
-        assert answer.startswith(b"HTTP/1.1 413")
-        assert raw(port, head + b"content-length: 101\r\n\r\n").startswith(b"HTTP/1.1 413")
+        for text in (b"transfer-encoding: chunked\r\n\r\n" + chunk * 3, b"content-length: 101\r\n\r\n"):
+            assert raw(port, head + text) == b"HTTP/1.1 413"  # before the rest, which never comes
         with socket.create_connection(("127.0.0.1", port)) as gone:
             gone.sendall(head + b"content-length: 50\r\n\r\n{")
         holder = connect()
@@ -105,15 +111,16 @@ def test_process_takes_requests_as_a_writer_and_answers_those_in_hand_when_it_is
 
 
 def test_process_ends_in_time_although_a_client_is_still_sending(node: Node) -> None:
-    with running(node.dsn, "--unsigned") as (call, port), socket.create_connection(("127.0.0.1", port)) as client:
+    with (
+        running(node.dsn, "--unsigned", stop_s=0.1) as (call, port),
+        socket.create_connection(("127.0.0.1", port)) as client,
+    ):
         client.sendall(b"POST /topics/order.paid HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
         client.sendall(b"expect: 100-continue\r\ncontent-length: 5\r\n\r\n")
         assert client.recv(100).startswith(b"HTTP/1.1 100")  # it is reading the body
-        told_at = time.monotonic()
         call.send_signal(signal.SIGTERM)
         call.communicate(timeout=WITHIN_S)
         assert call.returncode == 0
-        assert time.monotonic() - told_at < 10
 
 
 def refusal(*arguments: str, **environment: str) -> MailroomError | str:

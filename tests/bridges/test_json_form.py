@@ -14,6 +14,7 @@ from mailroom import codec
 from mailroom.bridges.json_form import NotJson, as_json, of_json
 from mailroom.errors import DecodeError
 from tests.message.test_codec import GOLDEN_VALUES, supported
+from tests.support.listed import listed
 from tests.support.node import Node
 
 
@@ -79,7 +80,7 @@ def test_it_is_compact() -> None:
     assert as_json({"a": [1, 2.5, "ü", None, True], "b": {}}) == '{"a":[1,2.5,"ü",null,true],"b":{}}'
 
 
-@pytest.mark.parametrize(
+@listed(
     ("value", "text"),
     [
         (b"\0\xff", '"AP8="'),
@@ -99,13 +100,13 @@ def test_what_json_has_no_type_for(value: object, text: str) -> None:
     assert as_json(value) == text
 
 
-@pytest.mark.parametrize("value", [{"AA==": 1, b"\0": 2}, [{b"": 1, "": 2}]])
+@listed("value", [{"AA==": 1, b"\0": 2}, [{b"": 1, "": 2}]])
 def test_two_keys_that_are_the_same_text_are_refused(value: object) -> None:
     with pytest.raises(NotJson, match="two keys of a map are the same text"):
         as_json(value)
 
 
-@pytest.mark.parametrize(
+@listed(
     ("text", "value"),
     [
         ("129.95", 129.95),
@@ -129,13 +130,13 @@ def test_no_number_loses_a_digit(text: str, value: object) -> None:
     assert codec.decode(codec.encode(found)) == value
 
 
-@pytest.mark.parametrize("text", ["", "NaN", "[Infinity]", "-Infinity", "{", "a", "1 2", "\ufeff1", '"\n"', "01"])
+@listed("text", ["", "NaN", "[Infinity]", "-Infinity", "{", "a", "1 2", "\ufeff1", '"\n"', "01"])
 def test_what_is_no_json_is_refused(text: str) -> None:
     with pytest.raises(NotJson):
         of_json(text)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 3_000, "1." + "9" * 3_000, "1e" + "9" * 50])
+@listed("text", ["[" * 100_000, "9" * 3_000, "1." + "9" * 3_000, "1e" + "9" * 50])
 def test_json_that_no_value_can_hold_is_refused_as_that(text: str) -> None:
     with pytest.raises(DecodeError):
         of_json(text)

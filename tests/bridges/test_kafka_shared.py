@@ -8,7 +8,6 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.cimpl import NewPartitions
 
-from dispatcher.bridges import tending
 from dispatcher.bridges.kafka import source as kafka_source
 from mailroom import codec, subscribe
 from mailroom.bridges.bridges import Bridges
@@ -21,12 +20,12 @@ from tests.support.kafka_mock import MockKafka
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually_async
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try again soon, and look often. Trouble is noted as late as ever: what is slow here is none."""
-    for name, seconds in (("LONGEST_PAUSE_S", 0.1), ("LONGEST_STOP_S", 0.3)):
-        monkeypatch.setattr(tending, name, seconds)
+def looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often for new partitions, and for those that are held up."""
     monkeypatch.setattr(kafka_source, "LOOK_S", 0.2)
 
 

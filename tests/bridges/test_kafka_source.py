@@ -56,7 +56,6 @@ async def test_record_that_comes_while_the_broker_is_asked_for_partitions_is_kep
 ) -> None:
     """The client has it already, and asks a broker in vain, again and again."""
     monkeypatch.setattr(kafka_source, "ROWS", 2)
-    monkeypatch.setattr(kafka_source, "STEP_S", 0.1)
     monkeypatch.setattr(kafka_client, "POLL_S", 0.01)
     mock_kafka.create("asked", 1)
     put(mock_kafka, "asked", 20)
@@ -64,14 +63,14 @@ async def test_record_that_comes_while_the_broker_is_asked_for_partitions_is_kep
         found = list(await read(source, 2))
         mock_kafka.down()
         try:
-            monkeypatch.setattr(kafka_source, "LOOK_S", 0.0)
-            task = asyncio.create_task(source.read(1.0))
-            await eventually_async(lambda: source.trouble is not None)
-            await asyncio.sleep(0.5)
+            with monkeypatch.context() as patched:
+                patched.setattr(kafka_source, "STEP_S", 0.1)
+                patched.setattr(kafka_source, "LOOK_S", 0.0)
+                task = asyncio.create_task(source.read(1.0))
+                await eventually_async(lambda: source.trouble is not None and source._left)
         finally:
             mock_kafka.up()
         found += [each for each in await task if isinstance(each, Arrived)]
-        monkeypatch.setattr(kafka_source, "LOOK_S", 60.0)
         found += await read(source, 20 - len(found))
     assert [record.offset for record in found] == list(range(20))
 
@@ -89,8 +88,7 @@ class Told:
         return self._ids
 
 
-async def test_topic_that_is_another_one_is_not_read_on(mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_source, "LOOK_S", 0.0)
+async def test_topic_that_is_another_one_is_not_read_on(mock_kafka: MockKafka) -> None:
     mock_kafka.create("told", 1)
     put(mock_kafka, "told", 4)
     ids: dict[str, str] = {}  # nothing in time
@@ -108,7 +106,7 @@ async def test_topic_that_is_another_one_is_not_read_on(mock_kafka: MockKafka, m
         await source.taken([replace(place, next=4, log="new")])
         ids["told"] = "newer"
         with pytest.raises(PositionGone, match="made anew since it was read up to 4"):
-            await source.read(0.0)
+            await source._in_thread(source._look)
 
 
 async def test_partition_that_is_added_is_read_from_its_first_record_and_a_topic_from_where_the_bridge_says(
@@ -144,7 +142,6 @@ async def test_partition_that_grows_while_nothing_of_it_may_be_read_is_told_once
     mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As behind a transaction that is open, which the mock cluster does not hold up: only the log's end says so."""
-    monkeypatch.setattr(kafka_source, "LOOK_S", 0.0)
     mock_kafka.create("held", 1)
     put(mock_kafka, "held", 4)
     log_end = 4
@@ -154,10 +151,12 @@ async def test_partition_that_grows_while_nothing_of_it_may_be_read_is_told_once
         """Let it look so often; return what it has told."""
         caplog.clear()
         for _ in range(times):
-            assert not await source.read(0.01)
-        return [each.getMessage() for each in caplog.records]
+            await source._in_thread(source._look)
+        assert source._left == []
+        return [each.getMessage() for each in caplog.records if each.name == "mailroom.dispatcher"]
 
     async with reading(mock_kafka, "held") as source:
+        monkeypatch.setattr(source, "_parts", lambda: [("held", 0)])
         monkeypatch.setattr(source, "_log_end", lambda topic, part: log_end)
         await read(source, 4)
         await source.taken([BrokerPosition("held", 0, 4)])
@@ -179,8 +178,8 @@ async def test_partition_that_grows_while_nothing_of_it_may_be_read_is_told_once
         await source.taken([BrokerPosition("held", 0, 5)])
         log_end = 5
         while source._ends_seen["held", 0] < 5:
-            await source.read(0.1)
-        assert [each.getMessage() for each in caplog.records][1:] == ["bridges: in goes on in partition 0 of held"]
+            assert not await source.read(0.1)
+        assert await looked(source, 1) == ["bridges: in goes on in partition 0 of held"]
 
 
 def put_raw(bootstrap: str, topic: str, header: bytes) -> None:

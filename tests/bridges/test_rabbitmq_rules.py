@@ -31,6 +31,7 @@ from mailroom.errors import ConfigurationError
 from mailroom.sql.runner import run
 from tests.bridges.messages import SENDER, message
 from tests.bridges.tasks import receiving, tended
+from tests.support.listed import listed
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
 
@@ -287,7 +288,7 @@ def test_record_is_persistent_and_tells_the_broker_nothing_by_its_headers() -> N
     assert not {"cc", "bcc", "x-death", "x-delay", "content-type"} & {str(name).lower() for name in found.headers}
 
 
-@pytest.mark.parametrize(
+@listed(
     ("address", "servers"),
     [
         ("h", [AmqpServer("amqp", "h", 5672, "/")]),
@@ -299,9 +300,7 @@ def test_address_names_servers_and_virtual_hosts(address: str, servers: Collecti
     assert amqp_servers(address) == servers
 
 
-@pytest.mark.parametrize(
-    "address", ["", "h:0", "h:70000", "http://h", "u:hunter2@h", "h/v?password=hunter2", "h/v/w", "h,"]
-)
+@listed("address", ["", "h:0", "h:70000", "http://h", "u:hunter2@h", "h/v?password=hunter2", "h/v/w", "h,"])
 def test_address_that_is_none_is_refused_and_not_repeated(address: str) -> None:
     with pytest.raises(ConfigurationError, match="address is HOST:PORT") as refused:
         amqp_servers(address)

@@ -13,6 +13,7 @@ from mailroom.errors import ConfigurationError
 from mailroom.sql.runner import run
 from tests.bridges.messages import ID, SENDER, SENT, message
 from tests.golden_records import GOLDEN, golden
+from tests.support.listed import listed
 from tests.support.node import Node
 
 
@@ -72,7 +73,7 @@ def test_a_message_without_order_has_no_key() -> None:
     assert not {"ce_subject", "ce_partitionkey"} & {name for name, _ in record.headers}
 
 
-@pytest.mark.parametrize(
+@listed(
     ("event_type", "tombstones", "is_one"),
     [("D", True, True), ("D", False, False), ("U", True, False), (None, True, False)],
 )
@@ -95,7 +96,7 @@ def test_the_sequence_can_be_compared_as_text() -> None:
     assert low < high
 
 
-@pytest.mark.parametrize(
+@listed(
     ("name", "text"),
     [("id", "x"), ("ID", "x"), ("Content-Type", "x"), ("ce_x", "x"), ("CE_ID", "x"), ("Mailroom-Kind", "x"), ("", "x"),
      ("a b", "x"), ("ä", "x"), ("a:b", "x"), ("a", "b\r\nc: d"), ("a", " b"), ("a", "b ")],
@@ -107,14 +108,14 @@ def test_a_header_that_cannot_stand_by_itself_is_set_apart(name: str, text: str)
     assert text not in [other for header, other in found.items() if header == name]
 
 
-@pytest.mark.parametrize("name", ["user", "x.y_z-1", "traceparent", "identity", "certain"])
+@listed("name", ["user", "x.y_z-1", "traceparent", "identity", "certain"])
 def test_other_headers_stand_by_themselves(name: str) -> None:
     found = headers_of(message(headers={name: "Zürich 1"}))
     assert found[name] == "Zürich 1"
     assert "mailroom-headers" not in found
 
 
-@pytest.mark.parametrize(
+@listed(
     ("given", "form", "text"),
     [
         (message({"AA==": 1, b"\0": 2}), Form(), "two keys of a map .*--encode cbor"),
@@ -129,7 +130,7 @@ def test_what_has_no_record_says_what_to_do(given: Any, form: Form, text: str) -
     assert str(ID) in str(refusal.value)
 
 
-@pytest.mark.parametrize("raw", [b"", b"\xff", b"\x61", b"\x66SECRETx"])
+@listed("raw", [b"", b"\xff", b"\x61", b"\x66SECRETx"])
 def test_a_value_that_is_no_cbor_is_refused_and_not_shown(raw: bytes) -> None:
     given = replace(message(), value=raw)
     with pytest.raises(Unencodable, match=r"its value cannot be read.*Correct its sender") as refusal:
@@ -154,7 +155,7 @@ def test_each_format_names_the_topic_in_its_way_unless_it_is_told() -> None:
     assert record_of(message(), Form(topic="orders"), SENDER).topic == "orders"
 
 
-@pytest.mark.parametrize(
+@listed(
     ("wrong", "text"),
     [
         ({"topic": "{key}"}, "topic is '{key}'; give text in which {topic} may stand"),

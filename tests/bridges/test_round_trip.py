@@ -7,7 +7,6 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from mailroom.bridges.record import Carried, Form, Unencodable, record_of
 from mailroom.message.message import parsed
 from tests.bridges.messages import FORMS, ID, PLACE, SENDER, arrived, message, messages
 from tests.golden_records import RECORDS
+from tests.support.listed import listed
 
 KEPT = (
     *("message_id", "topic", "key", "kind", "message_type", "event_type", "headers", "expires_at", "sent_at"),
@@ -80,7 +80,7 @@ def test_a_message_comes_back_the_same(given: Carried, form: Form) -> None:
         assert exact(codec.decode(found.value)) == as_json_gives_it_back(codec.decode(given.value))
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.format}-{form.encode}")
+@listed("form", FORMS)
 def test_a_value_that_was_written_as_json_comes_back_the_same(form: Form) -> None:
     text = '{"n": 12, "x": [1.50, null, "\\u00fc", true], "y": 0.1}'
     given = replace(message(), value=None, value_json=text)
@@ -89,7 +89,7 @@ def test_a_value_that_was_written_as_json_comes_back_the_same(form: Form) -> Non
     assert codec.decode(found.value) == parsed(text)
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@listed("name", RECORDS)
 def test_golden_records_are_read(name: str) -> None:
     given, form = RECORDS[name]
     found = through(given, form)

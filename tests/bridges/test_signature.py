@@ -6,6 +6,7 @@ import pytest
 
 from mailroom.bridges.signature import SignatureRefused, secret_bytes, sign, verify
 from mailroom.errors import ConfigurationError
+from tests.support.listed import listed
 
 # Those of the specification's own libraries.
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -42,7 +43,7 @@ def test_while_a_secret_is_rotated_one_that_fits_is_enough_on_either_side() -> N
     assert verify(headers(webhook_signature=f"v1a,AAAA {SIGNATURE} nonsense"), BODY, [SECRET], AT) == ID
 
 
-@pytest.mark.parametrize(
+@listed(
     ("change", "body"),
     [
         ({"webhook_id": "msg_other"}, BODY),
@@ -65,7 +66,7 @@ def test_secret_that_is_not_known_fits_nothing() -> None:
         assert refusal(headers(webhook_signature=signature), secrets=[])[0] == "wrong"
 
 
-@pytest.mark.parametrize("name", ["webhook-id", "webhook-timestamp", "webhook-signature"])
+@listed("name", ["webhook-id", "webhook-timestamp", "webhook-signature"])
 def test_missing_header_is_named(name: str) -> None:
     for missing in (None, ""):
         code, text = refusal(headers(**{name.replace("-", "_"): missing}))
@@ -73,7 +74,7 @@ def test_missing_header_is_named(name: str) -> None:
         assert name in text
 
 
-@pytest.mark.parametrize("timestamp", ["soon", "-5", "1614265330.0", " 1614265330", "\N{SUPERSCRIPT TWO}", "9" * 13])
+@listed("timestamp", ["soon", "-5", "1614265330.0", " 1614265330", "\N{SUPERSCRIPT TWO}", "9" * 13])
 def test_timestamp_is_digits(timestamp: str) -> None:
     assert refusal(headers(webhook_timestamp=timestamp))[0] == "missing"
 
@@ -100,9 +101,7 @@ def test_padding_may_be_left_out() -> None:
     assert secret_bytes([padded]) == secret_bytes([padded.rstrip("=")]) == [b"ABC" * 8 + b"A"]
 
 
-@pytest.mark.parametrize(
-    "secret", ["", "whsec_", "QUJD" * 8, "whsec_" + "QUJD" * 7, "whsec_" + "Q!JD" * 9, "whsec_A", 5]
-)
+@listed("secret", ["", "whsec_", "QUJD" * 8, "whsec_" + "QUJD" * 7, "whsec_" + "Q!JD" * 9, "whsec_A", 5])
 def test_secret_that_is_none_is_refused_without_being_shown(secret: str) -> None:
     with pytest.raises(ConfigurationError, match=r"^Secret 2 is not whsec_ and then") as raised:
         sign(ID, AT, BODY, [SECRET, secret])

@@ -4,7 +4,6 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from dispatcher.bridges import tending
 from mailroom import codec, create_inbox, subscribe
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.source import BrokerPosition
@@ -15,19 +14,13 @@ from mailroom.testing import publish
 from outbox import Outbox
 from tests.bridges.log import Log
 from tests.bridges.tended import bridge_in, bridge_out, in_state, tended, why_stopped
-from tests.support.databases import Databases
 from tests.support.node import Node
 from tests.support.waiting import eventually_async
 
 OURS = UUID("11111111-1111-4111-8111-111111111111")
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Note trouble at once, and try again soon."""
-    for name, seconds in (("PATIENCE_S", 0.05), ("LONGEST_PAUSE_S", 0.1), ("LONGEST_STOP_S", 0.2)):
-        monkeypatch.setattr(tending, name, seconds)
-    monkeypatch.setattr(tending, "LEASE_S", 0.1)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture
@@ -218,6 +211,7 @@ async def test_what_no_inbox_wants_is_kept_and_goes_to_who_subscribes_later(node
     assert node.rows("SELECT origin, sent_clock FROM mailroom.inbox") == [(OURS, 7)]
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_broker_away_is_told_and_read_again_when_it_is_back(node: Node, log: Log) -> None:
     log.away = "nobody listens there"
     log.add("log", b"1")
@@ -275,9 +269,8 @@ def test_names_are_not_shared_with_nodes_and_nothing_is_left_of_a_bridge(node: N
         assert node.rows(f"SELECT FROM mailroom.{table}") == []
 
 
-async def test_message_comes_through_a_broker_as_it_was(node: Node, databases: Databases, log: Log) -> None:
+async def test_message_comes_through_a_broker_as_it_was(node: Node, log: Log) -> None:
     """From one node into another: kind, headers, times and clocks, and once though it was published twice."""
-
     bridge_out(node, topics=("order.#",))
     with node.connection.transaction():
         Outbox().send(node.connection, "order.paid", {"n": 1}, key="k", headers={"by": "me"})

@@ -15,7 +15,6 @@ import httpx
 import psycopg
 import pytest
 
-from dispatcher.bridges import tending
 from dispatcher.bridges.webhook.connecting import is_public, resolve
 from dispatcher.bridges.webhook.publisher import AT_ONCE, WebhookPublisher
 from dispatcher.bridges.webhook.request import headers_of, retry_after_s
@@ -291,12 +290,13 @@ async def test_gone_stops_the_bridge(receiver: Receiver) -> None:
     assert len(receiver.posted) == 1
 
 
-@pytest.mark.parametrize("status", [413, 431])
-async def test_record_that_is_too_large_is_refused(receiver: Receiver, status: int) -> None:
-    receiver.answers((status, {}))
+async def test_record_that_is_too_large_is_refused(receiver: Receiver) -> None:
+    receiver.answers((413, {}), (431, {}))
     async with publishing(receiver.url) as publisher:
-        with pytest.raises(RecordRefused, match="has 1 bytes"):
-            await publisher.publish([record(1)])
+        for _ in range(2):
+            with pytest.raises(RecordRefused, match="has 1 bytes"):
+                await publisher.publish([record(1)])
+    assert len(receiver.posted) == 2
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -321,16 +321,12 @@ async def test_retry_after_is_obeyed_by_all_keys(receiver: Receiver, status: int
     assert clock.at >= at + 599
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        (None, 0), ("7", 7), ("99999", 3_600), ("-7", 0), ("soon", 0), ("", 0), ("7.5", 0),
-        (formatdate(NOW + 90, usegmt=True), 90), (formatdate(NOW - 90, usegmt=True), 0),
-        (formatdate(NOW + 90_000), 3_600),
-    ],
-)  # fmt: skip
-def test_retry_after_is_read(text: str | None, seconds: float) -> None:
-    assert retry_after_s(text, NOW) == seconds
+def test_retry_after_is_read() -> None:
+    given = {
+        None: 0, "7": 7, "99999": 3_600, "-7": 0, "soon": 0, "": 0, "7.5": 0,
+        formatdate(NOW + 90, usegmt=True): 90, formatdate(NOW - 90, usegmt=True): 0, formatdate(NOW + 90_000): 3_600,
+    }  # fmt: skip
+    assert {text: retry_after_s(text, NOW) for text in given} == given
 
 
 async def test_no_answer_in_time_is_told_and_posted_again(receiver: Receiver) -> None:
@@ -343,16 +339,17 @@ async def test_no_answer_in_time_is_told_and_posted_again(receiver: Receiver) ->
     async with publishing(receiver.url, timeout_s=0.1, pause=pause) as publisher, asyncio.timeout(WITHIN_S):
         await publisher.publish([record(1)])
     freed.set()
-    # On a slow machine the second answer may not come in time either.
+    # On a slow machine the second answer may not come in time either, and a request may not even be read.
     assert {text and text.partition(" (")[0] for text in seen} == {"the receiver has not answered within 0.1 s"}
-    assert receiver.bodies() == [b"1"] * (len(seen) + 1)
+    assert set(receiver.bodies()) == {b"1"}
 
 
 async def test_body_of_an_answer_that_never_ends_changes_nothing(receiver: Receiver) -> None:
-    receiver.answers((200, {"content-length": "10"}))
-    async with publishing(receiver.url, timeout_s=2) as publisher:
+    receiver.answers(*[(200, {"content-length": "10"})] * 1_000)
+    # It is posted again only if the status has not come in time: the body never comes.
+    async with publishing(receiver.url, timeout_s=0.2) as publisher, asyncio.timeout(WITHIN_S):
         await publisher.publish([record(1)])
-    assert receiver.bodies() == [b"1"]
+    assert set(receiver.bodies()) == {b"1"}
 
 
 async def test_refused_connection_is_told_until_somebody_listens(receiver: Receiver) -> None:
@@ -377,29 +374,24 @@ async def test_refused_connection_is_told_until_somebody_listens(receiver: Recei
 # -- Where it may post to ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("address", "public"),
-    [
-        ("93.184.216.34", True), ("2606:2800:220:1::1", True), ("64:ff9b::5db8:d822", True),
-        ("127.0.0.1", False), ("10.1.2.3", False), ("172.16.0.1", False), ("192.168.1.1", False),
-        ("169.254.169.254", False), ("100.64.0.1", False), ("0.0.0.0", False), ("224.0.0.1", False),
-        ("255.255.255.255", False), ("::1", False), ("::", False), ("fe80::1", False), ("fe80::1%eth0", False),
-        ("fd00::1", False), ("ff02::1", False), ("ff0e::1", False), ("::ffff:127.0.0.1", False),
-        ("::ffff:10.0.0.1", False), ("64:ff9b::7f00:1", False), ("2002:7f00:1::", False), ("2001:0:1::1", False),
-    ],
-)  # fmt: skip
-def test_private_addresses_are_known(address: str, public: bool) -> None:
-    assert is_public(address) is public
+def test_private_addresses_are_known() -> None:
+    public = ["93.184.216.34", "2606:2800:220:1::1", "64:ff9b::5db8:d822"]
+    private = [
+        "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
+        "255.255.255.255", "::1", "::", "fe80::1", "fe80::1%eth0", "fd00::1", "ff02::1", "ff0e::1",
+        "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "2001:0:1::1",
+    ]  # fmt: skip
+    assert [address for address in public + private if is_public(address)] == public
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "2130706433"])
-async def test_private_address_is_refused_also_by_name(receiver: Receiver, host: str) -> None:
-    url = f"http://{host}:{receiver.port}/geheim"
-    async with publishing(url, None, {"secrets": SECRET, "http": "yes"}) as publisher:
-        with pytest.raises(BrokerRefused, match="MAILROOM_BRIDGE_HOOKS_PRIVATE=yes") as caught:
-            await publisher.publish([record()])
-    assert "geheim" not in str(caught.value)
-    assert receiver.posted == []
+async def test_private_address_is_refused_also_by_name(receiver: Receiver) -> None:
+    for host in ("127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "2130706433"):
+        url = f"http://{host}:{receiver.port}/geheim"
+        async with publishing(url, None, {"secrets": SECRET, "http": "yes"}) as publisher:
+            with pytest.raises(BrokerRefused, match="MAILROOM_BRIDGE_HOOKS_PRIVATE=yes") as caught:
+                await publisher.publish([record()])
+        assert "geheim" not in str(caught.value)
+        assert receiver.posted == []
 
 
 async def test_address_that_was_checked_is_connected_to_and_each_connection_is_checked(
@@ -431,9 +423,8 @@ async def test_name_that_does_not_exist_is_trouble() -> None:
         await resolve("nowhere.invalid", 80)
 
 
-@pytest.mark.parametrize(
-    ("url", "told"),
-    [
+def test_url_that_is_none_or_would_show_a_secret_is_refused_and_not_repeated() -> None:
+    for url, told in [
         ("https://user:geheim@h.example/", "holds a user or a password"),
         ("https://h.example/?token=geheim", "MAILROOM_BRIDGE_<NAME>_URL"),
         ("https://h.example/#geheim", "#fragment"),
@@ -444,13 +435,11 @@ async def test_name_that_does_not_exist_is_trouble() -> None:
         ("https://h.example/{key}/geheim", "no other braces"),
         ("https://{topic}.example/geheim", "no other braces"),
         ("h.example:443", "not http://"),
-    ],
-)
-def test_url_that_is_none_or_would_show_a_secret_is_refused_and_not_repeated(url: str, told: str) -> None:
-    with pytest.raises(ConfigurationError, match="URL of a webhook") as caught:
-        OutSettings("webhook", url)
-    assert told in str(caught.value)
-    assert "geheim" not in str(caught.value)
+    ]:
+        with pytest.raises(ConfigurationError, match="URL of a webhook") as caught:
+            OutSettings("webhook", url)
+        assert told in str(caught.value), url
+        assert "geheim" not in str(caught.value)
 
 
 def test_options_are_checked_before_anything_is_posted() -> None:
@@ -479,11 +468,8 @@ def test_webhooks_are_at_least_once_out_and_come_in_by_a_server() -> None:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Note trouble at once, and try again soon."""
-    for name, seconds in (("PATIENCE_S", 0.05), ("LONGEST_PAUSE_S", 0.1), ("LONGEST_STOP_S", 3_600.0)):
-        monkeypatch.setattr(tending, name, seconds)
-    monkeypatch.setattr(tending, "LEASE_S", 0.1)
+def hooks(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the bridge "hooks" is given."""
     monkeypatch.setenv("MAILROOM_BRIDGE_HOOKS_SECRETS", SECRET)
     monkeypatch.setenv("MAILROOM_BRIDGE_HOOKS_PRIVATE", "yes")
 
@@ -493,7 +479,7 @@ def bridged(node: Node, url: str) -> None:
         Bridges().out(node.connection, "hooks", OutSettings("webhook", url), topics="order.#", actor="test")
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("hooks")
 async def test_message_comes_to_another_node_once_though_it_is_posted_twice(
     node: Node, target_dsn: str, receiver: Receiver
 ) -> None:
@@ -519,7 +505,7 @@ async def test_message_comes_to_another_node_once_though_it_is_posted_twice(
     assert came == [("k é", str(id)) for id in ids]
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("hooks", "impatient")
 async def test_bridge_tells_why_it_stands_and_shows_no_secret(
     node: Node, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

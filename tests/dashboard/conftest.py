@@ -14,12 +14,23 @@ import pytest
 from starlette.applications import Starlette
 
 from dispatcher.dashboard import EVERYTHING, User, app
+from dispatcher.dashboard.sessions import LIMITS
 from mailroom.embedded import find_binaries
 from tests.dashboard.trouble import Trouble, make_trouble
 from tests.support.databases import Databases
 
 ORIGIN = "http://127.0.0.1:8466"
 ADA = User("ada@ops", EVERYTHING)
+LIMITS_OF_THE_PRODUCT = dict(LIMITS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patience() -> Iterator[None]:
+    """Let statements take a minute: on a machine that is busy two seconds may pass between any two steps."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+            patched.setitem(LIMITS, name, "60s")
+        yield
 
 
 @pytest.fixture(scope="module")

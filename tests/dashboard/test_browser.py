@@ -62,9 +62,13 @@ def find(window: Any, selector: str) -> Any:
     return window.find_element("css selector", selector)
 
 
-def shows(window: Any, text: str) -> None:
+def text_of(window: Any, selector: str) -> str:
     # In one step, since the page may be replaced between two.
-    eventually(lambda: text in window.execute_script("return document.querySelector('main')?.innerText ?? ''"))
+    return str(window.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
+
+
+def shows(window: Any, text: str) -> None:
+    eventually(lambda: text in text_of(window, "main"))
 
 
 def _opened(window: Any, label: str) -> Any:
@@ -140,13 +144,12 @@ def test_acts_are_done_by_clicks(window: Any, at: str, trouble: Trouble, artefac
 
 def test_a_page_refreshes_by_itself_but_not_under_a_form_that_is_open(window: Any, at: str, trouble: Trouble) -> None:
     window.get(f"{at}/dead-letters")
-    assert "key-of-late" not in find(window, "main").text
+    assert "key-of-late" not in text_of(window, "main")
     trouble.node.send("nobody.wants", key="key-of-late")
     trouble.node.deliver_all()
     shows(window, "key-of-late")
-    opens = find(window, ".opens")
-    opens.click()
-    eventually(lambda: find(window, "#refresh-state").text == "paused while you type")
+    window.execute_script("document.querySelector('.opens').click()")
+    eventually(lambda: text_of(window, "#refresh-state") == "paused while you type")
     looked = "return document.querySelector('#live').getAttribute('data-seen')"
     window.execute_script("document.querySelector('#live').setAttribute('data-seen', '1')")
     # It would be refreshed now, were the form not open.

@@ -72,9 +72,10 @@ def make_trouble(dsn: str, connection: psycopg.Connection[TupleRow]) -> Trouble:
     return Trouble(node, parked, waiting, scheduled, sent, reaped, dead)
 
 
+# Of one moment: by a clock that goes on, two rows would be of one minute.
 STATISTICS = """
 INSERT INTO mailroom.stat_minute
-SELECT date_trunc('minute', clock_timestamp()) - n * interval '1 min', inbox, 40 + n * 7 % 90, 30 + n * 5 % 70, n % 4,
+SELECT date_trunc('minute', now()) - n * interval '1 min', inbox, 40 + n * 7 % 90, 30 + n * 5 % 70, n % 4,
        0, 0, 3, 0.5, array_fill(0, ARRAY[16])
 FROM generate_series(1, 50) AS n, unnest(ARRAY['', 'shipping']) AS inbox
 """

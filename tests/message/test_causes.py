@@ -19,13 +19,8 @@ from tests.support.node import Node
 OUTBOX, STORE = Outbox(), Store()
 
 
-@pytest.fixture
-def node(node: Node) -> Node:
-    for inbox, topic in (
-        ("shop", "paid"), ("audit", "paid"), ("stock", "reserve"), ("ledger", "reserve"), ("mail", "reserved")
-    ):  # fmt: skip
-        node.inbox(inbox, topic)
-    return node
+INBOXES = {"shop": "paid", "audit": "paid", "stock": "reserve", "ledger": "reserve", "mail": "reserved"}
+pytestmark = [pytest.mark.inbox(inbox, topic) for inbox, topic in INBOXES.items()]
 
 
 class Flow(NamedTuple):

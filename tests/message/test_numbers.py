@@ -7,6 +7,7 @@ import pytest
 
 from mailroom.errors import ConfigurationError, InvalidMessage
 from mailroom.numbers import count, count_or_all, seconds, whole
+from tests.support.listed import listed
 
 
 def test_int_within_its_bounds_is_taken() -> None:
@@ -15,7 +16,7 @@ def test_int_within_its_bounds_is_taken() -> None:
     assert count_or_all(None, "limit") is None
 
 
-@pytest.mark.parametrize(
+@listed(
     ("given", "told"),
     [(-3, "-3"), (4, "4"), (1.0, "1.0"), (True, "bool"), ("secret", "str"), (None, "NoneType"), (10**90, "10000")],
 )  # fmt: skip
@@ -32,8 +33,8 @@ def test_seconds_are_above_0_unless_0_is_taken_too() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("given", [-1, 10.5, math.nan, True, "secret", None])
-@pytest.mark.parametrize("zero", [True, False])
+@listed("given", [-1, 10.5, math.nan, True, "secret", None])
+@listed("zero", [True, False])
 def test_what_is_no_number_of_seconds_is_refused(given: Any, zero: bool) -> None:
     bounds = "0 or more, at most 10" if zero else "above 0, at most 10"
     with pytest.raises(ConfigurationError, match=rf"^s must be a number of seconds, {bounds}, not (?!secret)"):

@@ -26,6 +26,7 @@ from mailroom.testing import deliver
 from outbox import Outbox
 from tests.message.test_codec import hostile, supported
 from tests.support.databases import Connect
+from tests.support.listed import listed
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_puzzledb.txt"
 ID = UUID(bytes=bytes(range(1, 17)))
@@ -101,29 +102,29 @@ def test_every_golden_record_has_what_it_must_mean() -> None:
     assert golden().keys() == OBJECTS.keys() | VALUES.keys()
 
 
-@pytest.mark.parametrize("name", OBJECTS)
+@listed("name", OBJECTS)
 def test_what_go_cbor_writes_is_read(name: str) -> None:
     assert MessageObject.loads(golden()[name]) == OBJECTS[name]
 
 
-@pytest.mark.parametrize("name", sorted(OBJECTS.keys() - IN_ANOTHER_ORDER))
+@listed("name", sorted(OBJECTS.keys() - IN_ANOTHER_ORDER))
 def test_what_is_written_are_the_bytes_of_go_cbor(name: str) -> None:
     assert OBJECTS[name].dumps(deleted="O") == golden()[name]
 
 
-@pytest.mark.parametrize("name", VALUES)
+@listed("name", VALUES)
 def test_objects_of_go_cbor_are_values(name: str) -> None:
     assert repr(decode(golden()[name])) == repr(VALUES[name])
 
 
-@pytest.mark.parametrize("name", sorted(VALUES.keys() - WRITTEN_OTHERWISE))
+@listed("name", sorted(VALUES.keys() - WRITTEN_OTHERWISE))
 def test_object_is_written_with_the_bytes_of_go_cbor(name: str) -> None:
     assert encode(VALUES[name]) == golden()[name]
 
 
 # cbor/decoder.go, Decode, and cbor/func.go, readNint8Bytes to readNint64Bytes: a negative integer is read into a signed
 # one of its width. A shorter form of these is misread, without an error.
-@pytest.mark.parametrize("number", [-129, -200, -(2**15) - 1, -(2**31) - 1, -(2**63)])
+@listed("number", [-129, -200, -(2**15) - 1, -(2**31) - 1, -(2**63)])
 def test_negative_integer_is_written_so_that_go_cbor_reads_it(number: int) -> None:
     assert encode(number) == b"\x3b" + (-1 - number).to_bytes(8)
     with pytest.raises(EncodeError, match="below -2\\^63, which go-cbor misreads: send it as text"):
@@ -142,7 +143,7 @@ def test_times_are_written_as_go_writes_them() -> None:
 
 
 # cbor/encoder.go, encodeNumberOfBytes: n < math.MaxUint16 is false for 65,535, which goes out in four bytes.
-@pytest.mark.parametrize(("size", "head"), [(65_534, "59 fffe"), (65_535, "5a 0000ffff"), (65_536, "5a 00010000")])
+@listed(("size", "head"), [(65_534, "59 fffe"), (65_535, "5a 0000ffff"), (65_536, "5a 00010000")])
 def test_long_object_has_the_head_that_go_cbor_writes(size: int, head: str) -> None:
     short, content = bytes.fromhex("41 a0"), b"\xf6" * size
     raw = golden()["sorted"].replace(short, bytes.fromhex(head) + content)
@@ -151,7 +152,7 @@ def test_long_object_has_the_head_that_go_cbor_writes(size: int, head: str) -> N
     assert MessageObject.loads(raw) == long
 
 
-@pytest.mark.parametrize("kind", ["O", "D", "C", "U"])
+@listed("kind", ["O", "D", "C", "U"])
 def test_deleted_is_o_in_the_code_of_puzzledb_and_d_in_its_specification(kind: Any) -> None:
     deleted = replace(CREATED, type=kind, event="D")
     by_code, by_specification = (cbor2.dumps(field_map(MsgType=ord(kind), EvtType=ord(letter))) for letter in "OD")
@@ -189,18 +190,18 @@ def wide(value: object, width: int) -> bytes:
             raise AssertionError(value)
 
 
-@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@listed("width", [1, 2, 4, 8])
 def test_integers_and_lengths_may_have_any_width(width: int) -> None:
     assert MessageObject.loads(wide(field_map(), width)) == CREATED
     assert MessageObject.loads(cbor2.dumps(field_map(), canonical=True)) == CREATED
 
 
-@pytest.mark.parametrize("given", [list(ID.bytes), ID.bytes, ID, str(ID), str(ID).upper()], ids=repr)
+@listed("given", [list(ID.bytes), ID.bytes, ID, str(ID), str(ID).upper()])
 def test_id_may_be_integers_or_bytes_or_a_tag_or_text(given: object) -> None:
     assert MessageObject.loads(cbor2.dumps(field_map(FromID=given))).from_id == ID
 
 
-@pytest.mark.parametrize("missing", ["EncBytes", "EvtType", "FromCluster", "FromHost", "FromID", "MsgClock"])
+@listed("missing", ["EncBytes", "EvtType", "FromCluster", "FromHost", "FromID", "MsgClock"])
 def test_field_that_is_missing_is_what_it_is_in_go(missing: str) -> None:
     fields = field_map()
     del fields[missing]
@@ -259,7 +260,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@listed("name", REFUSED)
 def test_what_is_no_message_object_is_refused_with_what_is_wrong(name: str) -> None:
     raw, fault = REFUSED[name]
     with pytest.raises(DecodeError) as refusal:
@@ -288,7 +289,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@listed("name", WRONG)
 def test_what_could_not_be_read_again_cannot_be_made(name: str) -> None:
     wrong, fault = WRONG[name]
     fields: dict[str, Any] = {"type": "O"} | wrong
@@ -450,7 +451,7 @@ def test_any_message_is_a_message_object(connection: Connection) -> None:
     assert MessageObject.of(by_hand).event is None
 
 
-@pytest.mark.parametrize(
+@listed(
     ("headers", "fault"),
     [
         ({"from_id": "SECRET"}, "its from_id is no UUID"),

@@ -17,6 +17,7 @@ from mailroom.errors import ConfigurationError, DecodeError, EncodeError, Invali
 from mailroom.testing import deliver, handle_all, sent, work
 from outbox import AsyncOutbox, Outbox, Outgoing
 from tests.support.databases import Connect
+from tests.support.listed import listed
 from tests.support.node import Node
 from tests.support.waiting import eventually
 from tests.support.working import working
@@ -62,9 +63,11 @@ TEAPOTS = Reserve("teapot", 2, Decimal("1.50"))
 
 
 def received(connection: psycopg.Connection[Any], topic: str, value: object, **fields: Any) -> Message:
-    """Send a value as text says, and return the message that an inbox gets."""
+    """Send a value as text says, and return the message that an inbox gets; afterwards nothing is left of it."""
     OUTBOX.send(connection, topic, value, **fields)
-    return arrived(connection, topic)
+    message = arrived(connection, topic)
+    connection.rollback()
+    return message
 
 
 def arrived(connection: psycopg.Connection[Any], topic: str) -> Message:
@@ -110,8 +113,8 @@ def test_the_first_version_needs_no_header_and_a_given_one_does_not_stand_agains
     assert [message.headers for message in sent(connection, "stock.reserve")] == [{"schema": "3"}]
 
 
-@pytest.mark.parametrize("topic", [reserve, reserved])
-@pytest.mark.parametrize("headers", [5, [("a", "b")], {"a": 1}])
+@listed("topic", [reserve, reserved])
+@listed("headers", [5, [("a", "b")], {"a": 1}])
 def test_headers_that_are_none_are_refused_with_a_topic_as_with_text(
     connect: Connect, topic: Topic, headers: Any
 ) -> None:
@@ -172,7 +175,7 @@ def test_json_of_any_language_is_read_too(connect: Connect) -> None:
     assert times.read(arrived(connection, "times")) == {UUID(int=7): datetime(2026, 7, 1, 12, tzinfo=UTC)}
 
 
-@pytest.mark.parametrize(
+@listed(
     ("headers", "plain"),
     [
         (None, {"name": "teapot"}),
@@ -190,7 +193,7 @@ def test_older_versions_go_through_the_upcasters_from_theirs(
     assert message.value == plain  # what upcasters change in place is their own copy
 
 
-@pytest.mark.parametrize(
+@listed(
     ("schema", "said"),
     [
         ("4", "of version 4 of stock.reserve, and this program reads up to 3: deploy one that reads it, then replay"),
@@ -225,7 +228,7 @@ def test_missing_and_failing_upcasters_are_decode_errors_without_content(connect
         topic.read(first)
 
 
-@pytest.mark.parametrize("version", [0, 3, 4, True, "1", 1.0, None])
+@listed("version", [0, 3, 4, True, "1", 1.0, None])
 def test_upcaster_from_no_older_version_is_refused(version: Any) -> None:
     told = r"must be an int from 1 to|give a version below the topic\'s, which is 3"
     with pytest.raises(ConfigurationError, match=told):
@@ -237,7 +240,7 @@ def test_second_upcaster_from_a_version_is_refused() -> None:
         reserve.upcast(1)(with_amount)
 
 
-@pytest.mark.parametrize(
+@listed(
     ("make", "said"),
     [
         (lambda: Topic("order", Reserve, version=0), "version must be an int from 1 to .*, not 0"),
@@ -255,7 +258,7 @@ def test_topic_that_could_not_work_is_refused_when_it_is_made(make: Callable[[],
         make()
 
 
-@pytest.mark.parametrize("name", ["", "order paid", 5, "order.*"])
+@listed("name", ["", "order paid", 5, "order.*"])
 def test_name_that_is_no_topic_is_refused(name: Any) -> None:
     with pytest.raises(InvalidMessage, match="is not valid"):
         Topic(name, Reserve)
@@ -277,7 +280,7 @@ def test_read_alone_takes_the_place_of_the_types_own_reading(connect: Connect) -
         reserved.read(message)
 
 
-@pytest.mark.parametrize("error", [ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError, AssertionError])
+@listed("error", [ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError, AssertionError])
 def test_what_a_read_says_of_a_value_is_a_decode_error_without_its_text(
     connect: Connect, error: type[Exception]
 ) -> None:

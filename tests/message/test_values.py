@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from mailroom import codec
 from mailroom.errors import ConfigurationError, DecodeError, EncodeError
 from mailroom.message.typed.values import Values, values_of
+from tests.support.listed import listed
 from tests.support.noted import END
 
 ROOT = Path(__file__).parents[2]
@@ -285,7 +286,7 @@ def test_the_texts_of_json_are_read_as_well(order: Order) -> None:
     assert of(Order).read(json.loads(msgspec.json.encode(order))) == order
 
 
-@pytest.mark.parametrize(
+@listed(
     ("value_type", "value"),
     [
         (int, 5),
@@ -339,20 +340,17 @@ def test_the_texts_of_json_are_read_by_pydantic_as_well() -> None:
     assert of(Invoice).read(json.loads(sent.model_dump_json(by_alias=True))) == sent
 
 
-@pytest.mark.parametrize(
-    ("value_type", "plain"), [(Item, {"name": "teapot", "more": 1}), (Line, {"itemName": "teapot", "x": 1})]
-)
+@listed(("value_type", "plain"), [(Item, {"name": "teapot", "more": 1}), (Line, {"itemName": "teapot", "x": 1})])
 def test_a_sender_may_know_more_fields_and_fewer(value_type: Any, plain: object) -> None:
     assert of(value_type).read(plain).amount == 1
 
 
-@pytest.mark.parametrize(
+@listed(
     "value_type",
     [
         Unknown, HasUnknown, HasInit, Attrs, list[Attrs], Mixed, type, complex, Fraction, Callable, msgspec.Raw,
         memoryview, "Item", Item | Tree, UUID | str, dict[int | str, int], dict[tuple[int, int], int],
     ],
-    ids=str,
 )  # fmt: skip
 def test_a_type_whose_values_would_not_come_back_is_refused_at_once(value_type: Any) -> None:
     with pytest.raises(
@@ -400,7 +398,7 @@ MISFITS: list[tuple[Any, Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("value_type", "plain", "where"), MISFITS)
+@listed(("value_type", "plain", "where"), MISFITS)
 def test_what_does_not_fit_is_an_error_that_names_the_field_and_no_content(
     value_type: Any, plain: Any, where: str
 ) -> None:
@@ -412,7 +410,7 @@ def test_what_does_not_fit_is_an_error_that_names_the_field_and_no_content(
     assert caught.value.__suppress_context__
 
 
-@pytest.mark.parametrize(
+@listed(
     ("value_type", "value", "said"),
     [
         (Item, Item("teapot", amount=SECRET), "it is no Item, value.amount does not fit."),  # type: ignore[arg-type]
@@ -432,9 +430,7 @@ def test_what_no_receiver_could_read_is_not_sent(value_type: Any, value: object,
     assert caught.value.__cause__ is None
 
 
-@pytest.mark.parametrize(
-    ("value_type", "value"), [(list, (1, 2)), (dict, {1: 2}), (list[int], (1, 2)), (Any, {"a": (1,)})]
-)
+@listed(("value_type", "value"), [(list, (1, 2)), (dict, {1: 2}), (list[int], (1, 2)), (Any, {"a": (1,)})])
 def test_a_tuple_or_a_key_that_would_come_back_as_something_else_is_refused(value_type: Any, value: object) -> None:
     with pytest.raises(EncodeError):
         codec.encode(of(value_type).write(value))

@@ -2,6 +2,7 @@
 
 from typing import get_args
 
+import psycopg
 import pytest
 
 from inbox import Inbox
@@ -12,21 +13,15 @@ from mailroom.metrics.family import Family, Samples
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
+from tests.support.roles import role
 
-pytestmark = pytest.mark.both_versions
+pytestmark = [pytest.mark.both_versions, pytest.mark.inbox("shipping"), pytest.mark.inbox("billing")]
 
 DEAD_LETTERS = """
 INSERT INTO mailroom.dead_letter (stage, reason, message_id, topic, key, kind, message_type, value, sent_at)
 SELECT CASE WHEN n %% 4 = 0 THEN 'reap' ELSE 'deliver' END, 'no', gen_random_uuid(), 't', 'k', 'M', 'U', '\\x00', now()
 FROM generate_series(1, %s) AS n"""
 NONE = dict.fromkeys(get_args(Stage), 0)
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping")
-    node.inbox("billing")
-    return node
 
 
 def read(node: Node) -> dict[Family, Samples]:
@@ -145,16 +140,10 @@ def test_many_dead_letters_are_estimated_before_and_after_the_first_analyze(node
     assert by_label(read(node)[catalog.DEAD_LETTERS]) == pytest.approx(expected, rel=0.01)
 
 
-def test_role_without_rights_on_a_sequence_is_told_of_the_others(node: Node, connect: Connect) -> None:
-    reader = connect(autocommit=True)
-    reader.execute("CREATE ROLE catalog_reader")
-    try:
-        reader.execute("GRANT USAGE ON SCHEMA mailroom TO catalog_reader")
-        reader.execute("GRANT SELECT ON ALL TABLES IN SCHEMA mailroom TO catalog_reader")
-        reader.execute("GRANT SELECT ON mailroom.clock TO catalog_reader")
-        reader.execute("SET ROLE catalog_reader")
+def test_role_without_rights_on_a_sequence_is_told_of_the_others(node: Node) -> None:
+    granted = ("USAGE ON SCHEMA mailroom", "SELECT ON ALL TABLES IN SCHEMA mailroom", "SELECT ON mailroom.clock")
+    with (
+        role(node.dsn, *(f"GRANT {each} TO {{role}}" for each in granted)) as (_, dsn),
+        psycopg.connect(dsn) as reader,
+    ):
         assert list(by_label(run(reader, reading_catalog(SCHEMA))[catalog.SEQUENCE_MARGIN])) == ["clock"]
-    finally:
-        reader.execute("RESET ROLE")
-        reader.execute("DROP OWNED BY catalog_reader")
-        reader.execute("DROP ROLE catalog_reader")

@@ -19,28 +19,36 @@ from mailroom.metrics.leader import Added, LeaderSamples, sampling
 from mailroom.session.home import Home
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
-from tests.support.node import SCHEMA, Node, failing
+from tests.support.node import CLOCKS_ALLOWED, SCHEMA, Node, failing
 from tests.support.waiting import eventually_async
 
-LATER_S = 100.0
+HOUR_S = 3_600.0
+LATER_H = 100
 DEAD_LETTER = """
 INSERT INTO mailroom.dead_letter (stage, reason, message_id, topic, key, kind, message_type, value, sent_at)
 VALUES (%s, 'no', gen_random_uuid(), 't', 'k', 'M', 'U', '\\x00', now())"""
 NONE = dict.fromkeys(get_args(Stage), 0)
 
 
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping", backoff_s=50)
-    node.inbox("billing")
-    node.allow_clocks()
-    return node
+pytestmark = [
+    pytest.mark.inbox("shipping", backoff_s=86_400),
+    pytest.mark.inbox("billing"),
+    pytest.mark.node_sql(CLOCKS_ALLOWED),
+]
 
 
-def sample(node: Node, later_s: float = LATER_S) -> dict[Family, Samples]:
-    """A sample that is taken so much later."""
+def clock(node: Node) -> datetime:
     now: datetime = node.value("SELECT clock_timestamp()")
-    return run(node.connection, sampling(SCHEMA, Added(SCHEMA), now=now + timedelta(seconds=later_s)))
+    return now
+
+
+def sample(node: Node, later_h: float = LATER_H) -> dict[Family, Samples]:
+    """A sample that is taken so much later."""
+    return sample_at(node, clock(node) + timedelta(hours=later_h))
+
+
+def sample_at(node: Node, now: datetime) -> dict[Family, Samples]:
+    return run(node.connection, sampling(SCHEMA, Added(SCHEMA), now=now))
 
 
 def by_label(samples: Samples) -> dict[str, Any]:
@@ -53,11 +61,11 @@ def only(samples: Samples) -> Any:
     return value
 
 
-def waits(node: Node, later_s: float = LATER_S) -> dict[str, float]:
-    """What waits for whom, in whole tens of seconds."""
-    found = sample(node, later_s)
+def waits(node: Node, later_h: float = LATER_H) -> dict[str, int]:
+    """What waits for whom, in hours."""
+    found = sample(node, later_h)
     named = {"outbox": only(found[leader.OUTBOX_OLDEST]), "executables": only(found[leader.EXECUTABLES_OLDEST])}
-    return {name: s // 10 * 10 for name, s in (named | by_label(found[leader.INBOX_OLDEST])).items()}
+    return {name: round(s / HOUR_S) for name, s in (named | by_label(found[leader.INBOX_OLDEST])).items()}
 
 
 def fail_first(node: Node) -> None:
@@ -74,14 +82,14 @@ def test_what_waits_is_told_by_whom_it_waits_for(node: Node) -> None:
     node.connection.execute(
         "INSERT INTO mailroom.outbox_executable (operation, key, amount) VALUES ('increment', 'k', 1)"
     )
-    assert waits(node) == none | {"outbox": 100, "executables": 100}
+    assert waits(node) == none | {"outbox": LATER_H, "executables": LATER_H}
     node.deliver()
-    assert waits(node) == none | {"executables": 100, "shipping": 100}
+    assert waits(node) == none | {"executables": LATER_H, "shipping": LATER_H}
 
 
 def test_sent_at_of_the_future_is_no_lag(node: Node) -> None:
     node.connection.execute(
-        "INSERT INTO mailroom.outbox (topic, value_json, sent_at) VALUES ('shipping', '1', now() + interval '1 day')"
+        "INSERT INTO mailroom.outbox (topic, value_json, sent_at) VALUES ('shipping', '1', now() + interval '9 days')"
     )
     assert waits(node)["outbox"] == 0
 
@@ -91,12 +99,12 @@ def test_failing_key_waits_for_a_worker_only_once_its_time_has_come(node: Node) 
     node.deliver()
     fail_first(node)
     [(retry_s,)] = node.rows("SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM mailroom.key_state")
-    before = sample(node, retry_s - 5)
+    before = sample(node, retry_s / HOUR_S - 1)
     assert by_label(before[leader.INBOX_OLDEST])["shipping"] == 0
     keys = {"shipping/waiting": 1, "shipping/parked": 0, "billing/waiting": 0, "billing/parked": 0}
     assert by_label(before[leader.INBOX_KEYS]) == keys
-    after = sample(node, retry_s + 20)
-    assert by_label(after[leader.INBOX_OLDEST])["shipping"] == pytest.approx(20, abs=5)
+    after = sample(node, retry_s / HOUR_S + 2)
+    assert round(by_label(after[leader.INBOX_OLDEST])["shipping"] / HOUR_S) == 2
     assert by_label(after[leader.INBOX_KEYS])["shipping/waiting"] == 0
 
 
@@ -105,10 +113,10 @@ def test_healthy_message_behind_failing_ones_waits_for_a_worker(node: Node) -> N
     node.send("shipping", key="a")
     node.deliver()
     fail_first(node)
-    assert waits(node, 30)["shipping"] == 0
+    assert waits(node, 5)["shipping"] == 0
     node.send("shipping", key="b")
     node.deliver()
-    assert waits(node, 30)["shipping"] == 30
+    assert waits(node, 5)["shipping"] == 5
 
 
 def test_parked_key_waits_for_nobody_and_is_counted(node: Node) -> None:
@@ -131,14 +139,15 @@ def test_paused_key_is_not_parked(node: Node) -> None:
 
 
 def test_periodic_message_is_late_once_it_is_due(node: Node) -> None:
+    now = clock(node)
     node.connection.execute(
         "INSERT INTO mailroom.periodic "
         "(name, cron, time_zone, topic, kind, value, missed, jitter_s, due_at, next_at, paused) SELECT "
-        "name, '@daily', 'UTC', 't', 'M', '\\x00', 'skip', 0, now(), now() + in_s * interval '1 s', name = 'paused' "
-        "FROM (VALUES ('late', -50), ('coming', 5000), ('paused', -50)) AS p (name, in_s)"
+        "name, '@daily', 'UTC', 't', 'M', '\\x00', 'skip', 0, now(), %s + in_s * interval '1 s', name = 'paused' "
+        "FROM (VALUES ('late', -50), ('coming', 50), ('paused', -50)) AS p (name, in_s)",
+        [now],
     )
-    late = {name: s // 10 * 10 for name, s in by_label(sample(node, 0)[leader.PERIODIC_LATE]).items()}
-    assert late == {"late": 50, "coming": 0}
+    assert by_label(sample_at(node, now)[leader.PERIODIC_LATE]) == {"late": 50, "coming": 0}
 
 
 def test_what_lies_below_the_floors_is_not_read(node: Node) -> None:
@@ -157,44 +166,50 @@ def test_inboxes_are_read_in_portions(node: Node, monkeypatch: pytest.MonkeyPatc
         node.send(name)
     node.deliver()
     assert waits(node) == {
-        "outbox": 0, "executables": 0, "a": 0, "b": 100, "c": 100, "billing": 0, "shipping": 0
+        "outbox": 0, "executables": 0, "a": 0, "b": LATER_H, "c": LATER_H, "billing": 0, "shipping": 0
     }  # fmt: skip
 
 
 def test_scheduled_messages_are_counted(node: Node) -> None:
-    now: datetime = node.value("SELECT clock_timestamp()")
     for _ in range(2):
-        node.send("shipping", deliver_at=now + timedelta(days=1))
+        node.send("shipping", deliver_at=clock(node) + timedelta(days=1))
     node.deliver()
     assert only(sample(node)[leader.SCHEDULED]) == 2
 
 
 def test_lag_of_a_link_is_the_longest_time_that_is_known(node: Node) -> None:
+    now = clock(node)
+    given = {"now": now}
     node.connection.execute(
-        "INSERT INTO mailroom.origin (name, state, since, created_at) SELECT name, state, now() - since_s * "
-        "interval '1 s', now() - interval '1 day' FROM (VALUES ('fine', 'open', NULL), ('late', 'open', NULL), "
-        "('was_late', 'open', NULL), ('stopped', 'stopped', 500), ('out', 'excluded', 500)) AS o (name, state, since_s)"
+        "INSERT INTO mailroom.origin (name, state, since, created_at) SELECT name, state, %(now)s - since_s * "
+        "interval '1 s', %(now)s - interval '1 day' FROM (VALUES ('fine', 'open', NULL), ('late', 'open', NULL), "
+        "('was_late', 'open', NULL), ('stopped', 'stopped', 500), ('out', 'excluded', 500)) "
+        "AS o (name, state, since_s)",
+        given,
     )
     node.connection.execute(
         "INSERT INTO mailroom.receipt (origin, last, first, last_id, stamped_at, sent_clock, received_at, ids) "
         "SELECT number, n, n, gen_random_uuid(), received_at - n * interval '100 s', n, received_at, '{}' FROM ("
         "    SELECT number, CASE name WHEN 'late' THEN 3 ELSE 9 END AS n,"
-        "           now() - CASE name WHEN 'late' THEN interval '1 s' ELSE interval '1 hour' END AS received_at"
-        "    FROM mailroom.origin WHERE name IN ('late', 'was_late')) AS r"
+        "           %(now)s - CASE name WHEN 'late' THEN interval '1 s' ELSE interval '1 hour' END AS received_at"
+        "    FROM mailroom.origin WHERE name IN ('late', 'was_late')) AS r",
+        given,
     )
     node.connection.execute(
-        "INSERT INTO mailroom.lease VALUES ('links', gen_random_uuid(), 1, now() + interval '1 hour', 'h', 1, 1, "
-        "now(), 'awake', '{}')"
+        "INSERT INTO mailroom.lease VALUES ('links', gen_random_uuid(), 1, %(now)s + interval '1 hour', 'h', 1, 1, "
+        "now(), 'awake', '{}')",
+        given,
     )
-    lags = {name: round(s, -2) for name, s in by_label(sample(node, 0)[leader.LINK_LAG]).items()}
+    lags = by_label(sample_at(node, now)[leader.LINK_LAG])
     assert lags == {"fine": 0, "late": 300, "was_late": 0, "stopped": 500}
     # Nobody reads any of them, so nobody has noted since when.
-    node.connection.execute("UPDATE mailroom.lease SET until = now() - interval '2000 s'")
-    lags = {name: round(s, -2) for name, s in by_label(sample(node, 0)[leader.LINK_LAG]).items()}
+    node.connection.execute("UPDATE mailroom.lease SET until = %(now)s - interval '2000 s'", given)
+    lags = by_label(sample_at(node, now)[leader.LINK_LAG])
     assert lags == dict.fromkeys(("fine", "late", "was_late", "stopped"), 2000)
 
 
 def test_bridge_lags_by_what_its_broker_has_not_acknowledged(node: Node) -> None:
+    now = clock(node)
     node.connection.execute(
         "INSERT INTO mailroom.link (name, acked, state) VALUES "
         "('idle', 0, 'open'), ('late', 1, 'open'), ('gone', 0, 'cut'), ('reader', 0, 'open')"
@@ -204,11 +219,11 @@ def test_bridge_lags_by_what_its_broker_has_not_acknowledged(node: Node) -> None
     )
     node.connection.execute(
         "INSERT INTO mailroom.transit (link, seq, sent_clock, stamped_at, message_id, topic, key, kind, message_type, "
-        "sent_at) SELECT number, n, n, now() - (500 - n * 100) * interval '1 s', gen_random_uuid(), 't', 'k', 'M', "
-        "'U', now() FROM mailroom.link, generate_series(1, 3) AS n WHERE name <> 'idle'"
+        "sent_at) SELECT number, n, n, %s - (500 - n * 100) * interval '1 s', gen_random_uuid(), 't', 'k', 'M', "
+        "'U', now() FROM mailroom.link, generate_series(1, 3) AS n WHERE name <> 'idle'",
+        [now],
     )
-    lags = {name: round(s, -2) for name, s in by_label(sample(node, 0)[leader.BRIDGE_LAG]).items()}
-    assert lags == {"idle": 0, "late": 300}
+    assert by_label(sample_at(node, now)[leader.BRIDGE_LAG]) == {"idle": 0, "late": 300}
 
 
 def test_dead_letters_are_counted_once_in_whatever_order_they_commit(node: Node, connect: Connect) -> None:
@@ -308,4 +323,4 @@ async def test_leading_dispatcher_samples_beside_its_work(node: Node) -> None:
     finally:
         dispatcher.stop()
         await running
-    assert not node.sessions("mailroom dispatcher metrics")
+    await eventually_async(lambda: not node.sessions("mailroom dispatcher metrics"))

@@ -44,11 +44,7 @@ ROWS = (
 share(command)
 
 
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping")
-    node.inbox("billing")
-    return node
+pytestmark = [pytest.mark.inbox("shipping"), pytest.mark.inbox("billing")]
 
 
 class Process:
@@ -58,7 +54,7 @@ class Process:
         self.at = NOW
         self.counts = ProcessMetrics(now=lambda: NOW)
         # By the database's clock the ages of made-up messages would be years: `offset` stays nothing.
-        self.recorder = Recorder(lambda: Home(dsn), self.counts, now=self.now)
+        self.recorder = Recorder(lambda: Home(dsn), self.counts, now=self.now, monotonic=lambda: 0.0)
 
     def now(self) -> datetime:
         return self.at - self.counts.offset
