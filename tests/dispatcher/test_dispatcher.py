@@ -19,7 +19,7 @@ from mailroom.errors import ConnectionFailed, SchemaError
 from mailroom.session import listener as listening
 from mailroom.sql.runner import run
 from tests.support.databases import Connect, Databases
-from tests.support.lanes import EXPIRE, LISTENER, PATIENT, asleep, be_patient, daemon, leaders, running
+from tests.support.lanes import EXPIRE, LISTENER, PATIENT, asleep, be_patient, daemon, is_replaced, leaders, running
 from tests.support.node import SCHEMA, Node
 from tests.support.proxy import Proxy, proxied
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
@@ -177,7 +177,7 @@ async def test_standby_takes_over_from_a_killed_leader(node: Node) -> None:
         async with running(standby):
             await eventually_async(lambda: standby.health().state == "standing by")
             first.kill()
-            node.connection.execute(EXPIRE)
+            await eventually_async(lambda: is_replaced(node, first.pid, os.getpid()))
             node.send("shipping", key="k")
             await eventually_async(lambda: is_delivered(node, "k"))
             assert node.rows("SELECT pid, epoch FROM mailroom.lease WHERE role = 'dispatcher'") == [(os.getpid(), 2)]
@@ -189,8 +189,8 @@ async def test_new_leader_ends_the_session_of_one_that_hangs(node: Node) -> None
         await eventually_async(lambda: "dispatcher" in leaders(node))
         [(backend,)] = node.rows("SELECT backend_pid FROM mailroom.lease WHERE role = 'dispatcher'")
         first.send_signal(signal.SIGSTOP)
-        node.connection.execute(EXPIRE)
         async with running(Dispatcher(node.dsn)):
+            await eventually_async(lambda: is_replaced(node, first.pid, os.getpid()))
             await eventually_async(lambda: backend not in node.sessions())
             node.send("shipping", key="k")
             await eventually_async(lambda: is_delivered(node, "k"))

@@ -69,3 +69,12 @@ def asleep(node: Node, *roles: str) -> bool:
         locks.AWAKE,
     )
     return not awake and {*roles} <= leaders(node).keys() and node.sessions(LISTENER) != []
+
+
+def is_replaced(node: Node, before: int, after: int) -> bool:
+    """Expire the leases of the process `before`, and tell whether `after` delivers in its place.
+
+    Ask again and again: a process that is killed or paused may have left a renewal behind, which the server still does.
+    """
+    node.connection.execute(f"{EXPIRE} WHERE pid = {before}".encode())
+    return leaders(node).get("dispatcher") == after
