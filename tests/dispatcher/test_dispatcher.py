@@ -1,13 +1,10 @@
 """The daemon: it delivers with and without notifications, hands over to a standby, reconnects, and stops."""
 
 import asyncio
-import contextlib
 import gc
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import psycopg
@@ -22,17 +19,13 @@ from mailroom.errors import ConnectionFailed, SchemaError
 from mailroom.session import listener as listening
 from mailroom.sql.runner import run
 from tests.support.databases import Connect, Databases
+from tests.support.lanes import EXPIRE, LISTENER, PATIENT, asleep, be_patient, daemon, is_replaced, leaders, running
 from tests.support.node import SCHEMA, Node
 from tests.support.proxy import Proxy, proxied
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
+from tests.support.working import NEVER_S
 
-NEVER_S = 3_600.0  # a poll that no test lives to see
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping")
-    return node
+pytestmark = pytest.mark.inbox("shipping")
 
 
 @pytest.fixture
@@ -41,52 +34,13 @@ def proxy(node: Node) -> Iterator[tuple[Proxy, str]]:
         yield proxy, dsn
 
 
-@contextlib.asynccontextmanager
-async def running(dispatcher: Dispatcher) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(dispatcher.run())
-    try:
-        yield task
-    finally:
-        dispatcher.stop()
-        await asyncio.wait_for(task, WITHIN_S)
-
-
-@contextlib.contextmanager
-def process(dsn: str, poll_interval_s: float = 1.0) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a dispatcher in a process of its own; killed at the end if it still runs."""
-    program = "import sys; from dispatcher.daemon import run; run(sys.argv[1], poll_interval_s=float(sys.argv[2]))"
-    with subprocess.Popen([sys.executable, "-c", program, dsn, str(poll_interval_s)]) as started:
-        try:
-            yield started
-        finally:
-            started.kill()
-            started.wait()
-
-
-def leader(node: Node) -> tuple[int, int, int] | None:
-    """Return process id, backend and epoch of the leader, if any leads."""
-    rows = node.rows(
-        "SELECT pid, backend_pid, epoch FROM mailroom.lease WHERE role = 'dispatcher' AND until > clock_timestamp()"
-    )
-    return rows[0] if rows else None
-
-
-def all_lanes_lead(node: Node) -> bool:
-    """Tell whether all lanes of a daemon have their leases, so all have been connected."""
-    return bool(node.value("SELECT count(*) = 3 FROM mailroom.lease WHERE until > clock_timestamp()"))
-
-
 def is_delivered(node: Node, key: str) -> bool:
     return (key,) in node.delivered("key")
 
 
 def is_asleep(node: Node) -> bool:
-    """Tell whether a dispatcher leads and has let go of "awake"."""
-    locks = node.value(
-        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1835100524 "
-        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    )
-    return leader(node) is not None and locks == 0
+    """Tell whether a dispatcher leads and sleeps, and all of its sessions are there."""
+    return asleep(node, "dispatcher") and len(node.sessions()) == 4
 
 
 # -- Delivering -------------------------------------------------------------------------------------------------------
@@ -94,7 +48,7 @@ def is_asleep(node: Node) -> bool:
 
 async def test_message_is_delivered_when_the_bell_rings(node: Node) -> None:
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
+        await eventually_async(lambda: is_asleep(node))
         for key in ("a", "b", "c"):
             node.send("shipping", key=key)
             await eventually_async(partial(is_delivered, node, key))
@@ -108,7 +62,7 @@ async def test_dispatcher_whose_session_ended_right_behind_a_command_goes_on(
 ) -> None:
     network, dsn = proxy
     async with running(Dispatcher(dsn, poll_interval_s=0.05)):
-        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
+        await eventually_async(lambda: is_asleep(node))
         network.end_behind(command, 3, only=b"mailroom dispatcher\0")
         for key in ("a", "b", "c"):
             node.send("shipping", key=key)
@@ -139,7 +93,7 @@ async def test_message_is_delivered_by_the_poll_while_the_bell_s_connection_is_a
 ) -> None:
     network, dsn = proxy
     async with running(Dispatcher(dsn, poll_interval_s=0.05)):
-        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
+        await eventually_async(lambda: is_asleep(node))
         network.black_hole(only=b"dispatcher listener")
         for key in ("a", "b", "c"):
             node.send("shipping", key=key)
@@ -154,7 +108,7 @@ async def test_bell_whose_connection_is_a_black_hole_listens_again_on_another(
     monkeypatch.setattr(listening, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(listening, "ANSWER_S", 1.0)
     async with running(Dispatcher(dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
+        await eventually_async(lambda: is_asleep(node))
         network.black_hole(only=b"dispatcher listener")
         await eventually_async(lambda: network.swallowed)
         network.forward()
@@ -182,72 +136,61 @@ async def test_totals_count_what_was_done(node: Node) -> None:
 
 
 async def test_drain_works_beside_a_daemon(node: Node) -> None:
+    """The daemon may still take it on its way to sleep; it is delivered when the drain has ended."""
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: is_asleep(node))
         node.connection.execute("SET mailroom.notify = off")
-        # On its way to sleep it looks once more, and may take the first one.
-        sent = delivered = 0
-        while not delivered and sent < 2:
-            node.send("shipping", key="k")
-            sent += 1
-            delivered = (await asyncio.to_thread(deliver_all, node.dsn)).delivered
-        assert delivered == 1
+        for keys in ([("a",)], [("a",), ("b",)]):
+            node.send("shipping", key=keys[-1][0])
+            await asyncio.to_thread(deliver_all, node.dsn)
+            assert node.delivered("key") == keys
 
 
 # -- Leading ----------------------------------------------------------------------------------------------------------
 
 
-async def test_only_one_of_two_dispatchers_delivers(node: Node) -> None:
+async def test_standby_delivers_nothing_and_takes_over_at_once_from_a_leader_that_stops(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_patient(monkeypatch)
     first, second = Dispatcher(node.dsn), Dispatcher(node.dsn)
     async with running(first):
-        await eventually_async(lambda: leader(node) is not None)
+        await eventually_async(lambda: first.health().state == "asleep")
         async with running(second):
-            await eventually_async(lambda: len(node.sessions()) == 7)
+            await eventually_async(lambda: second.health().state == "standing by")
             for key in "abc":
                 node.send("shipping", key=key)
                 await eventually_async(partial(is_delivered, node, key))
-    assert (first.totals.taken, second.totals.taken) == (3, 0)
-
-
-async def test_standby_takes_over_at_once_from_a_leader_that_stops(node: Node) -> None:
-    first, second = Dispatcher(node.dsn), Dispatcher(node.dsn)
-    async with running(first):
-        await eventually_async(lambda: leader(node) is not None)
-        async with running(second):
-            await eventually_async(lambda: len(node.sessions()) == 7)
+            assert second.totals.taken == 0
             first.stop()
-            node.send("shipping", key="k")
-            await eventually_async(lambda: second.totals.taken == 1 or first.totals.taken == 1)
-            await eventually_async(lambda: (leader(node) or (0, 0, 0))[2] == 2)
+            node.send("shipping", key="d")
+            await eventually_async(partial(is_delivered, node, "d"))
+            await eventually_async(lambda: second.health().state == "asleep")
+            await eventually_async(lambda: first.totals.taken + second.totals.taken == 4)
+            assert node.value("SELECT epoch FROM mailroom.lease WHERE role = 'dispatcher'") == 2
 
 
-@pytest.mark.slow
 async def test_standby_takes_over_from_a_killed_leader(node: Node) -> None:
-    with process(node.dsn) as first:
-        await eventually_async(lambda: leader(node) is not None)
+    with daemon(node.dsn, PATIENT) as first:
+        await eventually_async(lambda: leaders(node).get("dispatcher") == first.pid)
         standby = Dispatcher(node.dsn)
         async with running(standby):
-            await eventually_async(lambda: len(node.sessions()) == 11)
-            found = leader(node)
-            assert found is not None
-            assert found[0] == first.pid
+            await eventually_async(lambda: standby.health().state == "standing by")
             first.kill()
+            await eventually_async(lambda: is_replaced(node, first.pid, os.getpid()))
             node.send("shipping", key="k")
             await eventually_async(lambda: is_delivered(node, "k"))
-            found = leader(node)
-            assert found is not None
-            assert (found[0], found[2]) == (os.getpid(), 2)
+            assert node.rows("SELECT pid, epoch FROM mailroom.lease WHERE role = 'dispatcher'") == [(os.getpid(), 2)]
 
 
 @pytest.mark.slow
 async def test_new_leader_ends_the_session_of_one_that_hangs(node: Node) -> None:
-    with process(node.dsn) as first:
-        await eventually_async(lambda: leader(node) is not None)
-        found = leader(node)
-        assert found is not None
-        _, backend, _ = found
+    with daemon(node.dsn, PATIENT) as first:
+        await eventually_async(lambda: "dispatcher" in leaders(node))
+        [(backend,)] = node.rows("SELECT backend_pid FROM mailroom.lease WHERE role = 'dispatcher'")
         first.send_signal(signal.SIGSTOP)
         async with running(Dispatcher(node.dsn)):
+            await eventually_async(lambda: is_replaced(node, first.pid, os.getpid()))
             await eventually_async(lambda: backend not in node.sessions())
             node.send("shipping", key="k")
             await eventually_async(lambda: is_delivered(node, "k"))
@@ -268,7 +211,7 @@ def test_lease_that_ran_out_is_taken_with_a_new_epoch(node: Node, connect: Conne
     gone = connect(autocommit=True)
     first, second = Lease(SCHEMA), Lease(SCHEMA)
     run(node.connection, first.taking(run(gone, reading_backend()), "awake", {}))
-    node.connection.execute("UPDATE mailroom.lease SET until = clock_timestamp() - interval '1 ms'")
+    node.connection.execute(EXPIRE)
     assert run(node.connection, second.taking(run(node.connection, reading_backend()), "awake", {}))
     assert second.epoch == 2
     assert not run(node.connection, first.taking(run(node.connection, reading_backend()), "awake", {}))
@@ -276,22 +219,20 @@ def test_lease_that_ran_out_is_taken_with_a_new_epoch(node: Node, connect: Conne
         gone.execute("SELECT 1")
 
 
-@pytest.mark.slow
-async def test_lease_is_renewed_on_time_however_long_housekeeping_takes(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lease_is_renewed_however_long_housekeeping_takes(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = asyncio.Event()
+
     async def hang(_janitor: Janitor, connection: psycopg.AsyncConnection) -> int:
+        hangs.set()
         await connection.execute("SELECT pg_sleep(3600)")
         return 0
 
     monkeypatch.setattr(Janitor, "run_once", hang)
     async with running(Dispatcher(node.dsn)):
-        await eventually_async(lambda: leader(node) is not None)
-        async with running(Dispatcher(node.dsn)):
-            began = node.value("SELECT clock_timestamp()")
-            renewed = "SELECT until > %s + interval '10 s' FROM mailroom.lease WHERE role = 'dispatcher'"
-            await eventually_async(lambda: node.value(renewed, began))
-            assert node.value("SELECT epoch FROM mailroom.lease WHERE role = 'dispatcher'") == 1
+        await asyncio.wait_for(hangs.wait(), WITHIN_S)
+        for _ in range(2):  # the first may have been under way
+            [(until,)] = node.rows("SELECT until FROM mailroom.lease")
+            await eventually_async(partial(node.value, "SELECT until > %s FROM mailroom.lease", until))
 
 
 def test_new_leader_of_a_copy_leaves_the_original_s_session_alone(
@@ -308,7 +249,7 @@ def test_new_leader_of_a_copy_leaves_the_original_s_session_alone(
                 f"INSERT INTO mailroom.lease VALUES ({values})".encode(),
                 [Jsonb(value) if isinstance(value, dict) else value for value in lease],
             )
-            restored.execute("UPDATE mailroom.lease SET until = clock_timestamp() - interval '1 ms'")
+            restored.execute(EXPIRE)
             leader_of_copy = Lease(SCHEMA)
             assert run(restored, leader_of_copy.taking(run(restored, reading_backend()), "awake", {}))
             assert leader_of_copy.epoch == 2
@@ -399,8 +340,8 @@ async def test_error_at_the_start_ends_it(node: Node, table: str) -> None:
 
 async def test_dispatcher_connects_again_when_all_its_sessions_are_terminated(node: Node) -> None:
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
-        for key in "abc":
-            await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
+        for key in "ab":
+            await eventually_async(lambda: is_asleep(node))
             for pid in node.sessions():
                 node.connection.execute("SELECT pg_terminate_backend(%s)", [pid])
             node.send("shipping", key=key)
@@ -409,8 +350,8 @@ async def test_dispatcher_connects_again_when_all_its_sessions_are_terminated(no
 
 async def test_message_sent_while_the_bell_had_no_connection_is_found_when_it_has_one(node: Node) -> None:
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
-        node.end_sessions("mailroom dispatcher listener")
+        await eventually_async(lambda: is_asleep(node))
+        node.end_sessions(LISTENER)
         node.send("shipping", key="k")
         await eventually_async(lambda: is_delivered(node, "k"))
 
@@ -448,22 +389,12 @@ async def test_schema_that_is_not_there_is_said_at_once(empty_dsn: str) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_ends_it_and_gives_the_lease_up(node: Node) -> None:
-    with process(node.dsn) as started:
-        eventually(lambda: leader(node))
-        started.send_signal(signal.SIGTERM)
-        assert started.wait(WITHIN_S) == 0
-        assert leader(node) is None
-        assert node.rows("SELECT DISTINCT state FROM mailroom.lease") == [("stopped",)]
-
-
-@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("fault", ["black hole", "cut"])
 def test_sigterm_ends_it_while_the_server_is_unreachable(node: Node, proxy: tuple[Proxy, str], fault: str) -> None:
     network, dsn = proxy
-    with process(dsn, poll_interval_s=0.05) as started:
-        eventually(lambda: is_asleep(node) and all_lanes_lead(node))
+    with daemon(dsn) as started:
+        eventually(lambda: asleep(node, "dispatcher", "executor", "links"))
         network.black_hole() if fault == "black hole" else network.cut()
         started.send_signal(signal.SIGTERM)
         assert started.wait(WITHIN_S) == 0
@@ -485,7 +416,7 @@ async def test_stop_before_run_and_twice_is_harmless(node: Node) -> None:
     dispatcher.stop()
     await asyncio.wait_for(dispatcher.run(), WITHIN_S)
     dispatcher.stop()
-    assert leader(node) is None
+    assert leaders(node) == {}
 
 
 async def test_stop_from_another_thread_ends_it(node: Node) -> None:
@@ -503,7 +434,7 @@ async def test_bell_in_a_black_hole_does_not_outlive_the_dispatcher(
     network, dsn = proxy
     monkeypatch.setattr(listening, "HEARTBEAT_S", 0.1)
     async with running(Dispatcher(dsn, poll_interval_s=0.05)):
-        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
+        await eventually_async(lambda: is_asleep(node))
         network.black_hole(only=b"dispatcher listener")
         await eventually_async(lambda: network.swallowed)
 

@@ -19,9 +19,9 @@ from outbox import Store
 from tests.support.databases import Connect
 from tests.support.explain import nodes
 from tests.support.explain import pages as pages_of
-from tests.support.node import SCHEMA, Node, send
+from tests.support.node import CLOCKS_ALLOWED, SCHEMA, Node, send
 
-pytestmark = pytest.mark.both_versions
+pytestmark = [pytest.mark.both_versions, pytest.mark.inbox("shipping"), pytest.mark.node_sql(CLOCKS_ALLOWED)]
 
 
 class Lane:
@@ -59,13 +59,6 @@ def _interleaved(operation: Operation[None], between: Callable[[], None]) -> Ope
 @pytest.fixture(autouse=True)
 def _steps_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(floors, "STEP", 1)
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping")
-    node.allow_clocks()
-    return node
 
 
 def test_floor_rises_to_the_last_position_once_everything_was_taken(node: Node) -> None:
@@ -297,6 +290,7 @@ async def test_deliverer_that_met_an_error_scans_from_the_start(node: Node) -> N
             node.connection.execute("LOCK mailroom.outbox")
             with pytest.raises(psycopg.errors.LockNotAvailable):
                 await deliverer.deliver()
+        await connection.execute("RESET lock_timeout")
         assert await deliverer.drain() == 1
 
 

@@ -1,12 +1,9 @@
 """Who leads: real processes that are killed, paused and woken. Another takes over, and what comes back does no harm."""
 
-import asyncio
-import contextlib
 import os
 import secrets
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,16 +16,12 @@ from dispatcher.lanes.lease import Lease, reading_backend
 from mailroom import locks
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
+from tests.support.lanes import EXPIRE, PATIENT, daemon, is_replaced, leaders, running
 from tests.support.node import SCHEMA, Node
-from tests.support.waiting import WITHIN_S, eventually, eventually_async
+from tests.support.waiting import eventually, eventually_async
 
-pytestmark = pytest.mark.both_versions
+pytestmark = [pytest.mark.both_versions, pytest.mark.inbox("shipping")]
 
-RUN = """
-import sys
-from dispatcher.daemon import run
-run(sys.argv[1], poll_interval_s=1)
-"""
 # Stops once, between the statements of its first delivery and their COMMIT.
 STOPS = """
 import os, signal
@@ -55,12 +48,6 @@ def stopping(operation):
 
 deliverer.run_in_transaction = lambda connection, operation: run_in_transaction(connection, stopping(operation))
 """
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping")
-    return node
 
 
 @pytest.fixture
@@ -99,25 +86,13 @@ def app(node: Node) -> Iterator[str]:
         node.connection.execute(f"DROP ROLE {app}; DROP OWNED BY {owner}; DROP ROLE {owner}".encode())
 
 
-@contextlib.contextmanager
-def process(dsn: str, before: str = "") -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a dispatcher in a process of its own, whatever else that does before; killed at the end."""
-    with subprocess.Popen([sys.executable, "-c", before + RUN, dsn]) as started:
-        try:
-            yield started
-        finally:
-            started.kill()
-            started.wait()
-
-
 def is_stopped(paused: "subprocess.Popen[bytes]") -> bool:
     return Path(f"/proc/{paused.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def leader(node: Node) -> int | None:
     """Return the process id of the leader, if any leads."""
-    rows = node.rows("SELECT pid FROM mailroom.lease WHERE role = 'dispatcher' AND until > clock_timestamp()")
-    return rows[0][0] if rows else None
+    return leaders(node).get("dispatcher")
 
 
 def sessions(node: Node) -> int:
@@ -133,26 +108,15 @@ def send(node: Node, *keys: str) -> None:
         node.send("shipping", key=key)
 
 
-def test_killed_leader_is_replaced(node: Node) -> None:
-    with process(node.dsn) as first:
-        eventually(lambda: leader(node) == first.pid)
-        with process(node.dsn) as second:
-            eventually(lambda: sessions(node) == 7)
-            first.kill()
-            send(node, *"abc")
-            eventually(lambda: delivered(node) == ["a", "b", "c"])
-            assert leader(node) == second.pid
-
-
 @pytest.mark.slow
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("may_end_it", [True, False], ids=["ended", "not permitted"])
-@pytest.mark.parametrize("where", ["asleep", "within a delivery"])
+@pytest.mark.parametrize("may_end_it", [False, True], ids=["not permitted", "ended"])
+@pytest.mark.parametrize("where", ["within a delivery", "asleep"])
 def test_paused_leader_is_replaced_and_does_no_harm_when_it_wakes(
     node: Node, request: pytest.FixtureRequest, where: str, may_end_it: bool
 ) -> None:
     keys = [f"k{nth:02}" for nth in range(20)]
-    with process(node.dsn, STOPS if where == "within a delivery" else "") as first:
+    with daemon(node.dsn, PATIENT + STOPS * (where == "within a delivery")) as first:
         eventually(lambda: leader(node) == first.pid and sessions(node) == 4)
         send(node, *keys[:5])
         if where == "within a delivery":
@@ -160,16 +124,15 @@ def test_paused_leader_is_replaced_and_does_no_harm_when_it_wakes(
         else:
             eventually(lambda: delivered(node) == keys[:5])
             first.send_signal(signal.SIGSTOP)
-        with process(node.dsn if may_end_it else request.getfixturevalue("plain")) as second:
-            eventually(lambda: leader(node) == second.pid)
+        with daemon(node.dsn if may_end_it else request.getfixturevalue("plain"), PATIENT) as second:
+            eventually(lambda: is_replaced(node, first.pid, second.pid))
             send(node, *keys[5:10])
             eventually(lambda: delivered(node) == keys[:10])
             first.send_signal(signal.SIGCONT)
             send(node, *keys[10:])
             eventually(lambda: len(delivered(node)) >= len(keys))
             eventually(lambda: sessions(node) == 7)
-            assert leader(node) == second.pid
-            assert node.value("SELECT epoch FROM mailroom.lease WHERE role = 'dispatcher'") == 2
+            assert node.rows("SELECT pid, epoch FROM mailroom.lease WHERE role = 'dispatcher'") == [(second.pid, 2)]
             # In clock order: nothing twice, nothing out of the order in which it was sent.
             assert delivered(node) == keys
             assert node.waiting() == []
@@ -182,7 +145,7 @@ def test_session_that_acts_as_another_role_knows_itself_and_ends_its_predecessor
         assert backend.pid == one.info.backend_pid
         assert backend.since == node.value("SELECT backend_start FROM pg_stat_activity WHERE pid = %s", backend.pid)
         run(one, first.taking(backend, "awake", {}))
-        node.connection.execute("UPDATE mailroom.lease SET until = clock_timestamp() - interval '1 ms'")
+        node.connection.execute(EXPIRE)
         assert run(other, second.taking(run(other, reading_backend()), "awake", {}))
         eventually(lambda: not node.rows("SELECT FROM pg_stat_activity WHERE pid = %s", backend.pid))
         assert other.execute("SELECT current_user <> session_user").fetchone() == (True,)
@@ -196,22 +159,17 @@ def test_predecessor_that_only_the_current_role_may_end_is_ended(node: Node, app
     with psycopg.connect(make_conninfo(app, user=owner, password="weak"), autocommit=True) as one:
         backend = run(one, reading_backend())
         run(one, first.taking(backend, "awake", {}))
-        node.connection.execute("UPDATE mailroom.lease SET until = clock_timestamp() - interval '1 ms'")
+        node.connection.execute(EXPIRE)
         with psycopg.connect(app, autocommit=True) as other:
             assert run(other, second.taking(run(other, reading_backend()), "awake", {}))
         eventually(lambda: not node.rows("SELECT FROM pg_stat_activity WHERE pid = %s", backend.pid))
 
 
 async def test_dispatcher_whose_login_acts_as_another_role_delivers(node: Node, app: str) -> None:
-    dispatcher = Dispatcher(app, poll_interval_s=0.2)
-    task = asyncio.create_task(dispatcher.run())
-    try:
+    async with running(Dispatcher(app)) as [task]:
         send(node, *"abc")
         await eventually_async(lambda: delivered(node) == ["a", "b", "c"] or task.done())
         assert not task.done()
-    finally:
-        dispatcher.stop()
-        await asyncio.wait_for(task, WITHIN_S)
 
 
 def _user(dsn: str) -> str:
@@ -222,7 +180,7 @@ def test_take_over_from_a_session_that_may_not_be_ended_is_no_error(node: Node, 
     first, second = Lease(SCHEMA), Lease(SCHEMA)
     backend = run(node.connection, reading_backend())
     run(node.connection, first.taking(backend, "awake", {}))
-    node.connection.execute("UPDATE mailroom.lease SET until = clock_timestamp() - interval '1 ms'")
+    node.connection.execute(EXPIRE)
     with psycopg.connect(plain, autocommit=True) as other:
         assert run(other, second.taking(run(other, reading_backend()), "awake", {}))
     assert node.value("SELECT pg_backend_pid()") == backend.pid
@@ -231,9 +189,7 @@ def test_take_over_from_a_session_that_may_not_be_ended_is_no_error(node: Node, 
 async def test_message_arrives_though_a_stranger_stays_awake_for_ever(node: Node, connect: Connect) -> None:
     """Writers believe that somebody is awake, so nobody rings: the lock is a matter of speed only."""
     outbox = locks.key("'mailroom.outbox'::regclass")
-    dispatcher = Dispatcher(node.dsn, poll_interval_s=0.2)
-    task = asyncio.create_task(dispatcher.run())
-    try:
+    async with running(Dispatcher(node.dsn, poll_interval_s=0.2)):
         await eventually_async(lambda: leader(node) == os.getpid())
         stranger = connect(autocommit=True)
         await eventually_async(
@@ -244,6 +200,3 @@ async def test_message_arrives_though_a_stranger_stays_awake_for_ever(node: Node
         for key in "abc":
             node.send("shipping", key=key)
             await eventually_async(lambda key=key: key in delivered(node))  # type: ignore[misc]
-    finally:
-        dispatcher.stop()
-        await asyncio.wait_for(task, WITHIN_S)

@@ -1,39 +1,20 @@
 """Lanes that share the session that listens: each is woken for its own table, whatever becomes of the session."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 
 import pytest
 
 from dispatcher import Dispatcher, Executor
 from dispatcher.lanes.listening import LaneListener
+from mailroom.session import listener
 from mailroom.session.home import Home
 from outbox import Store
+from tests.support.lanes import LISTENER, asleep, running
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually_async
 from tests.support.working import NEVER_S
 
-pytestmark = pytest.mark.both_versions
-
-STOPPED = "SELECT state = 'stopped' FROM mailroom.lease WHERE role = %s"
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping")
-    return node
-
-
-@contextlib.asynccontextmanager
-async def running(*lanes: Dispatcher | Executor) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(lane.run()) for lane in lanes]
-    try:
-        yield
-    finally:
-        for lane in lanes:
-            lane.stop()
-        await asyncio.wait_for(asyncio.gather(*tasks), WITHIN_S)
+pytestmark = [pytest.mark.both_versions, pytest.mark.inbox("shipping")]
 
 
 def lanes_of(node: Node) -> tuple[Dispatcher, Executor]:
@@ -41,15 +22,14 @@ def lanes_of(node: Node) -> tuple[Dispatcher, Executor]:
     return Dispatcher(home, poll_interval_s=NEVER_S), Executor(home, poll_interval_s=NEVER_S)
 
 
-def asleep(node: Node) -> bool:
-    """Whether nobody is awake, so that only a notification leads to a delivery or an execution."""
-    locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1835100524 AND granted"
-    return int(node.value(locks)) == 0 and len(node.sessions("mailroom dispatcher listener")) == 1
+def is_asleep(node: Node) -> bool:
+    """Tell whether nobody is awake, and one session listens."""
+    return asleep(node) and len(node.sessions(LISTENER)) == 1
 
 
 async def wakes_both(node: Node, nth: int) -> None:
     for what in ("message", "executable"):
-        await eventually_async(lambda: asleep(node))
+        await eventually_async(lambda: is_asleep(node))
         if what == "message":
             node.send("shipping", key=f"k{nth}")
             await eventually_async(lambda: len(node.delivered()) == nth)
@@ -64,19 +44,20 @@ async def test_each_lane_is_woken_over_one_session_also_when_that_was_lost(node:
     async with running(dispatcher, executor):
         await wakes_both(node, 1)
         for nth in (2, 3):
-            [before] = node.sessions("mailroom dispatcher listener")
-            node.connection.execute("SELECT pg_terminate_backend(%s, 60000)", [before])
+            node.end_sessions(LISTENER)
             await wakes_both(node, nth)
 
 
 @pytest.mark.parametrize("ends", ["dispatcher", "executor"])
 async def test_lane_is_woken_when_the_other_has_ended(node: Node, ends: str) -> None:
     """One of them had opened the session."""
-    dispatcher, executor = lanes_of(node)
-    async with running(dispatcher, executor):
+    lanes = lanes_of(node)
+    async with running(*lanes) as tasks:
         await wakes_both(node, 1)
-        (dispatcher if ends == "dispatcher" else executor).stop()
-        await eventually_async(lambda: node.value(STOPPED, ends) and asleep(node))
+        ended = ["dispatcher", "executor"].index(ends)
+        lanes[ended].stop()
+        await asyncio.wait_for(asyncio.shield(tasks[ended]), WITHIN_S)
+        await eventually_async(lambda: is_asleep(node))
         if ends == "executor":
             node.send("shipping", key="after")
             await eventually_async(lambda: len(node.delivered()) == 2)
@@ -86,7 +67,8 @@ async def test_lane_is_woken_when_the_other_has_ended(node: Node, ends: str) -> 
             await eventually_async(lambda: Store().get(node.connection, "counter") == 2)
 
 
-async def test_whoever_comes_later_scans_what_came_before(node: Node) -> None:
+async def test_whoever_comes_later_scans_what_came_before(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "HEARTBEAT_S", NEVER_S)  # a new connection would ring for all
     home = Home(node.dsn)
     first, second = (LaneListener(home, "mailroom", table) for table in ("outbox", "outbox_executable"))
     ring = first.next_ring()
@@ -95,7 +77,7 @@ async def test_whoever_comes_later_scans_what_came_before(node: Node) -> None:
     ring = second.next_ring()
     tasks.append(asyncio.create_task(second.run()))
     await asyncio.wait_for(ring.wait(), WITHIN_S)
-    assert len(node.sessions("mailroom dispatcher listener")) == 1
+    assert len(node.sessions(LISTENER)) == 1
     own, other = second.next_ring(), first.next_ring()
     node.connection.execute("SELECT pg_notify('mailroom:' || 'mailroom.outbox_executable'::regclass::oid, '')")
     await asyncio.wait_for(own.wait(), WITHIN_S)
@@ -103,6 +85,6 @@ async def test_whoever_comes_later_scans_what_came_before(node: Node) -> None:
     ring = second.next_ring()
     tasks[0].cancel()
     await asyncio.wait_for(ring.wait(), WITHIN_S)  # it listens by itself now
-    assert len(node.sessions("mailroom dispatcher listener")) == 1
+    await eventually_async(lambda: len(node.sessions(LISTENER)) == 1)  # that of the other one has ended
     tasks[1].cancel()
     await asyncio.wait(tasks)

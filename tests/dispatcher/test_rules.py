@@ -24,18 +24,11 @@ from mailroom.sql.operation import Execute, Operation, Row, Sql
 from mailroom.sql.runner import run
 from tests.sql.test_plans import generic_plan
 from tests.support.databases import Connect
-from tests.support.node import SCHEMA, Node
+from tests.support.node import CLOCKS_ALLOWED, SCHEMA, Node
 from tests.support.waiting import WITHIN_S, eventually_async, wait_until_blocked
-from tests.support.working import is_asleep, working_async
+from tests.support.working import NEVER_S, is_asleep, working_async
 
-NEVER_S = 3_600.0  # a poll that no test lives to see
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping")
-    node.allow_clocks()
-    return node
+pytestmark = [pytest.mark.inbox("shipping"), pytest.mark.node_sql(CLOCKS_ALLOWED)]
 
 
 def deliver(node: Node, *keys: str) -> None:
@@ -79,9 +72,11 @@ def as_planned(step: Execute) -> Operation[tuple[list[Row], Row]]:
     return rows, last
 
 
-@pytest.mark.parametrize("join", ["enable_nestloop", "enable_hashjoin", "enable_mergejoin"])
+JOINS = {"enable_nestloop", "enable_hashjoin", "enable_mergejoin"}
+
+
 def test_messages_come_in_clock_order_however_a_heap_in_disorder_is_joined(
-    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch, join: str
+    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plans that claims are pinned to happen to keep the order; the statements promise it by themselves."""
     monkeypatch.setattr(claim, "_pinned", as_planned)
@@ -90,12 +85,14 @@ def test_messages_come_in_clock_order_however_a_heap_in_disorder_is_joined(
     node.connection.execute("TRUNCATE mailroom.inbox_shipping")
     node.connection.execute("INSERT INTO mailroom.inbox SELECT * FROM scrambled")
     connection, inbox = connect(), Inbox("shipping")
-    for other in {"enable_nestloop", "enable_hashjoin", "enable_mergejoin"} - {join}:
-        connection.execute("SELECT set_config(%s, 'off', true)", [other])
-    for messages in (inbox.reap(connection, "k", limit=100), inbox.reap_any(connection, per_key=100)):
-        clocks = [message.clock for message in messages]
-        assert len(clocks) == 100
-        assert clocks == sorted(clocks)
+    for join in JOINS:
+        for other in JOINS - {join}:
+            connection.execute("SELECT set_config(%s, 'off', true)", [other])
+        for messages in (inbox.reap(connection, "k", limit=100), inbox.reap_any(connection, per_key=100)):
+            clocks = [message.clock for message in messages]
+            assert len(clocks) == 100, join
+            assert clocks == sorted(clocks), join
+        connection.rollback()
 
 
 def test_reap_any_waits_for_no_key_that_another_works_on(node: Node, connect: Connect) -> None:
@@ -107,10 +104,10 @@ def test_reap_any_waits_for_no_key_that_another_works_on(node: Node, connect: Co
 
 
 @pytest.mark.parametrize("statement", [REAP_KEY, HAS_MORE], ids=["reap(key)", "reap(key) looks again"])
-def test_key_is_found_by_the_index_of_keys_even_in_a_plan_of_an_empty_inbox(connect: Connect, statement: Sql) -> None:
+def test_key_is_found_by_the_index_of_keys_even_in_a_plan_of_an_empty_inbox(
+    node: Node, connect: Connect, statement: Sql
+) -> None:
     connection = connect()
-    node = Node("", connection)
-    node.inbox("shipping")
     for name, value in PINNED.items():
         connection.execute("SELECT set_config(%s, %s, true)", [name, value])
     plan = generic_plan(connection, statement, keeping(False) if statement is REAP_KEY else {})

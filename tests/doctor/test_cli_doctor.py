@@ -60,15 +60,15 @@ def test_exit_codes_and_json(node: Node) -> None:
 
 
 @pytest.mark.usefixtures("on_a_safe_server")
-@pytest.mark.parametrize("columns", [60, 80, 120])
-def test_output_fits_the_screen(node: Node, columns: int) -> None:
+def test_output_fits_the_screen(node: Node) -> None:
     node.connection.execute(
         "DROP TRIGGER doorbell ON mailroom.outbox; INSERT INTO mailroom.subscription VALUES ('a', 'b')"
     )
-    shown = call(node.dsn, COLUMNS=str(columns)).stdout
-    assert max(map(len, shown.splitlines())) <= columns
-    assert shown.startswith("M015  a subscription is of no inbox\n      b has subscribed to a\nrun:  DELETE FROM")
-    assert shown.endswith("\nWhat it means: mailroom explain M015\n")
+    for columns in (60, 80, 120):
+        shown = call(node.dsn, COLUMNS=str(columns)).stdout
+        assert max(map(len, shown.splitlines())) <= columns
+        assert shown.startswith("M015  a subscription is of no inbox\n      b has subscribed to a\nrun:  DELETE FROM")
+        assert shown.endswith("\nWhat it means: mailroom explain M015\n")
 
 
 def test_pooler_is_found(node: Node, server_home: Path) -> None:

@@ -46,7 +46,7 @@ from tests.support.waiting import wait_until_blocked
 pytestmark = pytest.mark.both_versions
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "keys", "bad"),
     [
@@ -118,6 +118,13 @@ def test_bad_row_of_a_table_is_found_by_halving_and_the_others_are_written(node:
     assert store_of(node.connection) == {"n": 1}
 
 
+def drop_things(node: Node) -> None:
+    """Undo `make_things`, and forget what has died."""
+    node.connection.execute(
+        "DROP SCHEMA app CASCADE; DELETE FROM mailroom.executable_target; DELETE FROM mailroom.dead_letter"
+    )
+
+
 @contextmanager
 def unguarded() -> Iterator[None]:
     """Have no table looked upon as guarded."""
@@ -155,12 +162,14 @@ GUARDS = {
 }
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("guard", GUARDS)
-def test_table_whose_constraints_could_tell_is_written_one_operation_at_a_time(node: Node, guard: str) -> None:
+def test_table_whose_constraints_could_tell_is_written_one_operation_at_a_time(node: Node) -> None:
     make_things(node.connection)
-    node.connection.execute(GUARDS[guard].encode())
-    assert is_guarded(node)
+    folded = []
+    for guard, statement in GUARDS.items():
+        with node.connection.transaction(force_rollback=True):
+            node.connection.execute(statement.encode())
+            folded += [] if is_guarded(node) else [guard]
+    assert folded == []
 
 
 def test_table_with_nothing_but_a_key_is_folded(node: Node) -> None:
@@ -198,22 +207,23 @@ def test_row_that_is_deleted_and_put_again_begins_anew_in_one_batch_too(node: No
     ]
 
 
-@pytest.mark.parametrize("default", ["10 / 0", "current_setting('app.tenant')", "nextval('app.few')"])
 @pytest.mark.parametrize("rows", [1, 10])
-def test_default_that_raises_refuses_what_is_deleted_in_one_batch_too(node: Node, rows: int, default: str) -> None:
-    make_things(node.connection)
-    node.connection.execute("CREATE SEQUENCE app.few MINVALUE 0 MAXVALUE 1 START 1; SELECT nextval('app.few')")
-    node.connection.execute(f"ALTER TABLE app.thing ADD other text, ALTER other SET DEFAULT {default}".encode())
-    node.connection.execute("INSERT INTO app.thing VALUES (2, 'v', 1, 'given'), (3, 'v', 1, 'given')")
-    refused = [sent(node, THINGS.increment, "1"), sent(node, THINGS.put, "1", b"v")]
-    sent(node, THINGS.delete, "1")
-    sent(node, THINGS.increment, "3")
-    sent(node, THINGS.delete, "2")
-    refused.append(sent(node, THINGS.increment, "2"))
-    sent(node, THINGS.delete, "2")
-    execute(node, rows=rows)
-    assert [id for id, _ in dead_of(node.connection)] == refused
-    assert things_of(node.connection) == {3: ["v", 2]}
+def test_default_that_raises_refuses_what_is_deleted_in_one_batch_too(node: Node, rows: int) -> None:
+    for default in ("10 / 0", "current_setting('app.tenant')", "nextval('app.few')"):
+        make_things(node.connection)
+        node.connection.execute("CREATE SEQUENCE app.few MINVALUE 0 MAXVALUE 1 START 1; SELECT nextval('app.few')")
+        node.connection.execute(f"ALTER TABLE app.thing ADD other text, ALTER other SET DEFAULT {default}".encode())
+        node.connection.execute("INSERT INTO app.thing VALUES (2, 'v', 1, 'given'), (3, 'v', 1, 'given')")
+        refused = [sent(node, THINGS.increment, "1"), sent(node, THINGS.put, "1", b"v")]
+        sent(node, THINGS.delete, "1")
+        sent(node, THINGS.increment, "3")
+        sent(node, THINGS.delete, "2")
+        refused.append(sent(node, THINGS.increment, "2"))
+        sent(node, THINGS.delete, "2")
+        execute(node, rows=rows)
+        assert [id for id, _ in dead_of(node.connection)] == refused, default
+        assert things_of(node.connection) == {3: ["v", 2]}
+        drop_things(node)
 
 
 def test_write_is_not_hidden_by_a_delete_behind_it(node: Node) -> None:
@@ -325,37 +335,49 @@ def test_counter_in_a_column_that_may_be_null_begins_at_0(node: Node) -> None:
     assert things_of(node.connection) == {1: ["v", 3], 2: ["w", 0]}
 
 
-OTHER_COLLATION = "ALTER TABLE app.thing ALTER id TYPE text COLLATE app.c"
+CHANGED = [
+    "ALTER TABLE app.thing DROP body",
+    "ALTER TABLE app.thing DROP total",
+    "ALTER TABLE app.thing RENAME id TO di",
+    "ALTER TABLE app.thing ALTER total TYPE numeric",
+    "ALTER TABLE app.thing ALTER body TYPE char(3)",
+    "ALTER TABLE app.thing ALTER id TYPE numeric",
+    "ALTER TABLE app.thing DROP CONSTRAINT thing_pkey",
+    "ALTER TABLE app.thing DROP CONSTRAINT thing_pkey; ALTER TABLE app.thing ADD UNIQUE (id, total)",
+    "ALTER TABLE app.thing DROP CONSTRAINT thing_pkey; ALTER TABLE app.thing ADD PRIMARY KEY (id) DEFERRABLE",
+    "ALTER TABLE app.thing DROP CONSTRAINT thing_pkey; CREATE UNIQUE INDEX ON app.thing (id) WHERE total > 0",
+    "DROP TABLE app.thing",
+    "ALTER SCHEMA app RENAME TO ppa",
+]
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        "ALTER TABLE app.thing DROP body",
-        "ALTER TABLE app.thing DROP total",
-        "ALTER TABLE app.thing RENAME id TO di",
-        "ALTER TABLE app.thing ALTER total TYPE numeric",
-        "ALTER TABLE app.thing ALTER body TYPE char(3)",
-        "ALTER TABLE app.thing ALTER id TYPE numeric",
-        "ALTER TABLE app.thing DROP CONSTRAINT thing_pkey",
-        "ALTER TABLE app.thing DROP CONSTRAINT thing_pkey; ALTER TABLE app.thing ADD UNIQUE (id, total)",
-        "ALTER TABLE app.thing DROP CONSTRAINT thing_pkey; ALTER TABLE app.thing ADD PRIMARY KEY (id) DEFERRABLE",
-        "ALTER TABLE app.thing DROP CONSTRAINT thing_pkey; CREATE UNIQUE INDEX ON app.thing (id) WHERE total > 0",
-        "CREATE COLLATION app.c (provider = icu, locale = 'und-u-ks-level2', deterministic = false);" + OTHER_COLLATION,
-        "DROP TABLE app.thing",
-        "ALTER SCHEMA app RENAME TO ppa",
-    ],
-)
-def test_table_that_is_another_by_now_is_not_written(node: Node, changed: str) -> None:
-    if "icu" in changed and not node.value("SELECT count(*) FROM pg_collation WHERE collname ~ '-x-icu'"):
+def test_table_that_is_another_by_now_is_not_written(node: Node) -> None:
+    for changed in CHANGED:
+        make_things(node.connection)
+        check_not_written(node, changed)
+        node.connection.execute("DROP SCHEMA IF EXISTS ppa CASCADE; CREATE SCHEMA IF NOT EXISTS app")
+        drop_things(node)
+
+
+def test_table_whose_collation_is_another_by_now_is_not_written(node: Node) -> None:
+    if not node.value("SELECT count(*) FROM pg_collation WHERE collname ~ '-x-icu'"):
         pytest.skip("this server was built without ICU")
     make_things(node.connection)
+    check_not_written(
+        node,
+        "CREATE COLLATION app.c (provider = icu, locale = 'und-u-ks-level2', deterministic = false); "
+        "ALTER TABLE app.thing ALTER id TYPE text COLLATE app.c",
+    )
+
+
+def check_not_written(node: Node, changed: str) -> None:
     node.connection.execute(changed.encode())
     ids = [sent(node, THINGS.increment, "1"), sent(node, THINGS.delete_range)]
+    before = store_of(node.connection).get("n", 0)
     sent(node, STORE.increment, "n")
     execute(node)
-    assert sorted(dead_of(node.connection)) == sorted((id, UNREGISTERED) for id in ids)
-    assert store_of(node.connection) == {"n": 1}
+    assert sorted(dead_of(node.connection)) == sorted((id, UNREGISTERED) for id in ids), changed
+    assert store_of(node.connection) == {"n": before + 1}
 
 
 def test_constraint_that_is_deferred_fails_the_executable_and_not_the_commit(node: Node) -> None:
@@ -493,15 +515,15 @@ def test_two_executors_at_once_execute_nothing_twice_and_in_order(dsn: str, node
     with node.connection.transaction():
         STORE.send_many(
             node.connection,
-            [Executable("put", "k", value=str(nth).encode(), notify="outcomes") for nth in range(300)],
+            [Executable("put", "k", value=str(nth).encode(), notify="outcomes") for nth in range(60)],
         )
     first, second = connect(autocommit=True), connect(autocommit=True)
     with ThreadPoolExecutor(2) as threads:
         executions = threads.map(lambda connection: execute_all(connection, rows=5), (first, second))
         taken = sum(each.taken for of_one in executions for each in of_one)
-    assert taken == 300
-    assert store_of(node.connection) == {"k": b"299"}
-    assert len(told_of(node.connection)) == 300
+    assert taken == 60
+    assert store_of(node.connection) == {"k": b"59"}
+    assert len(told_of(node.connection)) == 60
 
 
 def test_encoded_dead_letter_is_a_map_without_what_is_null(node: Node) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dispatcher.executor.batch.fold import (
@@ -58,8 +58,9 @@ DELETE = taken("delete")
 
 
 @pytest.mark.parametrize("held", [None, KeyContent(b"old", None), KeyContent(None, 5)])
-def test_put_sets_the_value_whatever_was_there(held: KeyContent | None) -> None:
+def test_put_sets_the_value_and_delete_leaves_nothing_whatever_was_there(held: KeyContent | None) -> None:
     assert applied(put(b"new"), held, STORE_RULES) == KeyContent(b"new", None)
+    assert applied(DELETE, held, STORE_RULES) is None
 
 
 def test_value_of_no_bytes_is_a_value() -> None:
@@ -68,20 +69,14 @@ def test_value_of_no_bytes_is_a_value() -> None:
         applied(increment(1), KeyContent(b"", None), STORE_RULES)
 
 
-@pytest.mark.parametrize("held", [None, KeyContent(b"old", None), KeyContent(None, 5)])
-def test_delete_leaves_nothing(held: KeyContent | None) -> None:
-    assert applied(DELETE, held, STORE_RULES) is None
-
-
 def test_counter_begins_at_0_and_counts_in_both_directions() -> None:
     assert applied(increment(3), None, STORE_RULES) == KeyContent(None, 3)
     assert applied(increment(-5), KeyContent(None, 3), STORE_RULES) == KeyContent(None, -2)
     assert applied(increment(0), None, STORE_RULES) == KeyContent(None, 0)
 
 
-@pytest.mark.parametrize(
-    ("held", "by", "rules"),
-    [
+def test_number_never_leaves_its_range() -> None:
+    for held, by, rules in (
         (MAX_INT64, 1, STORE_RULES),
         (MIN_INT64, -1, STORE_RULES),
         (MAX_INT64, MAX_INT64, STORE_RULES),
@@ -89,16 +84,14 @@ def test_counter_begins_at_0_and_counts_in_both_directions() -> None:
         (2**15 - 1, 1, SMALL),
         (-(2**15), -1, SMALL),
         (0, MAX_INT64, SMALL),
-    ],
-)
-def test_number_never_leaves_its_range(held: int, by: int, rules: Rules) -> None:
-    with pytest.raises(OperationRefused, match="would leave its range"):
-        applied(increment(by), KeyContent(None, held), rules)
+    ):
+        with pytest.raises(OperationRefused, match="would leave its range"):
+            applied(increment(by), KeyContent(None, held), rules)
 
 
-@pytest.mark.parametrize(("held", "by"), [(MAX_INT64 - 1, 1), (MIN_INT64 + 1, -1), (MIN_INT64, MAX_INT64)])
-def test_number_reaches_both_ends_of_its_range(held: int, by: int) -> None:
-    assert applied(increment(by), KeyContent(None, held), STORE_RULES) == KeyContent(None, held + by)
+def test_number_reaches_both_ends_of_its_range() -> None:
+    for held, by in ((MAX_INT64 - 1, 1), (MIN_INT64 + 1, -1), (MIN_INT64, MAX_INT64)):
+        assert applied(increment(by), KeyContent(None, held), STORE_RULES) == KeyContent(None, held + by)
 
 
 def test_counter_of_the_store_becomes_a_value_and_no_value_a_counter() -> None:
@@ -138,45 +131,36 @@ def test_column_of_text_takes_text(value: bytes, reason: str) -> None:
 # -- Compare and set --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("held", "expected"),
-    [
+def test_put_whose_expectation_holds_is_applied() -> None:
+    for held, expected in (
         (None, None),
         (KeyContent(b"v", None), None),
         (KeyContent(None, 5), None),
         (None, b""),
         (KeyContent(b"v", None), b"v"),
-    ],
-)
-def test_put_whose_expectation_holds_is_applied(held: KeyContent | None, expected: bytes | None) -> None:
-    assert applied(put(b"new", expected=expected), held, STORE_RULES) == KeyContent(b"new", None)
+    ):
+        assert applied(put(b"new", expected=expected), held, STORE_RULES) == KeyContent(b"new", None)
 
 
-@pytest.mark.parametrize(
-    ("held", "expected", "found"),
-    [
+def test_put_whose_expectation_fails_says_what_it_found() -> None:
+    for held, expected, found in (
         (None, b"v", None),
         (KeyContent(b"v", None), b"", b"v"),
         (KeyContent(None, 0), b"", 0),
         (KeyContent(b"", None), b"", b""),
         (KeyContent(b"w", None), b"v", b"w"),
         (KeyContent(None, 5), b"5", 5),
-    ],
-)
-def test_put_whose_expectation_fails_says_what_it_found(
-    held: KeyContent | None, expected: bytes, found: object
-) -> None:
-    with pytest.raises(CompareFailed) as failed:
-        applied(put(b"new", expected=expected), held, STORE_RULES)
-    assert failed.value.found == found
+    ):
+        with pytest.raises(CompareFailed) as failed:
+            applied(put(b"new", expected=expected), held, STORE_RULES)
+        assert failed.value.found == found
 
 
 # -- Books ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("key", "found"),
-    [
+def test_prefixes_are_cut_at_each_slash_and_never_empty() -> None:
+    for key, found in (
         ("a", ["a"]),
         ("a/b/c", ["a", "a/b", "a/b/c"]),
         ("/a", ["/a"]),
@@ -184,10 +168,8 @@ def test_put_whose_expectation_fails_says_what_it_found(
         ("a//b", ["a", "a/", "a//b"]),
         ("/", ["/"]),
         ("//", ["/", "//"]),
-    ],
-)
-def test_prefixes_are_cut_at_each_slash_and_never_empty(key: str, found: list[str]) -> None:
-    assert list(prefixes(key)) == found
+    ):
+        assert list(prefixes(key)) == found
 
 
 def test_books_are_by_the_minute_of_at_else_of_the_send() -> None:
@@ -204,21 +186,18 @@ def test_entry_goes_into_all_of_its_books() -> None:
     assert books == {Book("a", MINUTE): Sums(11, 80), Book("a/b", MINUTE): Sums(1, -20)}
 
 
-@pytest.mark.parametrize(
-    ("sums", "amount", "size"),
-    [
+def test_entry_that_overflows_one_book_goes_into_none() -> None:
+    for sums, amount, size in (
         (Sums(MAX_INT64, 0), 1, 0),
         (Sums(MIN_INT64, 0), -1, 0),
         (Sums(0, MAX_INT64), 0, 1),
         (Sums(0, MIN_INT64), 0, -1),
-    ],
-)
-def test_entry_that_overflows_one_book_goes_into_none(sums: Sums, amount: int, size: int) -> None:
-    books: Books = {Book("a", MINUTE): sums}
-    operation = taken("account", "a/b", amount=amount, bytes=size)
-    with pytest.raises(OperationRefused, match="would leave its range"):
-        entered(operation, books_of(operation), books)
-    assert books == {Book("a", MINUTE): sums}
+    ):
+        books: Books = {Book("a", MINUTE): sums}
+        operation = taken("account", "a/b", amount=amount, bytes=size)
+        with pytest.raises(OperationRefused, match="would leave its range"):
+            entered(operation, books_of(operation), books)
+        assert books == {Book("a", MINUTE): sums}
 
 
 # -- One after another ------------------------------------------------------------------------------------------------
@@ -234,6 +213,10 @@ OPERATIONS = st.one_of(
 )
 
 
+at_any_pace = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@at_any_pace
 @given(st.lists(OPERATIONS, max_size=40))
 def test_folded_is_what_one_after_another_comes_to(operations: list[Executable]) -> None:
     operations = [replace(each, id=UUID(int=nth)) for nth, each in enumerate(operations)]
@@ -261,6 +244,7 @@ def test_folded_is_what_one_after_another_comes_to(operations: list[Executable])
     assert dead == model.dead
 
 
+@at_any_pace
 @given(st.lists(st.tuples(st.sampled_from(["a", "a/b", "a/c", "d"]), EDGES, EDGES), max_size=30))
 def test_entered_is_what_one_after_another_comes_to(entries: list[tuple[str, int, int]]) -> None:
     model, books, dead = Model(), Books(), 0

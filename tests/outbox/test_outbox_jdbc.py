@@ -121,17 +121,16 @@ def test_id_made_in_the_statement_is_the_one_that_is_remembered(session: Session
     assert both.fetchall() == [(True,)]
 
 
-@pytest.mark.parametrize(
-    "condition",
-    [
-        "FROM given JOIN wanted USING (n)",
-        "FROM given JOIN often USING (n)",
-        "FROM given WHERE EXISTS (SELECT FROM wanted WHERE wanted.n = given.n)",
-        "FROM given WHERE slowly(n) IN (3, 5)",
-        "FROM given ORDER BY n DESC OFFSET 0 LIMIT 2",
-    ],
-)
-def test_only_ids_of_rows_that_the_statement_gives_are_remembered(session: Session, condition: str) -> None:
+CONDITIONS = [
+    "FROM given JOIN wanted USING (n)",
+    "FROM given JOIN often USING (n)",
+    "FROM given WHERE EXISTS (SELECT FROM wanted WHERE wanted.n = given.n)",
+    "FROM given WHERE slowly(n) IN (3, 5)",
+    "FROM given ORDER BY n DESC OFFSET 0 LIMIT 2",
+]
+
+
+def test_only_ids_of_rows_that_the_statement_gives_are_remembered(session: Session) -> None:
     # Asked of a row that a join drops later on, an id would be remembered without its message, which would be lost; of
     # one that a join doubles later on, the message would be sent twice.
     session.execute(
@@ -143,13 +142,16 @@ def test_only_ids_of_rows_that_the_statement_gives_are_remembered(session: Sessi
         ANALYZE given; ANALYZE wanted; ANALYZE often
         """
     )
-    taken = session.execute(
-        "INSERT INTO mailroom.outbox_jdbc (message_id, topic, value_json) "
-        f"SELECT md5(given.n::text), 'shipping', '1' {condition}".encode()
-    ).rowcount
-    ids = session.execute("SELECT id FROM mailroom.outbox_jdbc_id ORDER BY id").fetchall()
-    assert ids == session.execute("SELECT message_id FROM mailroom.outbox ORDER BY message_id").fetchall()
-    assert len(ids) == taken > 0
+    for condition in CONDITIONS:
+        session.execute("DELETE FROM mailroom.outbox_jdbc_id; DELETE FROM mailroom.outbox")
+        taken = session.execute(
+            "INSERT INTO mailroom.outbox_jdbc (message_id, topic, value_json) "
+            f"SELECT md5(given.n::text), 'shipping', '1' {condition}".encode()
+        ).rowcount
+        ids = session.execute("SELECT id FROM mailroom.outbox_jdbc_id ORDER BY id").fetchall()
+        sent = session.execute("SELECT message_id FROM mailroom.outbox ORDER BY message_id").fetchall()
+        assert ids == sent, condition
+        assert len(ids) == taken > 0
 
 
 # -- What becomes of a row --------------------------------------------------------------------------------------------
@@ -207,9 +209,8 @@ def test_row_without_id_is_refused_and_told_what_to_do(session: Session) -> None
     assert "a UUID that is the same whenever its row is computed again" in str(diagnostic.message_hint)
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "constraint"),
-    [
+def test_row_that_the_outbox_would_refuse_is_refused_by_the_same_constraint(session: Session) -> None:
+    for column, value, constraint in (
         ("topic", "no topic", "outbox_topic"),
         ("key", "", "outbox_key"),
         ("kind", "X", "outbox_kind"),
@@ -221,22 +222,18 @@ def test_row_without_id_is_refused_and_told_what_to_do(session: Session) -> None
         ("headers", '{"n": 1}', "outbox_headers"),
         ("deliver_at", "infinity", "outbox_deliver_at"),
         ("after_clock", "-1", "outbox_after_clock"),
-    ],
-)
-def test_row_that_the_outbox_would_refuse_is_refused_by_the_same_constraint(
-    session: Session, column: str, value: str, constraint: str
-) -> None:
-    row = {"message_id": str(ID), "topic": "shipping", "value_json": "1", column: value}
-    columns, values = ", ".join(row), ", ".join(f"'{each}'" for each in row.values())
-    with pytest.raises(errors.CheckViolation) as caught:
-        session.execute(f"INSERT INTO mailroom.outbox_jdbc ({columns}) VALUES ({values})".encode())
-    assert caught.value.diag.constraint_name == constraint
+    ):
+        row = {"message_id": str(ID), "topic": "shipping", "value_json": "1", column: value}
+        columns, values = ", ".join(row), ", ".join(f"'{each}'" for each in row.values())
+        with pytest.raises(errors.CheckViolation) as caught:
+            session.execute(f"INSERT INTO mailroom.outbox_jdbc ({columns}) VALUES ({values})".encode())
+        assert caught.value.diag.constraint_name == constraint
     assert session.execute("SELECT FROM mailroom.outbox_jdbc_id").fetchall() == []
 
 
 def test_many_rows_of_a_statement_keep_their_order_and_are_taken_once(session: Session) -> None:
-    assert [session.execute(MANY, [10_000]).rowcount for _ in range(2)] == [10_000, 0]
-    assert sent(session) == list(range(1, 10_001))
+    assert [session.execute(MANY, [2_000]).rowcount for _ in range(2)] == [2_000, 0]
+    assert sent(session) == list(range(1, 2_001))
 
 
 def test_what_stands_before_the_position_is_assigned_before_it(session: Session) -> None:
@@ -330,20 +327,18 @@ def test_role_writes_by_insert_and_by_copy(session: Session, as_writer: Callable
     assert sent(session) == [1, 2]
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
+def test_role_can_do_nothing_else(as_writer: Callable[[], Session]) -> None:
+    writer = as_writer()
+    for statement in (
         "INSERT INTO mailroom.outbox (topic, value_json) VALUES ('shipping', '1')",
         "SELECT FROM mailroom.outbox",
         "SELECT id FROM mailroom.outbox_jdbc_id",
         "INSERT INTO mailroom.outbox_jdbc_id (id, at) VALUES (gen_random_uuid(), '1970-01-01')",
         "DELETE FROM mailroom.outbox_jdbc_id",
         "UPDATE mailroom.outbox_jdbc_id SET at = now()",
-    ],
-)
-def test_role_can_do_nothing_else(as_writer: Callable[[], Session], statement: str) -> None:
-    with pytest.raises(errors.InsufficientPrivilege):
-        as_writer().execute(statement.encode())
+    ):
+        with pytest.raises(errors.InsufficientPrivilege):
+            writer.execute(statement.encode())
 
 
 def test_who_may_not_write_cannot_use_up_ids(

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mailroom.message.periodic import Missed
@@ -66,7 +66,7 @@ def test_id_is_for_ever() -> None:
     assert due_text(NOON) == "2026-11-26T12:00:00+00:00"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(["* * * * *", "*/5 * * * *", "30 2 * * *", "@hourly", "0,1 2,3 * * *"]),
     st.sampled_from(["UTC", "Europe/Paris", "Australia/Lord_Howe"]),

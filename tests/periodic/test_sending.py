@@ -222,23 +222,24 @@ async def test_round_of_the_janitor_sends_what_is_due_by_the_database_s_clock(
 async def test_node_without_any_is_asked_once_a_second(
     node: Node, keeper: psycopg.AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = []
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+    looks: list[list[str]] = []
 
-    def counted(*arguments: Any) -> Any:
-        looks.append(arguments)
-        return looking(*arguments)
+    def looked_before(schema: str, held: list[str], _: None) -> Any:
+        looks.append(held)
+        return looking(schema, held, long_ago - SECOND / 2)
 
-    monkeypatch.setattr(periodic, "looking", counted)
+    monkeypatch.setattr(periodic, "looking", looked_before)
     clocked = Clocked()
     for _ in range(10):
         assert not await clocked.sends.send_due(keeper)
         clocked.now_s += LOOK_INTERVAL_S / 4
     assert len(looks) == 3
     add(node)
-    node.connection.execute("UPDATE mailroom.periodic SET next_at = now() + interval '0.5 s'")
+    node.connection.execute("UPDATE mailroom.periodic SET due_at = %s, next_at = %s", [long_ago] * 2)
     clocked.now_s += LOOK_INTERVAL_S
     assert not await clocked.sends.send_due(keeper)
-    node.connection.execute("UPDATE mailroom.periodic SET next_at = now()")
+    monkeypatch.setattr(periodic, "looking", looking)
     assert not await clocked.sends.send_due(keeper)  # it knows when the next one is due
     assert sent(node) == []
     clocked.now_s += 0.5

@@ -10,7 +10,9 @@ from tests.support.node import Node
 from tests.support.pages import page_named
 from tests.support.roles import rights, role
 
-pytestmark = pytest.mark.both_versions
+pytestmark = [
+    pytest.mark.both_versions, pytest.mark.inbox("shipping"), pytest.mark.inbox("ledger", order="total"),
+]  # fmt: skip
 
 PAGE = page_named("roles.md").read_text()
 INBOXES = (GrantedInbox("shipping"), GrantedInbox("ledger", is_total=True))
@@ -46,13 +48,6 @@ def may(node: Node, name: str) -> frozenset[Atom]:
 
 def of_matrix(purpose: str) -> frozenset[Atom]:
     return fixed_atoms(purpose).union(*(inbox_atoms(purpose, inbox) for inbox in INBOXES))
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping")
-    node.inbox("ledger", order="total")
-    return node
 
 
 def test_roles_may_do_what_the_matrix_says_and_nothing_else(node: Node) -> None:
