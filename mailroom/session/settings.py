@@ -38,7 +38,9 @@ ENDS_IT_EARLY = re.compile(r"[@/?]")
 # jit: its default turned a delivery of 3 ms into 48 ms. search_path: no other role's function can be called by mistake.
 # TimeZone: west of UTC, Python cannot represent the first hours of the year 1.
 # row_security: a statement whose rows a policy would choose fails, instead of working on some of them.
+# array_nulls: psycopg sends an array of nothing but NULLs as text, in which they would be words.
 SESSION = {"jit": "off", "search_path": "pg_catalog,pg_temp", "TimeZone": "UTC", "row_security": "off"}
+SESSION |= {"array_nulls": "on"}
 # For sessions that only write messages, which policies may judge, and for those in which code of users runs.
 UNDER_POLICIES = {"row_security": "on"}
 # For sessions that only look. Not one of the settings: a new session that could not write would be taken for one of a

@@ -306,6 +306,7 @@ array.register_all_arrays(_PsycopgOwn())
 _PsycopgOwn.adapters.register_dumper(None, _JsonbText)
 _PsycopgOwn.adapters.register_dumper(None, _Id)
 _PsycopgOwn.adapters.register_dumper(Undecoded, _PassedOn)
+_PsycopgOwn.adapters.register_dumper(list, array.ListBinaryDumper)  # as text, the server may read NULL as a word
 _UNDECODED = AdaptersMap(_PsycopgOwn.adapters)
 for _type in _PsycopgOwn.adapters.types:
     _UNDECODED.register_loader(_type.oid, _Kept)
@@ -611,8 +612,8 @@ def _by_column(columns: tuple[tuple[str, str], ...], rows: "Any") -> dict[str, o
     return {name: None if array.count(None) == len(array) else array for name, array in arrays.items()}
 
 
-# Drivers that send arrays as text, in which the server may read NULL as a word: all but psycopg and asyncpg.
-AS_TEXT = {"psycopg2", "pg8000"}
+# Drivers that send arrays as text, in which the server may read NULL as a word: all but asyncpg.
+AS_TEXT = {"psycopg", "psycopg_async", "psycopg2", "pg8000"}
 READ_NULLS = "SELECT pg_catalog.current_setting('array_nulls'), pg_catalog.set_config('array_nulls', 'on', true)"
 READ_WORDS = "SELECT pg_catalog.set_config('array_nulls', 'off', true)"
 

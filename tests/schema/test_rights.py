@@ -19,7 +19,9 @@ from tests.support.roles import rights, role
 from tests.support.waiting import eventually
 from tests.support.working import working
 
-pytestmark = pytest.mark.both_versions
+# They get the topic of their name.
+INBOXES = [pytest.mark.inbox(name, backoff_s=0) for name in ("mine", "others")]
+pytestmark = [pytest.mark.both_versions, *INBOXES]
 
 
 class Clock:
@@ -27,14 +29,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    """A node with the inboxes `mine` and `others`, which get the topic of their name."""
-    node.inbox("mine", backoff_s=0)
-    node.inbox("others", backoff_s=0)
-    return node
 
 
 @pytest.fixture
@@ -147,30 +141,30 @@ VALUES (%s, 'reap', 'r', {MESSAGE})
 """
 
 
-@pytest.mark.parametrize(
-    ("insert", "conflict"),
-    [
-        (STATE.format("my_key_state"), ""),
-        (STATE.format("my_key_state"), " ON CONFLICT (inbox, key) DO UPDATE SET clock = 0 WHERE false"),
-        (STATE.format("my_key_state"), " ON CONFLICT (inbox, key) DO UPDATE SET inbox = 'mine'"),
-        (ATTEMPT.format("my_attempt"), ""),
-        (PARKED.format("parked"), ""),
-        (DEAD.format("dead_letter"), ""),
-    ],
-)
-def test_nothing_is_recorded_for_another_inbox(
-    node: Node, session: psycopg.Connection[Any], insert: str, conflict: str
-) -> None:
-    session.execute((insert + conflict).encode(), ["mine"])
-    if conflict:
-        node.connection.execute(STATE.format("key_state").encode(), ["others"])
-    with pytest.raises(InsufficientPrivilege, match=r"may not write into \w+ for the inbox 'others'"):
-        session.execute((insert + conflict).encode(), ["others"])
+INSERTS = [
+    STATE.format("my_key_state"),
+    STATE.format("my_key_state") + " ON CONFLICT (inbox, key) DO UPDATE SET clock = 0 WHERE false",
+    STATE.format("my_key_state") + " ON CONFLICT (inbox, key) DO UPDATE SET inbox = 'mine'",
+    ATTEMPT.format("my_attempt"),
+    PARKED.format("parked"),
+    DEAD.format("dead_letter"),
+]
 
 
-@pytest.mark.parametrize("stage", ["deliver", "execute", "receive"])
+def test_nothing_is_recorded_for_another_inbox(node: Node, session: psycopg.Connection[Any]) -> None:
+    node.connection.execute(STATE.format("key_state").encode(), ["others"])  # for those of a conflict
+    for insert in INSERTS:
+        with session.transaction(force_rollback=True):
+            session.execute(insert.encode(), ["mine"])
+        with (
+            pytest.raises(InsufficientPrivilege, match=r"may not write into \w+ for the inbox 'others'"),
+            session.transaction(),
+        ):
+            session.execute(insert.encode(), ["others"])
+
+
 def test_dead_letter_of_a_consumer_is_neither_sent_nor_executed_when_requeued(
-    node: Node, session: psycopg.Connection[Any], stage: str
+    node: Node, session: psycopg.Connection[Any]
 ) -> None:
     # An operator of its own that finds everything equal.
     node.connection.execute("CREATE SCHEMA trap")
@@ -178,8 +172,9 @@ def test_dead_letter_of_a_consumer_is_neither_sent_nor_executed_when_requeued(
     node.connection.execute("CREATE OPERATOR trap.= (FUNCTION = trap.same, LEFTARG = text, RIGHTARG = text)")
     node.connection.execute(f"GRANT USAGE ON SCHEMA trap TO {session.info.user}".encode())
     session.execute("SET search_path = trap, pg_catalog")
-    with pytest.raises(InsufficientPrivilege, match="may not write into dead_letter"):
-        session.execute(DEAD.format("dead_letter").replace("'reap'", f"'{stage}'").encode(), ["mine"])
+    for stage in ("deliver", "execute", "receive"):
+        with pytest.raises(InsufficientPrivilege, match="may not write into dead_letter"), session.transaction():
+            session.execute(DEAD.format("dead_letter").replace("'reap'", f"'{stage}'").encode(), ["mine"])
 
 
 def test_failing_keys_do_not_become_those_of_another_inbox(session: psycopg.Connection[Any]) -> None:

@@ -1,6 +1,7 @@
 """Transactions that commit exactly once: lost answers, lost connections, retries, and who is told how it ended.
 
-What was done is counted in a ledger without unique constraints, so that nothing but `atomically` keeps it right.
+What holds on every kind of connection is in `test_conformance`. What was done is counted in a ledger without unique
+constraints, so that nothing but `atomically` keeps it right.
 """
 
 import asyncio
@@ -19,7 +20,6 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from psycopg import errors
-from sqlalchemy.ext.asyncio import create_async_engine
 
 import mailroom
 from inbox import AsyncInbox, Inbox
@@ -30,39 +30,34 @@ from mailroom.session.commit import CommitAttempt, Next, Phase, following, sweep
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
 from outbox import AsyncOutbox, Outbox
-from tests.support.committing import KINDS, Client, client, url
+from tests.support.committing import WAYS, Client, client
 from tests.support.databases import Connect
+from tests.support.drivers import url
 from tests.support.node import SCHEMA, Node
 from tests.support.proxy import CommitFault, Proxy, proxied
 from tests.support.roles import named, rights
 from tests.support.unknown_commits import run_unknown_commits
-from tests.support.waiting import eventually, eventually_async, wait_until_blocked
-
-pytestmark = [pytest.mark.both_versions, pytest.mark.sample(4)]
+from tests.support.waiting import WITHIN_S, eventually, eventually_async, wait_until_blocked
 
 NOTE = Sql("INSERT INTO ledger VALUES (%(what)s::text)")
 FAIL = Sql("INSERT INTO troubled VALUES (%(code)s::text)")
 BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 PID = Sql("SELECT pg_backend_pid()", columns=("integer",))
 
-# Rows that fail when they are written, or when they are committed.
+# Rows that fail when they are written.
 TROUBLE = """
 CREATE TABLE ledger (what text);
 CREATE TABLE troubled (code text);
-CREATE TABLE troubled_later (code text);
 CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN RAISE EXCEPTION USING ERRCODE = NEW.code, MESSAGE = 'trouble'; END $$;
 CREATE TRIGGER now AFTER INSERT ON troubled FOR EACH ROW EXECUTE FUNCTION fail();
-CREATE CONSTRAINT TRIGGER later AFTER INSERT ON troubled_later
-    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fail();
 """
-FAIL_LATER = Sql("INSERT INTO troubled_later VALUES (%(code)s::text)")
+pytestmark = [pytest.mark.both_versions, pytest.mark.node_sql(TROUBLE)]
 
 
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.connection.execute(TROUBLE)
-    return node
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit, "pause_s", lambda failures, longest_s: 0.0)
 
 
 @pytest.fixture
@@ -71,9 +66,9 @@ def through(node: Node) -> Iterator[tuple[Proxy, str]]:
         yield proxy, dsn
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["psycopg", "async psycopg"])
 def caller(request: pytest.FixtureRequest, through: tuple[Proxy, str]) -> Iterator[Client]:
-    """A client of each kind, through the proxy."""
+    """A client, sync or async, through the proxy."""
     with client(request.param, through[1]) as made:
         yield made
 
@@ -102,30 +97,22 @@ def tokens(node: Node) -> list[tuple[UUID, bool]]:
 
 
 def end_backend(node: Node, pid: int) -> None:
-    node.rows("SELECT pg_terminate_backend(%s)", pid)
-    eventually(lambda: not node.rows("SELECT FROM pg_stat_get_activity(%s) WHERE pid IS NOT NULL", pid))
+    node.rows("SELECT pg_terminate_backend(%s, 60000)", pid)
 
 
 # -- One commit -------------------------------------------------------------------------------------------------------
 
 
-def test_work_commits_once_and_its_result_is_returned(node: Node, caller: Client) -> None:
-    work = Work()
-    assert caller.atomically(work) == "result 1"
-    assert (work.runs, ledger(node)) == (1, ["run 1"])
-    [(token, committed)] = tokens(node)
-    assert committed
-    assert caller.resolve(token) == "committed"
-
-
-def test_work_whose_commit_lost_its_answer_is_not_run_again(
-    node: Node, caller: Client, through: tuple[Proxy, str]
+@pytest.mark.parametrize("way", WAYS)
+def test_commit_whose_answer_is_lost_is_asked_about_whatever_gives_the_connection(
+    node: Node, through: tuple[Proxy, str], way: str
 ) -> None:
-    through[0].at_next_commits(CommitFault.SWALLOW)
-    work = Work()
-    assert caller.atomically(work) == "result 1"
-    assert (work.runs, ledger(node)) == (1, ["run 1"])
-    assert through[0].commits == [CommitFault.SWALLOW, CommitFault.NONE]  # the second is the resolver's
+    proxy, dsn = through
+    proxy.at_next_commits(CommitFault.SWALLOW)
+    with client(way, dsn) as caller:
+        assert caller.atomically(Work()) == "result 1"
+    assert ledger(node) == ["run 1"]
+    assert proxy.commits == [CommitFault.SWALLOW, CommitFault.NONE]
 
 
 @pytest.mark.parametrize("command", [b"BEGIN", b"COMMIT"])
@@ -139,15 +126,6 @@ def test_work_whose_session_ended_right_behind_a_command_commits_once(
     assert not through[0].endings
 
 
-def test_work_whose_commit_never_arrived_is_run_again(node: Node, caller: Client, through: tuple[Proxy, str]) -> None:
-    through[0].at_next_commits(CommitFault.CUT)
-    work = Work()
-    assert caller.atomically(work) == "result 2"
-    assert (work.runs, ledger(node)) == (2, ["run 2"])
-    assert [committed for _, committed in tokens(node)] == [False, True]
-
-
-@pytest.mark.sample(2)
 def test_resolver_that_loses_its_own_answer_asks_again(node: Node, caller: Client, through: tuple[Proxy, str]) -> None:
     through[0].at_next_commits(CommitFault.CUT, CommitFault.SWALLOW, CommitFault.CUT)
     work = Work()
@@ -179,19 +157,6 @@ def test_connection_that_the_work_fails_to_make_elsewhere_is_its_own_failure(nod
     with pytest.raises(psycopg.OperationalError, match="port 1 failed"):
         caller.atomically(work)
     assert (work.runs, ledger(node)) == (1, [])
-
-
-def test_connection_lost_within_the_work_is_made_anew(node: Node, caller: Client) -> None:
-    def within(nth: int) -> Operation[None]:
-        [(pid,)] = yield PID.at()()
-        if nth == 1:
-            end_backend(node, pid)
-        yield NOTE.at()(what="after")
-
-    work = Work(within)
-    assert caller.atomically(work) == "result 2"
-    assert ledger(node) == ["run 2", "after"]
-    assert [committed for _, committed in tokens(node)] == [True]  # nobody had to ask
 
 
 def test_backend_that_dies_before_the_commit_reaches_it_has_the_work_run_again(
@@ -243,60 +208,12 @@ def test_consumer_reaps_and_sends_once_though_the_answer_is_lost(node: Node, thr
 # -- Tried again, or not ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("code", ["40001", "40P01", "55P03"])
-def test_passing_failure_has_the_whole_work_run_again(node: Node, caller: Client, code: str) -> None:
-    def within(nth: int) -> Operation[None]:
-        if nth < 3:
-            yield FAIL.at()(code=code)
-
-    work = Work(within)
-    assert caller.atomically(work) == "result 3"
-    assert (work.runs, ledger(node)) == (3, ["run 3"])
-
-
-def test_passing_failure_of_the_commit_itself_has_the_work_run_again(node: Node, caller: Client) -> None:
-    def within(nth: int) -> Operation[None]:
-        if nth == 1:
-            yield FAIL_LATER.at()(code="40001")
-
-    work = Work(within)
-    assert caller.atomically(work) == "result 2"
-    assert ledger(node) == ["run 2"]
-    assert len(tokens(node)) == 1  # the server said so itself: nobody had to ask
-
-
-def test_commit_that_the_server_refuses_is_not_tried_again(node: Node, caller: Client) -> None:
-    def within(_: int) -> Operation[None]:
-        yield FAIL_LATER.at()(code="23505")
-
-    work = Work(within)
-    with pytest.raises((psycopg.errors.UniqueViolation, sa.exc.DBAPIError)):
-        caller.atomically(work)
-    assert (work.runs, ledger(node), tokens(node)) == (1, [], [])
-
-
-def test_error_of_the_work_comes_out_at_once_and_nothing_is_committed(node: Node, caller: Client) -> None:
-    def within(_: int) -> Operation[None]:
-        yield NOTE.at()(what="more")
-        raise ValueError("mine")
-
-    work = Work(within)
-    with pytest.raises(ValueError, match="mine"):
-        caller.atomically(work)
-    assert (work.runs, ledger(node), tokens(node)) == (1, [], [])
-
-
-def test_failure_that_does_not_pass_comes_out_itself(
-    node: Node, caller: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commit, "pause_s", lambda failures, longest_s: 0.0)
-
+def test_failure_that_does_not_pass_comes_out_itself(node: Node, caller: Client) -> None:
     def within(_: int) -> Operation[None]:
         yield FAIL.at()(code="40001")
 
     work = Work(within)
-    with pytest.raises((psycopg.errors.SerializationFailure, sa.exc.DBAPIError)):
+    with pytest.raises(errors.SerializationFailure):
         caller.atomically(work, attempts=3)
     assert (work.runs, ledger(node)) == (3, [])
 
@@ -361,70 +278,30 @@ def test_real_serialization_failures_lose_and_double_nothing(node: Node) -> None
     assert node.value("SELECT n FROM counter") == 20
 
 
-@pytest.mark.parametrize(
-    ("phase", "code", "lost", "expected"),
-    [
-        (Phase.CONNECTING, "", False, Next.RAISE),
-        (Phase.CONNECTING, "", True, Next.RETRY),
-        (Phase.WORKING, "", False, Next.RAISE),
-        (Phase.WORKING, "23505", False, Next.RAISE),
-        (Phase.WORKING, "40001", False, Next.RETRY),
-        (Phase.WORKING, "57P01", True, Next.RETRY),
-        (Phase.CHECKING, "", True, Next.RETRY),
-        (Phase.COMMITTING, "23503", False, Next.RAISE),
-        (Phase.COMMITTING, "40P01", False, Next.RETRY),
-        (Phase.COMMITTING, "57P01", True, Next.ASK),
-        (Phase.COMMITTING, "", True, Next.ASK),
-        (Phase.COMMITTING, "", False, Next.ASK),
-        (Phase.COMMITTED, "", True, Next.RETURN),
-        (Phase.COMMITTED, "40001", False, Next.RAISE),
-    ],
-)
-def test_what_follows_from_an_error(phase: Phase, code: str, lost: bool, expected: Next) -> None:
-    assert following(phase, code, lost=lost) is expected
+def test_what_follows_from_an_error() -> None:
+    found = {(phase, code, lost): following(phase, code, lost=lost) for phase, code, lost in FOLLOWING}
+    assert found == FOLLOWING
+
+
+FOLLOWING = {
+    (Phase.CONNECTING, "", False): Next.RAISE,
+    (Phase.CONNECTING, "", True): Next.RETRY,
+    (Phase.WORKING, "", False): Next.RAISE,
+    (Phase.WORKING, "23505", False): Next.RAISE,
+    (Phase.WORKING, "40001", False): Next.RETRY,
+    (Phase.WORKING, "57P01", True): Next.RETRY,
+    (Phase.CHECKING, "", True): Next.RETRY,
+    (Phase.COMMITTING, "23503", False): Next.RAISE,
+    (Phase.COMMITTING, "40P01", False): Next.RETRY,
+    (Phase.COMMITTING, "57P01", True): Next.ASK,
+    (Phase.COMMITTING, "", True): Next.ASK,
+    (Phase.COMMITTING, "", False): Next.ASK,
+    (Phase.COMMITTED, "", True): Next.RETURN,
+    (Phase.COMMITTED, "40001", False): Next.RAISE,
+}
 
 
 # -- Not one whole ----------------------------------------------------------------------------------------------------
-
-
-def swallow(connection: psycopg.Connection[Any]) -> str:
-    connection.execute("INSERT INTO ledger VALUES ('x')")
-    try:
-        connection.execute("SELECT 1 / 0")
-    except psycopg.Error:
-        return "all is well"
-    raise AssertionError
-
-
-def swallow_sqlalchemy(connection: sa.Connection) -> str:
-    connection.execute(sa.text("INSERT INTO ledger VALUES ('x')"))
-    try:
-        connection.execute(sa.text("SELECT 1 / 0"))
-    except sa.exc.DBAPIError:
-        return "all is well"
-    raise AssertionError
-
-
-def test_swallowed_error_is_not_reported_as_success(node: Node) -> None:
-    """The COMMIT of such a transaction rolls back and says nothing."""
-    with pytest.raises(NotAtomic, match="savepoint"):
-        atomically(partial(psycopg.connect, node.dsn), swallow)
-    assert ledger(node) == []
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
-def test_swallowed_error_is_not_reported_as_success_on_sqlalchemy(node: Node, driver: str) -> None:
-    engine = sa.create_engine(url(node.dsn, driver), poolclass=sa.NullPool)
-    with pytest.raises(NotAtomic, match="savepoint"):
-        atomically(engine.connect, swallow_sqlalchemy)
-    assert ledger(node) == []
-
-
-async def test_swallowed_error_is_not_reported_as_success_on_asyncpg(node: Node) -> None:
-    engine = create_async_engine(url(node.dsn, "asyncpg"), poolclass=sa.NullPool)
-    with pytest.raises(NotAtomic, match="savepoint"):
-        await atomically_async(engine.connect, lambda connection: connection.run_sync(swallow_sqlalchemy))
-    assert ledger(node) == []
 
 
 def test_error_within_a_savepoint_spoils_nothing(node: Node) -> None:
@@ -447,13 +324,6 @@ def test_work_that_commits_by_itself_is_told_so(node: Node, statements: list[str
     with pytest.raises(NotAtomic, match="neither commit nor roll back"):
         atomically(partial(psycopg.connect, node.dsn), work)
     assert ledger(node) == ["x"]
-
-
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_work_that_ends_a_transaction_of_sqlalchemy_is_told_so(node: Node, end: str) -> None:
-    engine = sa.create_engine(url(node.dsn, "psycopg"), poolclass=sa.NullPool)
-    with pytest.raises(NotAtomic, match="neither commit nor roll back"):
-        atomically(engine.connect, lambda connection: getattr(connection, end)())
 
 
 def test_work_that_rolls_back_by_exception_has_no_result(node: Node) -> None:
@@ -562,25 +432,21 @@ def test_importing_mailroom_loads_no_driver() -> None:
 # -- Asked later ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("kind", ["psycopg", "Session psycopg", "async psycopg", "async connect asyncpg"])
 def test_commit_that_is_still_on_its_way_is_unknown_until_it_arrives(
-    node: Node, through: tuple[Proxy, str], monkeypatch: pytest.MonkeyPatch, kind: str
+    node: Node, caller: Client, through: tuple[Proxy, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit, "RESOLVE_WITHIN_S", 0.5)
-    proxy, dsn = through
-    proxy.at_next_commits(CommitFault.HOLD)
+    monkeypatch.setattr(commit, "RESOLVE_WITHIN_S", 0.2)
+    through[0].at_next_commits(CommitFault.HOLD)
     work = Work()
-    with client(kind, dsn) as caller:
-        with pytest.raises(CommitUnknown) as caught:
-            caller.atomically(work)
-        assert (work.runs, ledger(node)) == (1, [])
-        proxy.release()
-        assert caller.resolve(caught.value.token) == "committed"
+    with pytest.raises(CommitUnknown) as caught:
+        caller.atomically(work)
+    assert (work.runs, ledger(node)) == (1, [])
+    through[0].release()
+    assert caller.resolve(caught.value.token) == "committed"
     assert ledger(node) == ["run 1"]
 
 
-def test_unknown_commit_says_what_to_do_and_can_be_resolved_by_another_process(
+def test_unknown_commit_says_what_to_do_also_to_another_process(
     node: Node, through: tuple[Proxy, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit, "RESOLVE_WITHIN_S", 0.2)
@@ -596,11 +462,8 @@ def test_unknown_commit_says_what_to_do_and_can_be_resolved_by_another_process(
     error = pickle.loads(pickle.dumps(caught.value))
     assert isinstance(error, CommitUnknown)
     assert str(error) == str(caught.value)
-    [call] = [part.split(")")[0] for part in str(error).split("mailroom.")[1:]]
-    assert call == f"resolve(connect, '{error.token}'"
-    program = "import sys, psycopg, mailroom; connect = lambda: psycopg.connect(sys.argv[1]); print(mailroom.%s))"
-    done = subprocess.run([sys.executable, "-c", program % call, node.dsn], capture_output=True, text=True, check=True)
-    assert done.stdout == "rolled back\n"
+    assert f"mailroom.resolve(connect, '{error.token}')" in str(error)
+    assert resolve(partial(psycopg.connect, node.dsn), str(error.token)) == "rolled back"
 
 
 def test_resolver_waits_for_a_commit_that_is_on_its_way(node: Node, through: tuple[Proxy, str]) -> None:
@@ -633,17 +496,19 @@ def at_level(level: str) -> str:
     return "-c default_transaction_isolation=" + level.replace(" ", "\\ ")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("end", "expected"), [("commit", "committed"), ("rollback", "rolled back")])
 def test_all_who_ask_while_it_is_under_way_get_the_one_answer(
-    node: Node, connect: Connect, level: str, end: str, expected: str
+    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch, level: str, end: str, expected: str
 ) -> None:
+    monkeypatch.setattr(commit, "PATIENCE_S", WITHIN_S)  # so that all four wait at once
     original = connect()
     token = uuid_of_now(node)
     original.execute("INSERT INTO mailroom.commit_token VALUES (%s, true)", [token])
     asking = partial(connect, options=at_level(level))
     with ThreadPoolExecutor(4) as threads:
-        answers = [threads.submit(resolve, asking, token) for _ in range(4)]
+        answers = [threads.submit(resolve, asking, token, within_s=WITHIN_S) for _ in range(4)]
         eventually(lambda: node.value(BLOCKED) == 4 or any(answer.done() for answer in answers))
         getattr(original, end)()
         assert {answer.result() for answer in answers} == {expected}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -16,8 +16,8 @@ from inbox import AsyncInbox, AsyncWorker, Inbox, Message, Retry, Worker
 from mailroom import schema
 from mailroom.errors import ConfigurationError, SchemaError
 from mailroom.sql.operation import Operation, Sql
-from mailroom.sql.runner import driver_of, run
-from outbox import AsyncOutbox, Outbox, Outgoing, Store
+from mailroom.sql.runner import run
+from outbox import Outbox, Outgoing, Store
 from tests.support.command import mailroom
 from tests.support.databases import Connect, Databases
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
@@ -25,19 +25,10 @@ from tests.support.node import Node
 from tests.support.waiting import eventually, eventually_async
 from tests.support.working import NEVER_S, deliver, working, working_async, write_ledger
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.inbox("shipping", "shipping")
 
 KEY = "鍵 é"
-FOLLOWING = [kind for kind in SYNC if kind.split()[-1] == "psycopg"]
-FOREIGN = [(kind, encoding) for kind in FOLLOWING for encoding in ("LATIN1", "EUC_JP")]
-FOREIGN.append(("psycopg", "SQL_ASCII"))  # with which SQLAlchemy cannot begin
 YEAR_1 = datetime(1, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping", "shipping")
-    return node
 
 
 def of_all_sessions(node: Node, setting: str, value: str) -> None:
@@ -45,40 +36,26 @@ def of_all_sessions(node: Node, setting: str, value: str) -> None:
     node.connection.execute(f"ALTER DATABASE \"{node.connection.info.dbname}\" SET {setting} = '{value}'")
 
 
-def encoding(connection: Any) -> Any:
-    if isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
-        return connection.info.parameter_status("client_encoding")
-    return connection.execute(sa.text("SHOW client_encoding")).scalar()
+def encoding(connection: psycopg.Connection[Any]) -> str | None:
+    return connection.info.parameter_status("client_encoding")
 
 
 # -- Encodings --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "foreign"), FOREIGN)
-def test_message_is_sent_and_reaped_in_any_client_encoding(node: Node, kind: str, foreign: str) -> None:
-    of_all_sessions(node, "client_encoding", foreign)
-    with opened(node.dsn, kind) as connection:
-        Outbox().send(connection, "shipping", {"at": KEY}, key=KEY, headers={"at": KEY})
-        assert encoding(connection) == foreign
-        connection.commit()
-        node.deliver_all()
-        [message] = Inbox("shipping").reap(connection, KEY)
-        assert (message.key, message.value, message.headers) == (KEY, {"at": KEY}, {"at": KEY})
-        assert encoding(connection) == foreign
-        connection.commit()
-        assert encoding(connection) == foreign
-
-
-@pytest.mark.parametrize("kind", [kind for kind in ASYNC if kind.split()[-1] == "psycopg"])
-async def test_message_is_sent_and_reaped_in_any_client_encoding_async(node: Node, kind: str) -> None:
-    of_all_sessions(node, "client_encoding", "LATIN1")
-    async with opened_async(node.dsn, kind) as connection:
-        await AsyncOutbox().send(connection, "shipping", None, key=KEY)
-        await connection.commit()
-        node.deliver_all()
-        assert [message.key for message in await AsyncInbox("shipping").reap(connection, KEY)] == [KEY]
-        assert encoding(driver_of(connection)) == "LATIN1"
-        await connection.commit()
+def test_message_is_sent_and_reaped_in_any_client_encoding(node: Node) -> None:
+    for foreign in ("LATIN1", "EUC_JP", "SQL_ASCII"):
+        of_all_sessions(node, "client_encoding", foreign)
+        with psycopg.connect(node.dsn) as connection:
+            Outbox().send(connection, "shipping", {"at": KEY}, key=KEY, headers={"at": KEY})
+            assert encoding(connection) == foreign
+            connection.commit()
+            node.deliver_all()
+            [message] = Inbox("shipping").reap(connection, KEY)
+            assert (message.key, message.value, message.headers) == (KEY, {"at": KEY}, {"at": KEY})
+            assert encoding(connection) == foreign
+            connection.commit()
+            assert encoding(connection) == foreign
 
 
 def test_many_messages_are_sent_in_any_client_encoding(node: Node) -> None:
@@ -149,6 +126,7 @@ async def test_async_worker_handles_keys_outside_of_its_client_s_encoding(node: 
     await engine.dispose()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("driver", ["psycopg2", "pg8000"])
 def test_worker_on_a_driver_that_keeps_its_encoding_says_what_to_do(node: Node, driver: str) -> None:
     deliver(node, KEY)
@@ -207,32 +185,6 @@ def test_commands_show_a_message_of_the_year_1_west_of_utc(node: Node, monkeypat
     sent_in_year_1(node)
     monkeypatch.setenv("TZ", "America/New_York")
     assert "0001-01-01" in mailroom("inbox", "peek", "shipping", dsn=node.dsn).stdout
-
-
-# -- Arrays -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [kind for kind in SYNC if kind.startswith("Connection")])
-def test_nothing_in_an_array_is_read_as_the_word_null(node: Node, kind: str) -> None:
-    """psycopg2 sends an array of nothing but NULLs as text, and pg8000 every array."""
-    of_all_sessions(node, "array_nulls", "off")
-    due = datetime.now(UTC) + timedelta(days=1)
-    with opened(node.dsn, kind) as connection:
-        Outbox().send_many(connection, [Outgoing("shipping", 1, key="NULL"), Outgoing("shipping", 2, key="null")])
-        Outbox().send_many(
-            connection,
-            [
-                Outgoing("shipping", 3, key="c", expires_at=due, after_clock=0),
-                Outgoing("shipping", 4, key="d", event_type="C"),
-            ],
-        )
-        assert connection.execute(sa.text("SHOW array_nulls")).scalar() == "off"
-        connection.commit()
-    sent = node.rows(
-        "SELECT key, expires_at, after_clock, event_type::text, headers FROM mailroom.outbox ORDER BY position"
-    )
-    nothing = (None, None, None, None)
-    assert sent == [("NULL", *nothing), ("null", *nothing), ("c", due, 0, None, None), ("d", None, None, "C", None)]
 
 
 # -- Everything -------------------------------------------------------------------------------------------------------

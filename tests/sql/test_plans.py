@@ -49,36 +49,38 @@ def generic_plan(connection: psycopg.Connection[Any], statement: Sql, names: Map
     return list(nodes(row[0][0]["Plan"]))
 
 
-@pytest.mark.every_case
-@pytest.mark.parametrize("name", READ_LARGE_TABLES)
-def test_hot_statement_reads_large_tables_by_their_indexes_only(connect: Connect, name: str) -> None:
-    hot = HOT[name]
+def test_hot_statements_read_large_tables_by_their_indexes_only(connect: Connect) -> None:
     with connect() as connection:
         create_inbox(connection, "shipping")
     with connect(autocommit=True) as connection:
         connection.execute("ANALYZE")
-    connection = connect()
+    for name in READ_LARGE_TABLES:
+        with connect() as connection:
+            reads_by_indexes(connection, name)
+
+
+def reads_by_indexes(connection: psycopg.Connection[Any], name: str) -> None:
+    hot = HOT[name]
     for setting, value in hot.session.items():
         connection.execute("SELECT set_config(%s, %s, true)", [setting, value])
     plan = generic_plan(connection, hot.sql, hot.names)
     large = {"outbox", "inbox", "inbox_shipping", "scheduled"}
     scans = [node["Node Type"] for node in plan if node.get("Relation Name") in large]
-    assert [kind for kind in scans if kind in ("Seq Scan", "Bitmap Heap Scan")] == []
-    assert scans
+    assert [kind for kind in scans if kind in ("Seq Scan", "Bitmap Heap Scan")] == [], name
+    assert scans, name
     assert "ModifyTable" in scans or name in WRITE_NO_LARGE_TABLE
     joins = [
         node["Node Type"] for node in plan if node["Node Type"] in ("Hash Join", "Merge Join")
         and any(below.get("Relation Name") in large - {"outbox"} for child in node["Plans"] for below in nodes(child)
                 if below["Node Type"] != "ModifyTable")
     ]  # fmt: skip
-    assert joins == []
+    assert joins == [], name
 
 
 @pytest.mark.parametrize("name", ["reap-plain-of-a-worker", "reap-any-of-a-worker"])
 def test_claim_finds_the_oldest_by_their_clock_in_an_inbox_that_was_small_when_it_was_analyzed(
-    dsn: str, connect: Connect, name: str
+    node: Node, connect: Connect, name: str
 ) -> None:
-    node = Node(dsn, connect(autocommit=True))
     node.inbox("shipping")
     for step in range(3):
         with node.connection.transaction():
@@ -102,9 +104,8 @@ def test_claim_finds_the_oldest_by_their_clock_in_an_inbox_that_was_small_when_i
     [("reap-plain-of-one", False, 0), ("reap-plain-of-one", True, 3), ("reap-any-of-one", True, 3)],
 )
 def test_claim_looks_for_failures_of_no_more_keys_than_it_takes_and_of_none_if_none_is_failing(
-    dsn: str, connect: Connect, name: str, is_any_failing: bool, most: int
+    node: Node, name: str, is_any_failing: bool, most: int
 ) -> None:
-    node = Node(dsn, connect(autocommit=True))
     node.inbox("shipping")
     deliver(node, *(f"k{nth}" for nth in range(60)))
     if is_any_failing:

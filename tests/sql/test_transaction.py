@@ -1,7 +1,10 @@
-"""One operation on every connection: psycopg's and SQLAlchemy's, sync and async, whatever their users have set."""
+"""Calls in the caller's transaction, whatever users have set, and operations in transactions of our own.
+
+What holds on every kind of connection is in `tests/session/test_conformance.py`.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -66,17 +69,6 @@ def expected(connect: Connect) -> list[tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.parametrize("kind", SYNC)
-def test_send_many_writes_the_same_rows_on_every_connection(
-    dsn: str, connect: Connect, kind: str, expected: list[tuple[Any, ...]]
-) -> None:
-    with opened(dsn, kind) as connection:
-        # The first statement of its transaction: commit() must know of it.
-        assert OUTBOX.send_many(connection, iter(MANY)) == len(MANY)
-        connection.commit()
-    assert rows(connect()) == expected
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SYNC)
 def test_message_goes_all_the_way_on_every_connection(dsn: str, connect: Connect, kind: str) -> None:
@@ -107,6 +99,7 @@ def test_message_goes_all_the_way_on_every_connection(dsn: str, connect: Connect
     assert rows(connect()) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ASYNC)
 async def test_message_goes_all_the_way_on_every_async_connection(
     dsn: str, connect: Connect, kind: str, expected: list[tuple[Any, ...]]
@@ -135,61 +128,20 @@ async def test_message_goes_all_the_way_on_every_async_connection(
     assert rows(connect()) == expected
 
 
-STREAMING: list[dict[str, Any]] = [{"stream_results": True}, {"yield_per": 2}]
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("options", STREAMING, ids=str)
-@pytest.mark.parametrize("kind", SYNC[1:])
-def test_connection_that_streams_is_taken(dsn: str, connect: Connect, kind: str, options: dict[str, Any]) -> None:
-    """A cursor on the server, which it asks for, cannot read what a DELETE returns."""
-    unexpired = [message.key for message in MANY if message.expires_at is None]
-    with connect() as plain:
-        create_inbox(plain, "shipping")
-    with opened(dsn, kind, execution_options=options) as connection:
-        OUTBOX.send_many(connection, MANY)
-        assert deliver(connection) == len(MANY)
-        assert [message.key for message in Inbox("shipping").reap_any(connection)] == unexpired
-        assert Inbox("shipping").backlog(connection) == 0
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("options", STREAMING, ids=str)
-@pytest.mark.parametrize("kind", ASYNC[1:])
-async def test_async_connection_that_streams_is_taken(
-    dsn: str, connect: Connect, kind: str, options: dict[str, Any]
-) -> None:
-    unexpired = [message.key for message in MANY if message.expires_at is None]
-    with connect() as plain:
-        create_inbox(plain, "shipping")
-    async with opened_async(dsn, kind, execution_options=options) as connection:
-        await ASYNC_OUTBOX.send_many(connection, MANY)
-        assert await deliver_async(connection) == len(MANY)
-        assert [message.key for message in await AsyncInbox("shipping").reap_any(connection)] == unexpired
-
-
-@pytest.mark.parametrize("kind", SYNC)
-def test_rolled_back_savepoint_takes_its_messages_along(dsn: str, connect: Connect, kind: str) -> None:
-    with opened(dsn, kind) as connection:
+def test_rolled_back_savepoint_takes_its_messages_along(connect: Connect) -> None:
+    with connect() as connection:
         OUTBOX.send(connection, "t", 1)
-        if kind == "psycopg":
-            with connection.transaction(force_rollback=True):
-                OUTBOX.send_many(connection, [Outgoing("t", 2)])
-        else:
-            savepoint = connection.begin_nested()
+        with connection.transaction(force_rollback=True):
             OUTBOX.send_many(connection, [Outgoing("t", 2)])
-            savepoint.rollback()
         OUTBOX.send_many(connection, [Outgoing("t", 3)])
         connection.commit()
     assert [message.value for message in sent(connect(), "t")] == [1, 3]
 
 
-@pytest.mark.parametrize("kind", SYNC)
-def test_autocommit_connection_outside_a_transaction_is_refused(dsn: str, connect: Connect, kind: str) -> None:
+def test_autocommit_connection_outside_a_transaction_is_refused(connect: Connect) -> None:
     with connect() as setup:
         create_inbox(setup, "shipping")
-    options: dict[str, Any] = {"autocommit": True} if kind == "psycopg" else {"isolation_level": "AUTOCOMMIT"}
-    with opened(dsn, kind, **options) as connection:
+    with connect(autocommit=True) as connection:
         calls: list[Callable[[], object]] = [
             lambda: OUTBOX.send(connection, "t", 1),
             lambda: OUTBOX.send_many(connection, [Outgoing("t", 1)]),
@@ -203,19 +155,6 @@ def test_autocommit_connection_outside_a_transaction_is_refused(dsn: str, connec
                 call()
         assert Inbox("shipping").backlog(connection) == 0
     assert rows(connect()) == []
-
-
-@pytest.mark.parametrize("kind", ASYNC)
-async def test_async_autocommit_connection_outside_a_transaction_is_refused(dsn: str, kind: str) -> None:
-    options: dict[str, Any] = {"autocommit": True} if kind == "psycopg" else {"isolation_level": "AUTOCOMMIT"}
-    async with opened_async(dsn, kind, **options) as connection:
-        calls: list[Callable[[], Awaitable[object]]] = [
-            lambda: ASYNC_OUTBOX.send(connection, "t", 1),
-            lambda: ASYNC_OUTBOX.send_many(connection, [Outgoing("t", 1)]),
-        ]
-        for call in calls:
-            with pytest.raises(NotInTransaction, match="autocommit"):
-                await call()
 
 
 def test_autocommit_connection_inside_a_transaction_is_taken(connect: Connect) -> None:
@@ -257,22 +196,22 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("own", OWN)
-def test_what_the_user_has_set_does_not_leak_in(connect: Connect, own: str) -> None:
+def test_what_the_user_has_set_does_not_leak_in(connect: Connect) -> None:
     with connect() as setup:
         create_inbox(setup, "shipping")
-    connection = connect(**OWN[own])
-    if own == "adapters":
-        spoiled(connection)
-    for _ in range(2):
-        OUTBOX.send(connection, "shipping", {"ü": b"\xff"}, key="schlüssel", headers={"größe": "ü"})
-        OUTBOX.send_many(connection, [Outgoing("shipping", "€", key="schlüssel", headers={"größe": "ü"})])
-        assert deliver(connection) == 2
-        messages = Inbox("shipping").reap(connection, "schlüssel")
-        assert [message.value for message in messages] == [{"ü": b"\xff"}, "€"]
-        assert {message.headers["größe"] for message in messages} == {"ü"}
-        assert {message.key for message in messages} == {"schlüssel"}
-        assert all(isinstance(message.clock, int) for message in messages)
+    for own, options in OWN.items():
+        with connect(**options) as connection:
+            if own == "adapters":
+                spoiled(connection)
+            for _ in range(2):
+                OUTBOX.send(connection, "shipping", {"ü": b"\xff"}, key="schlüssel", headers={"größe": "ü"})
+                OUTBOX.send_many(connection, [Outgoing("shipping", "€", key="schlüssel", headers={"größe": "ü"})])
+                assert deliver(connection) == 2
+                messages = Inbox("shipping").reap(connection, "schlüssel")
+                assert [message.value for message in messages] == [{"ü": b"\xff"}, "€"], own
+                assert {message.headers["größe"] for message in messages} == {"ü"}, own
+                assert {message.key for message in messages} == {"schlüssel"}, own
+                assert all(isinstance(message.clock, int) for message in messages), own
 
 
 def test_global_adapters_of_the_user_do_not_leak_in(dsn: str, connect: Connect) -> None:
@@ -321,6 +260,7 @@ async def test_async_calls_inside_a_pipeline_of_the_user_work(dsn: str, connect:
         assert [(message.value, message.headers) for message in reaped] == [(0, {}), (1, {"n": "1"}), (2, {"n": "2"})]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SYNC)
 def test_unknown_inbox_leaves_the_transaction_usable(dsn: str, connect: Connect, kind: str) -> None:
     with opened(dsn, kind) as connection:
@@ -404,12 +344,13 @@ async def test_async_session_ended_right_behind_a_copy_is_a_lost_connection(dsn:
         await connection.close()
 
 
-@pytest.mark.parametrize("thing", [None, "postgresql://", object(), sa.create_engine("sqlite://").connect()])
-def test_what_is_no_connection_to_postgresql_is_refused(thing: Any) -> None:
-    with pytest.raises(UnsupportedConnection, match=r"give a psycopg\.Connection"):
-        OUTBOX.send(thing, "t", 1)
-    with pytest.raises(UnsupportedConnection, match="AsyncConnection"):
-        asyncio.run(ASYNC_OUTBOX.send(thing, "t", 1))
+def test_what_is_no_connection_to_postgresql_is_refused() -> None:
+    things: list[Any] = [None, "postgresql://", object(), sa.create_engine("sqlite://").connect()]
+    for thing in things:
+        with pytest.raises(UnsupportedConnection, match=r"give a psycopg\.Connection"):
+            OUTBOX.send(thing, "t", 1)
+        with pytest.raises(UnsupportedConnection, match="AsyncConnection"):
+            asyncio.run(ASYNC_OUTBOX.send(thing, "t", 1))
 
 
 def test_async_connection_is_refused_by_the_sync_outbox(dsn: str) -> None:
@@ -616,12 +557,3 @@ async def test_statements_together_join_a_transaction_that_has_begun(dsn: str) -
     async with await settings.connect_async(dsn, "test") as connection:
         assert len(await run_in_transaction(connection, joining())) == 1
         assert len(await run_in_transaction(connection, begun_anew())) == 2
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "sqlalchemy"])
-def test_statements_together_are_part_of_the_callers_transaction(dsn: str, connect: Connect, driver: str) -> None:
-    engine = sa.create_engine(url(dsn, "psycopg"), poolclass=sa.NullPool)
-    with connect() if driver == "psycopg" else engine.connect() as connection:
-        [(xact, quotient, _)] = run(connection, whole(1, 4))
-        assert quotient == 3
-        assert run(connection, beginning()) == {xact}

@@ -1,12 +1,20 @@
-"""The command `mailroom` as tests call it: in this process, or as one of its own where signals and pipes matter."""
+"""The command `mailroom` as tests call it: in this process, or as one of its own where signals and pipes matter.
+
+Also Alembic's, in the project's directory.
+"""
 
 import json
 import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from alembic.config import main
 from click.testing import CliRunner, Result
 
 from mailroom.cli.root import root
@@ -54,3 +62,12 @@ def process(*arguments: str, dsn: str, **options: Any) -> subprocess.Popen[str]:
         text=True,
         **{"stderr": subprocess.PIPE, **options},
     )
+
+
+def alembic(*arguments: str, **environment: str) -> str:
+    """Call Alembic's command, with no database but one that is given, and return what it printed."""
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    others = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "MAILROOM"))}
+    with mock.patch.dict(os.environ, others | environment, clear=True), redirect_stdout(StringIO()) as printed:
+        main(["-c", str(project), *arguments])
+    return printed.getvalue()

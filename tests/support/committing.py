@@ -11,23 +11,19 @@ from uuid import UUID
 import psycopg
 import sqlalchemy as sa
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
-from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from mailroom import Outcome, atomically, atomically_async, resolve, resolve_async
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run, run_async
+from tests.support.drivers import url
 
-SYNC = [
-    "psycopg", "psycopg autocommit", "psycopg pool", "connect psycopg", "begin psycopg", "Session psycopg",
-    "Session.begin psycopg", "connect psycopg2", "Session pg8000",
+# Besides the kinds of connection of `drivers`: what else gives connections.
+WAYS = [
+    "psycopg autocommit", "psycopg pool", "begin psycopg", "Session.begin psycopg", "async psycopg autocommit",
+    "async psycopg pool", "async begin psycopg", "async Session.begin asyncpg",
 ]  # fmt: skip
-ASYNC = [
-    "async psycopg", "async psycopg autocommit", "async psycopg pool", "async connect psycopg", "async begin psycopg",
-    "async Session psycopg", "async connect asyncpg", "async Session.begin asyncpg",
-]  # fmt: skip
-KINDS = SYNC + ASYNC
 
 
 class Client:
@@ -53,7 +49,7 @@ class Client:
 
 @contextlib.contextmanager
 def client(kind: str, dsn: str) -> Iterator[Client]:
-    """Give a client whose connections go to the URL `dsn`."""
+    """Give a client whose connections go to the URL `dsn`; `kind` is one of `WAYS`, or of all kinds of connection."""
     with ExitStack() as stack:
         if not kind.startswith("async "):
             yield Client(_connect(kind, dsn, stack), None)
@@ -76,7 +72,7 @@ def _connect(kind: str, dsn: str, stack: ExitStack) -> Callable[[], Any]:
     stack.callback(engine.dispose)
     sessions = sessionmaker(engine)
     made: dict[str, Callable[[], Any]] = {
-        "connect": engine.connect, "begin": engine.begin, "Session": sessions, "Session.begin": sessions.begin,
+        "Connection": engine.connect, "begin": engine.begin, "Session": sessions, "Session.begin": sessions.begin,
     }  # fmt: skip
     return made[how]
 
@@ -92,14 +88,11 @@ async def _connect_async(kind: str, dsn: str) -> tuple[Callable[[], Any], Callab
     engine = create_async_engine(url(dsn, driver), pool_size=1)
     sessions = async_sessionmaker(engine)
     made: dict[str, Callable[[], Any]] = {
-        "connect": engine.connect, "begin": engine.begin, "Session": sessions, "Session.begin": sessions.begin,
+        "AsyncConnection": engine.connect, "begin": engine.begin, "AsyncSession": sessions,
+        "Session.begin": sessions.begin,
     }  # fmt: skip
     return made[how], engine.dispose
 
 
 async def _nothing() -> None:
     """Close nothing."""
-
-
-def url(dsn: str, driver: str) -> sa.URL:
-    return make_url(dsn).set(drivername=f"postgresql+{driver}")

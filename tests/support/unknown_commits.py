@@ -33,7 +33,7 @@ KEYS = 20
 HELD_S = 0.02  # by so much a COMMIT is late whose client is gone: often the resolver is there before it
 # In percent. Lost before the server or behind it, about as often; the resolvers' own COMMITs are no better off.
 FAULTS = {CommitFault.NONE: 40, CommitFault.CUT: 30, CommitFault.SWALLOW: 20, CommitFault.HOLD: 10}
-SESSIONS = ("psycopg pool", "Session psycopg2", "async psycopg", "async connect asyncpg")
+SESSIONS = ("psycopg pool", "Session psycopg2", "async psycopg", "async AsyncConnection asyncpg")
 
 # No constraint: nothing but `atomically` keeps a message from standing there twice.
 LEDGERS = ("sent_ledger", "reaped_ledger")
