@@ -1,8 +1,8 @@
 """Do all of a release but the upload; what is to be uploaded, and what is known of it, is then in a directory.
 
-It asks for the record of `make check-all` first. The distributions are built twice and compared, byte for byte. The README's first program and each page about a
-framework run from the wheel, on each Python that is found, with the lowest and with the newest direct dependencies.
-Then there is a bill of materials, and the known vulnerabilities of what it lists.
+It asks for the record of `make check-all` first. The distributions are built twice and compared, byte for byte. The
+README's first program and each page about a framework run from the wheel, on each Python that is found, with the lowest
+and with the newest direct dependencies. Then there is a bill of materials, and what is known to be vulnerable in it.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """`python -m tests.release.record`: run all that there is, and write the record that a release asks for.
 
-`make check-all` calls it. Only what is committed counts: the record names its commit. Where something fails there is none.
+`make check-all` calls it. Only what is committed counts, since the record names its commit. What fails leaves none.
 """
 
 import json
