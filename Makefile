@@ -14,6 +14,11 @@ JOBS ?= 3
 # A few at a time, so that none is left with many when the others have ended.
 SPREAD := -n $(JOBS) --maxschedchunk 5
 
+# RUN=all: every case. REPORTS=DIR: a report of each run goes there. So `make check-all` calls the targets of the tests.
+RUN ?=
+REPORTS ?=
+reported = $(if $(REPORTS),--junitxml $(REPORTS)/$(1).xml)
+
 # These have targets of their own.
 OF_OTHERS := --ignore tests/spark --ignore tests/wheel
 
@@ -23,14 +28,17 @@ OF_OTHERS := --ignore tests/spark --ignore tests/wheel
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
+# By uv and what it has in its cache, or else by pip.
+INSTALL := $(BIN)/python tests/support/installing.py
+
 $(STAMP): pyproject.toml benchmarks/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --editable ./benchmarks
+	$(INSTALL) dev
 	@touch $@
 
 # Apart, since it takes half a gigabyte.
 $(SPARK_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,spark]' --editable ./benchmarks
+	$(INSTALL) dev,spark
 	@touch $@
 
 .PHONY: venv
@@ -51,8 +59,8 @@ test: $(STAMP) ## The tests, without the slow ones and with a sample of many cas
 	$(BIN)/python -m pytest $(SPREAD) --run test $(OF_OTHERS)
 
 .PHONY: test-wheel
-test-wheel: $(STAMP) ## Build the distributions, and try the wheel alone and with each extra in environments of its own
-	$(BIN)/python -m pytest -n 2 tests/wheel
+test-wheel: $(STAMP) ## Build the distributions, and try the wheel alone and with all extras in environments of their own
+	$(BIN)/python -m pytest -n 2 tests/wheel --run $(or $(RUN),check) $(call reported,$@)
 
 .PHONY: release-check
 release-check: $(STAMP) ## All of a release but the upload, on each Python that is found: release/dist and release/sbom
@@ -100,7 +108,7 @@ brokers: ## Install RabbitMQ and NATS for their tests, where root and apt-get ca
 TESTED ?=
 .PHONY: test-check
 test-check: $(STAMP) pgbouncer promtool kafka brokers ## The tests with the slow ones, and those about the server on every PostgreSQL found
-	$(BIN)/python -m pytest $(SPREAD) --pg all --run $(if $(TESTED),beyond-test,check) $(OF_OTHERS)
+	$(BIN)/python -m pytest $(SPREAD) --pg all --run $(if $(TESTED),beyond-test,$(or $(RUN),check)) $(call reported,$@) $(OF_OTHERS)
 
 .PHONY: jdbc
 jdbc: ## Install PostgreSQL's JDBC driver for Spark's tests, where root and apt-get can; without it they are skipped
@@ -114,9 +122,9 @@ jdbc: ## Install PostgreSQL's JDBC driver for Spark's tests, where root and apt-
 test-spark: $(SPARK_STAMP) jdbc ## The tests of the Spark writers and readers; without Java they are skipped
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target test-spark-session test-spark-beside
 test-spark-session:
-	$(BIN)/python -m pytest tests/spark -m spark_session
+	$(BIN)/python -m pytest tests/spark --run $(or $(RUN),check) $(call reported,$@) -m spark_session
 test-spark-beside:
-	$(BIN)/python -m pytest tests/spark -m 'not spark_session'
+	$(BIN)/python -m pytest tests/spark --run $(or $(RUN),check) $(call reported,$@) -m 'not spark_session'
 
 # Clean, since its cache does not know of our extension; and never with -q, which hides that --strict has failed.
 DOCS := $(BIN)/zensical build --clean --strict
@@ -134,6 +142,11 @@ lint: $(SPARK_STAMP) docs ## Format, lint, types, import contracts, and the site
 
 .PHONY: check
 check: lint test-check test-spark some-mutants faults ## Lint, one case of every rule, some mutants, the faults; CI runs test and test-wheel before it
+
+# For nights, and before a release: hours. Its record is what `make release-check` asks for.
+.PHONY: check-all
+check-all: $(SPARK_STAMP) ## Lint, every test and case on every PostgreSQL found, all mutants, the faults; and a record of that
+	$(BIN)/python -m tests.release.record
 
 .PHONY: format
 format: $(STAMP) ## Put the code into its format
@@ -164,7 +177,7 @@ some-mutants: $(SPARK_STAMP) ## The same with a dozen rules
 FAULTS := $(BIN)/python -m tests.faults $(if $(SEED),--seed $(SEED))
 .PHONY: faults
 faults: $(STAMP) pgbouncer ## Break a node under load for some minutes, and hold its ledgers against the guarantees
-	$(BIN)/python -m tests.faults --seconds 270 --unknown 300 --floor 18 --seed $(CI_SEED)
+	$(BIN)/python -m tests.faults --seconds 150 --unknown 300 --floor 18 --seed $(CI_SEED)
 
 .PHONY: disasters
 disasters: ## Install what power cuts and jumps of the clock need, where root and apt-get can; without it they are skipped

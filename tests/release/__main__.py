@@ -1,8 +1,8 @@
 """Do all of a release but the upload; what is to be uploaded, and what is known of it, is then in a directory.
 
-The distributions are built twice and compared, byte for byte. The README's first program and each page about a
-framework run from the wheel, on each Python that is found, with the lowest and with the newest direct dependencies.
-Then there is a bill of materials, and the known vulnerabilities of what it lists.
+It asks for the record of `make check-all` first. The distributions are built twice and compared, byte for byte. The
+README's first program and each page about a framework run from the wheel, on each Python that is found, with the lowest
+and with the newest direct dependencies. Then there is a bill of materials, and what is known to be vulnerable in it.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from click import echo
 
-from tests.release import building, known, trying
+from tests.release import building, known, record, trying
 from tests.release.supported import MINORS
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +24,8 @@ def main() -> int:
     parser.add_argument("--into", type=Path, default=ROOT / "release", help="for dist/ and sbom/, which are made anew")
     parser.add_argument("--python", action="append", metavar="3.N", choices=MINORS, help="only this one; repeatable")
     options = parser.parse_args()
+    checked = record.demand(ROOT)
+    echo(f"make check-all passed on {checked['date']}, in {sum(checked['minutes'].values()):.0f} minutes")
     with tempfile.TemporaryDirectory(prefix="mailroom-release-") as scratch:
         directory = Path(scratch)
         directory.chmod(0o755)  # the account that root's server runs as has to reach it

@@ -426,7 +426,7 @@ SOUND = [
     as_it_is, messages_were_drained_after_the_look, a_batch_was_sent_and_drained_after_the_look, others_send_too,
     two_inboxes_get_one, shards_drain_beside_each_other, another_node_counts_otherwise,
 ]  # fmt: skip
-CASES = [*BROKEN, *SOUND]
+CASES: list[Callable[[Case], None]] = [*BROKEN, *SOUND]
 
 
 def evidence_of(spark: "SparkSession", cases: list[Case], **options: bool) -> Evidence:
@@ -435,28 +435,23 @@ def evidence_of(spark: "SparkSession", cases: list[Case], **options: bool) -> Ev
     return Evidence(made(spark, files, SPARK_COLUMNS), made(spark, tables, COLUMNS), **options)
 
 
-@pytest.fixture(scope="module")
-def wrong(spark: "SparkSession") -> dict[str, list[str]]:
+def wrong_in(spark: "SparkSession", changes: list[Callable[[Case], None]]) -> dict[str, list[str]]:
     """By a case's name, the checks that do not hold in it."""
-    cases = [Case(nth) for nth in range(len(CASES))]
-    for case, change in zip(cases, CASES, strict=True):
+    cases = [Case(nth) for nth in range(len(changes))]
+    for case, change in zip(cases, changes, strict=True):
         change(case)
     evidence = evidence_of(spark, cases)
-    found: dict[str, list[str]] = {case.__name__: [] for case in CASES}
+    found: dict[str, list[str]] = {change.__name__: [] for change in changes}
     for name, each in (CHECKS | CHECKS_OF_SENT).items():
         for nth in {case_of(row) for row in each.rows(evidence).filter("wrong").collect()}:
-            found[CASES[nth].__name__].append(name)
+            found[changes[nth].__name__].append(name)
     return found
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
-def test_broken_rule_fails_its_check_alone(wrong: dict[str, list[str]], broken: Callable[[Case], None]) -> None:
-    assert wrong[broken.__name__] == [BROKEN[broken]]
-
-
-@pytest.mark.parametrize("sound", SOUND, ids=lambda sound: sound.__name__)
-def test_what_is_right_holds(wrong: dict[str, list[str]], sound: Callable[[Case], None]) -> None:
-    assert wrong[sound.__name__] == []
+def test_broken_rules_fail_their_checks_alone_and_what_is_right_holds(spark: "SparkSession") -> None:
+    found = wrong_in(spark, CASES)
+    expected = {broken.__name__: [name] for broken, name in BROKEN.items()} | {sound.__name__: [] for sound in SOUND}
+    assert {name: checks for name, checks in found.items() if checks != expected[name]} == {}
 
 
 def test_dropped_ones_may_be_allowed(spark: "SparkSession") -> None:

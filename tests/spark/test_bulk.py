@@ -285,6 +285,7 @@ def test_session_that_ends_at_any_statement_is_made_anew(dsn: str, connect: Conn
     assert nth > 40
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fault", [CommitFault.CUT, CommitFault.SWALLOW])
 def test_answer_to_the_commit_of_a_chunk_is_lost(dsn: str, connect: Connect, fault: CommitFault) -> None:
     node = Node(dsn=dsn)

@@ -226,34 +226,33 @@ def test_what_stands_behind_a_null_is_not_looked_at() -> None:
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("array", "fault"),
-    [
-        (pa.array([[{"x": [1.0, math.nan]}]]), r"value\[\]\.x\[\] is NaN.*nanvl"),
-        (pa.array([math.nan], pa.float32()), "value is NaN"),
-        (
-            pa.array([{"d": [-719_163]}], pa.struct([("d", pa.list_(pa.date32()))])),
-            r"value\.d\[\] is outside of",
-        ),
-        (pa.array([2_932_897], pa.int32()).cast(pa.date32()), "outside of the years 1 to 9999"),
-        (pa.array([-719_162 * 86_400_000_000 - 1]).cast(TIMESTAMP), "outside of the years 1 to 9999"),
-        (pa.array([2_932_897 * 86_400_000_000]).cast(TIMESTAMP), "outside of the years 1 to 9999"),
-        (pa.array([b"SECRET\xff"]).cast(pa.string(), safe=False), "not UTF-8"),
-        (
-            pa.MapArray.from_arrays([0, 1], pa.array([b"SECRET\xff"]).cast(pa.string(), safe=False), pa.array([1])),
-            "a key of value is text that is not UTF-8",
-        ),
-        (pa.array([[], [("a", 1), ("b", 1), ("a", 2)]], pa.map_(pa.string(), pa.int32())), "the same key twice"),
-        (pa.array([["x" * 1000] * 17_000]), "takes 17,051,003 bytes as CBOR, the limit being 16,777,216"),
-        (pa.array([[], [True] * MAX_ITEMS]), "has more than 250,000 items"),
-    ],
-    ids=str,
-)
-def test_a_fault_of_a_row_is_refused_without_its_content(array: pa.Array, fault: str) -> None:
-    with pytest.raises(EncodeError, match=fault) as refused:
-        encoded(array)
-    assert "SECRET" not in str(refused.value)
-    assert refused.value.__cause__ is None
+FAULTS: list[tuple[pa.Array, str]] = [
+    (pa.array([[{"x": [1.0, math.nan]}]]), r"value\[\]\.x\[\] is NaN.*nanvl"),
+    (pa.array([math.nan], pa.float32()), "value is NaN"),
+    (
+        pa.array([{"d": [-719_163]}], pa.struct([("d", pa.list_(pa.date32()))])),
+        r"value\.d\[\] is outside of",
+    ),
+    (pa.array([2_932_897], pa.int32()).cast(pa.date32()), "outside of the years 1 to 9999"),
+    (pa.array([-719_162 * 86_400_000_000 - 1]).cast(TIMESTAMP), "outside of the years 1 to 9999"),
+    (pa.array([2_932_897 * 86_400_000_000]).cast(TIMESTAMP), "outside of the years 1 to 9999"),
+    (pa.array([b"SECRET\xff"]).cast(pa.string(), safe=False), "not UTF-8"),
+    (
+        pa.MapArray.from_arrays([0, 1], pa.array([b"SECRET\xff"]).cast(pa.string(), safe=False), pa.array([1])),
+        "a key of value is text that is not UTF-8",
+    ),
+    (pa.array([[], [("a", 1), ("b", 1), ("a", 2)]], pa.map_(pa.string(), pa.int32())), "the same key twice"),
+    (pa.array([["x" * 1000] * 17_000]), "takes 17,051,003 bytes as CBOR, the limit being 16,777,216"),
+    (pa.array([[], [True] * MAX_ITEMS]), "has more than 250,000 items"),
+]
+
+
+def test_a_fault_of_a_row_is_refused_without_its_content() -> None:
+    for array, fault in FAULTS:
+        with pytest.raises(EncodeError, match=fault) as refused:
+            encoded(array)
+        assert "SECRET" not in str(refused.value)
+        assert refused.value.__cause__ is None
 
 
 def test_what_is_just_within_the_limits_passes() -> None:
@@ -295,27 +294,26 @@ def test_depth_is_limited_as_the_codec_limits_it(leaf: Any, kind: pa.DataType, l
         check_type(nested(kind, MAX_DEPTH - levels + 1))
 
 
-@pytest.mark.parametrize(
-    ("kind", "fault"),
-    [
-        (pa.struct([("x", pa.list_(pa.timestamp("us")))]), r"value\.x\[\] is a timestamp_ntz.*cast it to timestamp"),
-        (pa.timestamp("ns", "UTC"), "is timestamp.ns"),
-        (pa.time64("ns"), "is a time, "),
-        (pa.duration("us"), "is an interval"),
-        (pa.month_day_nano_interval(), "is an interval"),
-        (pa.uint8(), "is uint8"),
-        (pa.decimal256(50, 2), "is decimal256"),
-        (pa.decimal128(3, -1), "is decimal128"),
-        (pa.map_(pa.string(), pa.map_(pa.int32(), pa.string())), r"value\[\] is a map with keys of type int32: cast"),
-        (pa.struct([pa.field("a", pa.int32()), pa.field("a", pa.int32())]), "two fields of the same name"),
-        (pa.struct([pa.field("metadata", pa.binary(), metadata={"variant": "true"})]), "is variant"),
-        (pa.dictionary(pa.int32(), pa.string()), "is dictionary"),
-    ],
-    ids=str,
-)
-def test_a_type_is_refused_before_any_row(kind: pa.DataType, fault: str) -> None:
-    with pytest.raises(EncodeError, match=fault):
-        encoded(pa.array([], kind))
+REFUSED: list[tuple[pa.DataType, str]] = [
+    (pa.struct([("x", pa.list_(pa.timestamp("us")))]), r"value\.x\[\] is a timestamp_ntz.*cast it to timestamp"),
+    (pa.timestamp("ns", "UTC"), "is timestamp.ns"),
+    (pa.time64("ns"), "is a time, "),
+    (pa.duration("us"), "is an interval"),
+    (pa.month_day_nano_interval(), "is an interval"),
+    (pa.uint8(), "is uint8"),
+    (pa.decimal256(50, 2), "is decimal256"),
+    (pa.decimal128(3, -1), "is decimal128"),
+    (pa.map_(pa.string(), pa.map_(pa.int32(), pa.string())), r"value\[\] is a map with keys of type int32: cast"),
+    (pa.struct([pa.field("a", pa.int32()), pa.field("a", pa.int32())]), "two fields of the same name"),
+    (pa.struct([pa.field("metadata", pa.binary(), metadata={"variant": "true"})]), "is variant"),
+    (pa.dictionary(pa.int32(), pa.string()), "is dictionary"),
+]
+
+
+def test_a_type_is_refused_before_any_row() -> None:
+    for kind, fault in REFUSED:
+        with pytest.raises(EncodeError, match=fault):
+            encoded(pa.array([], kind))
 
 
 @pytest.mark.usefixtures("spark")  # which reads DDL
@@ -331,38 +329,38 @@ def test_spark_types_that_are_refused() -> None:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
+READ: list[tuple[Any, str, Any]] = [
+    ({"a": 1, "more": 2}, "a int, b array<string>", {"a": 1, "b": None}),
+    ({"a": 1}, "a int, b int not null", {"a": 1, "b": None}),
+    ({}, "struct<>", {}),
+    (5, "decimal(10,2)", Decimal(5)),
+    (Decimal("1.500"), "decimal(10,2)", Decimal("1.5")),
+    (Decimal("1E+3"), "decimal(10,2)", Decimal(1000)),
+    (5, "double", 5.0),
+    (0, "double", 0.0),
+    (-(2**53), "double", -(2.0**53)),
+    (2**53 + 2, "double", 2.0**53 + 2),
+    (2**64 - 2**11, "double", 2.0**64 - 2**11),
+    (2**24 - 1, "float", 2.0**24 - 1),
+    (-(2**63), "float", -(2.0**63)),
+    (0.1, "float", 0.10000000149011612),
+    (math.inf, "float", math.inf),
+    (UUID(int=5), "string", "00000000-0000-0000-0000-000000000005"),
+    (
+        datetime(2026, 8, 2, 1, tzinfo=timezone(timedelta(hours=5))),
+        "timestamp",
+        datetime(2026, 8, 1, 20, tzinfo=UTC),
+    ),
+    ({"a": [1], "b": None}, "map<string,array<int>>", [("a", [1]), ("b", None)]),
+]
+
+
 @pytest.mark.usefixtures("spark")  # which reads DDL
-@pytest.mark.parametrize(
-    ("sent", "schema", "read"),
-    [
-        ({"a": 1, "more": 2}, "a int, b array<string>", {"a": 1, "b": None}),
-        ({"a": 1}, "a int, b int not null", {"a": 1, "b": None}),
-        ({}, "struct<>", {}),
-        (5, "decimal(10,2)", Decimal(5)),
-        (Decimal("1.500"), "decimal(10,2)", Decimal("1.5")),
-        (Decimal("1E+3"), "decimal(10,2)", Decimal(1000)),
-        (5, "double", 5.0),
-        (0, "double", 0.0),
-        (-(2**53), "double", -(2.0**53)),
-        (2**53 + 2, "double", 2.0**53 + 2),
-        (2**64 - 2**11, "double", 2.0**64 - 2**11),
-        (2**24 - 1, "float", 2.0**24 - 1),
-        (-(2**63), "float", -(2.0**63)),
-        (0.1, "float", 0.10000000149011612),
-        (math.inf, "float", math.inf),
-        (UUID(int=5), "string", "00000000-0000-0000-0000-000000000005"),
-        (
-            datetime(2026, 8, 2, 1, tzinfo=timezone(timedelta(hours=5))),
-            "timestamp",
-            datetime(2026, 8, 1, 20, tzinfo=UTC),
-        ),
-        ({"a": [1], "b": None}, "map<string,array<int>>", [("a", [1]), ("b", None)]),
-    ],
-)
-def test_a_message_is_read_as_the_schema_says(sent: Any, schema: str, read: Any) -> None:
-    array = decoded(pa.array([None, encode(sent), encode(None)]), arrow_type(DataType.fromDDL(schema)))
-    array.validate(full=True)
-    assert array.to_pylist() == [None, read, None]
+def test_messages_are_read_as_the_schemas_say() -> None:
+    for sent, schema, read in READ:
+        array = decoded(pa.array([None, encode(sent), encode(None)]), arrow_type(DataType.fromDDL(schema)))
+        array.validate(full=True)
+        assert array.to_pylist() == [None, read, None], (sent, schema)
 
 
 def test_nan_that_others_sent_is_read() -> None:
@@ -370,41 +368,41 @@ def test_nan_that_others_sent_is_read() -> None:
     assert math.isnan(number)
 
 
+UNFIT: list[tuple[Any, str, str]] = [
+    ({"a": [{"b": "SECRET"}]}, "a array<struct<b:int>>", r"value\.a\[\]\.b holds a value of type str.* int32"),
+    (1.0, "int", "float"),
+    (True, "int", "bool"),
+    (1, "boolean", "int"),
+    (b"SECRET", "string", "bytes"),
+    ("SECRET", "binary", "str"),
+    (date(2026, 8, 2), "timestamp", "date"),
+    (datetime(2026, 8, 2, tzinfo=UTC), "date", "datetime"),
+    (1.5, "decimal(10,2)", "float"),
+    (1, "void", "int"),
+    ([1], "struct<a:int>", "list, which does not fit struct"),
+    ({"SECRET": 1}, "array<int>", "dict, which does not fit list"),
+    ({b"SECRET": 1}, "map<string,int>", r"value \(its keys\) holds a value of type bytes"),
+    (2**31, "int", "beyond its range"),
+    (2**63, "bigint", "beyond its range"),
+    (2**53 + 1, "double", "beyond its range"),
+    (-(2**53) - 1, "double", "beyond its range"),
+    (2**64 - 1, "double", "beyond its range"),
+    ([0.5, 2**53 + 1], "array<double>", r"value\[\] holds a value beyond its range"),
+    (2**24 + 1, "float", "beyond its range"),
+    (-(2**24) - 1, "float", "beyond its range"),
+    (1e300, "float", "beyond its range"),
+    (Decimal("1.555"), "decimal(10,2)", "beyond its range"),
+    (10**9, "decimal(10,2)", "beyond its range"),
+    (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5))), "timestamp", "beyond its range"),
+]
+
+
 @pytest.mark.usefixtures("spark")  # which reads DDL
-@pytest.mark.parametrize(
-    ("sent", "schema", "fault"),
-    [
-        ({"a": [{"b": "SECRET"}]}, "a array<struct<b:int>>", r"value\.a\[\]\.b holds a value of type str.* int32"),
-        (1.0, "int", "float"),
-        (True, "int", "bool"),
-        (1, "boolean", "int"),
-        (b"SECRET", "string", "bytes"),
-        ("SECRET", "binary", "str"),
-        (date(2026, 8, 2), "timestamp", "date"),
-        (datetime(2026, 8, 2, tzinfo=UTC), "date", "datetime"),
-        (1.5, "decimal(10,2)", "float"),
-        (1, "void", "int"),
-        ([1], "struct<a:int>", "list, which does not fit struct"),
-        ({"SECRET": 1}, "array<int>", "dict, which does not fit list"),
-        ({b"SECRET": 1}, "map<string,int>", r"value \(its keys\) holds a value of type bytes"),
-        (2**31, "int", "beyond its range"),
-        (2**63, "bigint", "beyond its range"),
-        (2**53 + 1, "double", "beyond its range"),
-        (-(2**53) - 1, "double", "beyond its range"),
-        (2**64 - 1, "double", "beyond its range"),
-        ([0.5, 2**53 + 1], "array<double>", r"value\[\] holds a value beyond its range"),
-        (2**24 + 1, "float", "beyond its range"),
-        (-(2**24) - 1, "float", "beyond its range"),
-        (1e300, "float", "beyond its range"),
-        (Decimal("1.555"), "decimal(10,2)", "beyond its range"),
-        (10**9, "decimal(10,2)", "beyond its range"),
-        (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5))), "timestamp", "beyond its range"),
-    ],
-)
-def test_what_does_not_fit_is_told_by_its_row_without_its_content(sent: Any, schema: str, fault: str) -> None:
-    with pytest.raises(DecodeError, match=f"Row 3 of a batch of 4 cannot be read.*{fault}") as refused:
-        decoded(pa.array([None, encode(None), encode(sent), encode(sent)]), arrow_type(DataType.fromDDL(schema)))
-    assert "SECRET" not in str(refused.value)
+def test_what_does_not_fit_is_told_by_its_row_without_its_content() -> None:
+    for sent, schema, fault in UNFIT:
+        with pytest.raises(DecodeError, match=f"Row 3 of a batch of 4 cannot be read.*{fault}") as refused:
+            decoded(pa.array([None, encode(None), encode(sent), encode(sent)]), arrow_type(DataType.fromDDL(schema)))
+        assert "SECRET" not in str(refused.value)
 
 
 def test_what_is_no_cbor_is_told_by_its_row() -> None:

@@ -46,6 +46,7 @@ def finish(driver: "subprocess.Popen[bytes]") -> None:
         end(driver)
 
 
+@pytest.mark.nightly  # a task that is tried again, as in test_outbox_source.py and below
 @pytest.mark.timeout(2 * TIMEOUT_S)
 @pytest.mark.parametrize(("scenario", "fault"), [("lose_an_executor", "kill-executor"), ("speculate", "straggle")])
 def test_executor_killed_and_task_run_twice(

@@ -206,6 +206,7 @@ def test_lost_connection_rolls_back_and_the_drain_goes_on(node: Node, directory:
 
 
 # The COMMITs of a drain: of others' segments that it finishes, of its own one before, of a segment, of its file's name.
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("nth", range(4))
 @pytest.mark.parametrize("fault", [CommitFault.CUT, CommitFault.SWALLOW, CommitFault.HOLD])
 def test_lost_answer_to_commit_is_looked_up(node: Node, directory: str, fault: CommitFault, nth: int) -> None:
@@ -898,6 +899,7 @@ def test_command_ends_with_one_line(node: Node, directory: str) -> None:
     assert (failed.returncode, refused.returncode, misused.returncode) == (1, 2, 2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_command_that_is_ended_rolls_back(node: Node, directory: str, connect: Connect, ending: signal.Signals) -> None:
     fill(node)

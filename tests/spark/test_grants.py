@@ -172,18 +172,18 @@ def test_each_right_is_needed(node: Node, without: Callable[[str, str], None], p
     assert isinstance(refused.value, psycopg.Error) or f"{errors.InsufficientPrivilege.sqlstate}" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "SELECT value FROM mailroom.outbox",
-        "DELETE FROM mailroom.outbox",
-        "INSERT INTO mailroom.outbox (topic, value_json, position) OVERRIDING SYSTEM VALUE VALUES ('numbers', '1', 5)",
-        "UPDATE mailroom.spark_batch SET messages = 0",
-        "DELETE FROM mailroom.spark_batch",
-        "SELECT FROM mailroom.inbox",
-        "SELECT setval('mailroom.clock', 1)",
-    ],
-)
-def test_role_can_do_nothing_else(node: Node, statement: str) -> None:
-    with node.connect("test") as connection, pytest.raises(errors.InsufficientPrivilege):
-        connection.execute(statement.encode())
+BEYOND = [
+    "SELECT value FROM mailroom.outbox",
+    "DELETE FROM mailroom.outbox",
+    "INSERT INTO mailroom.outbox (topic, value_json, position) OVERRIDING SYSTEM VALUE VALUES ('numbers', '1', 5)",
+    "UPDATE mailroom.spark_batch SET messages = 0",
+    "DELETE FROM mailroom.spark_batch",
+    "SELECT FROM mailroom.inbox",
+    "SELECT setval('mailroom.clock', 1)",
+]
+
+
+def test_role_can_do_nothing_else(node: Node) -> None:
+    for statement in BEYOND:
+        with node.connect("test") as connection, pytest.raises(errors.InsufficientPrivilege):
+            connection.execute(statement.encode())

@@ -104,20 +104,21 @@ def test_several_files_are_sent_by_their_names(
     assert [value["n"] for *_, value in messages(connect)] == list(range(35))
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "arguments"),
-    [
-        ("broken.json", '{"a": 1}\n{"a": 2, "b": \n{"a": 3}\n', ["--columns", "a int, b int"]),
-        ("inferred.json", '{"a": 1}\n{"a": 2, "b": \n{"a": 3}\n', []),
-        ("pruned.csv", "a,b,c\n1,2,3\n4,five\n", ["--columns", "a int, b int, c int", "--value", "struct(a)"]),
-    ],
-)
+UNREADABLE: list[tuple[str, str, list[str]]] = [
+    ("broken.json", '{"a": 1}\n{"a": 2, "b": \n{"a": 3}\n', ["--columns", "a int, b int"]),
+    ("inferred.json", '{"a": 1}\n{"a": 2, "b": \n{"a": 3}\n', []),
+    ("pruned.csv", "a,b,c\n1,2,3\n4,five\n", ["--columns", "a int, b int, c int", "--value", "struct(a)"]),
+]
+
+
 def test_row_that_cannot_be_read_fails_the_job(
-    spark: "SparkSession", spark_dsn: str, connect: Connect, tmp_path: Path, name: str, text: str, arguments: list[str]
+    spark: "SparkSession", spark_dsn: str, connect: Connect, tmp_path: Path
 ) -> None:
-    (tmp_path / name).write_text(text)
-    assert run(send.command, str(tmp_path / name), "--topic", "t", "--name", "n", "--dsn", spark_dsn, *arguments) == 1
-    assert messages(connect) == []
+    plain = ["--topic", "t", "--name", "n", "--dsn", spark_dsn]
+    for name, text, arguments in UNREADABLE:
+        (tmp_path / name).write_text(text)
+        assert run(send.command, str(tmp_path / name), *plain, *arguments) == 1, name
+        assert messages(connect) == []
 
 
 def test_no_rows(
@@ -129,29 +130,28 @@ def test_no_rows(
     assert messages(connect) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "told"),
-    [
-        (["--key", "no_such_column"], 1, "no_such_column"),
-        (["--topic", "not a topic"], 1, "Topic 'not a topic' is not valid"),
-        (["--option", "sep"], 2, "--option sep is not NAME=VALUE"),
-        (["--columns", "number int, tail_number int, day date"], 1, "MALFORMED_RECORD_IN_PARSING"),
-        (["--dsn", "postgresql://me:secret@127.0.0.1/x"], 2, "The option dsn holds a password"),
-        (["--dsn-variable", "ORDERS_DB"], 2, "--dsn-variable and --dsn name two databases"),
-        (["--schema", "nowhere"], 1, "There is no Mailroom schema 'nowhere' in this database"),
-    ],
-)
+WRONG: list[tuple[list[str], int, str]] = [
+    (["--key", "no_such_column"], 1, "no_such_column"),
+    (["--topic", "not a topic"], 1, "Topic 'not a topic' is not valid"),
+    (["--option", "sep"], 2, "--option sep is not NAME=VALUE"),
+    (["--columns", "number int, tail_number int, day date"], 1, "MALFORMED_RECORD_IN_PARSING"),
+    (["--dsn", "postgresql://me:secret@127.0.0.1/x"], 2, "The option dsn holds a password"),
+    (["--dsn-variable", "ORDERS_DB"], 2, "--dsn-variable and --dsn name two databases"),
+    (["--schema", "nowhere"], 1, "There is no Mailroom schema 'nowhere' in this database"),
+]
+
+
 def test_what_is_wrong_is_told_in_one_line(
-    spark: "SparkSession", spark_dsn: str, connect: Connect, flights: Path, capsys: pytest.CaptureFixture[str],
-    arguments: list[str], code: int, told: str,
-) -> None:  # fmt: skip
+    spark: "SparkSession", spark_dsn: str, connect: Connect, flights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain = ["--topic", "t", "--name", "n", "--dsn", spark_dsn]
-    assert run(send.command, str(flights), *plain, *arguments) == code
-    error = capsys.readouterr().err
-    assert told in error
-    assert error.count("\n") == 1
-    assert "secret" not in error
-    assert messages(connect) == []
+    for arguments, code, told in WRONG:
+        assert run(send.command, str(flights), *plain, *arguments) == code
+        error = capsys.readouterr().err
+        assert told in error
+        assert error.count("\n") == 1
+        assert "secret" not in error
+        assert messages(connect) == []
 
 
 def test_format_has_to_be_known(spark_dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,6 +133,7 @@ def test_task_that_fails_half_way_and_is_tried_again_sends_each_row_once(
     assert {attempt for (attempt,) in of_odd_tasks} == attempts
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fault", [CommitFault.SWALLOW, CommitFault.CUT])
 def test_commit_whose_answer_is_lost_sends_each_row_once(
     orders: "DataFrame", write: Write, dsn: str, session: psycopg.Connection[Any], fault: CommitFault

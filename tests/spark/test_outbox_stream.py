@@ -107,6 +107,7 @@ def test_commit_that_dies_after_the_databases_commit(stream: Stream, connect: Co
     assert staging_tables(connect) == 0
 
 
+@pytest.mark.nightly  # as of a job, in test_outbox_source.py
 def test_task_killed_after_its_staging_commit(stream: Stream, connect: Connect, tmp_path: Path) -> None:
     fault = tmp_path / "fault"
     fault.touch()
@@ -116,6 +117,7 @@ def test_task_killed_after_its_staging_commit(stream: Stream, connect: Connect, 
     assert staging_tables(connect) == 0
 
 
+@pytest.mark.nightly  # as of a sink, and with the rows of the users' own
 def test_new_checkpoint_that_continues_a_stream_repeats_nothing(stream: Stream, connect: Connect) -> None:
     old = stream.run(streamName="numbers")
     first, stream.checkpoint = stream.checkpoint, stream.checkpoint.with_name("another")
@@ -129,6 +131,7 @@ def test_new_checkpoint_that_continues_a_stream_repeats_nothing(stream: Stream, 
     assert [batch for _, batch, _ in ledger(connect)] == [0, 1, 2, 3]
 
 
+@pytest.mark.nightly  # as of a sink
 def test_other_stream_of_that_name_is_refused(stream: Stream, connect: Connect, tmp_path: Path) -> None:
     """Its batches have the same numbers and sizes: nobody could tell that its rows are left out."""
     old = stream.run(streamName="numbers")
@@ -150,6 +153,7 @@ def test_what_is_continued_is_a_stream_of_a_name(stream: Stream) -> None:
         stream.run(continuesQuery="1")
 
 
+@pytest.mark.nightly  # as of a sink
 def test_new_checkpoint_that_cuts_otherwise_is_refused(stream: Stream, connect: Connect) -> None:
     old = stream.run(streamName="numbers")
     stream.checkpoint = stream.checkpoint.with_name("another")
