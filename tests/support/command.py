@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from click.testing import CliRunner, Result
@@ -42,6 +43,16 @@ def error_of(result: Result) -> str:
     [line] = result.stderr.splitlines()
     assert line.startswith("mailroom: error: ")
     return CODE.sub("", line.removeprefix("mailroom: error: "))
+
+
+def untold(calls: Iterable[tuple[Sequence[str], int, str]], dsn: str | None, stdin: bytes | None = None) -> list[str]:
+    """Make calls that must fail, each with its exit code and a part of its error; return what went another way."""
+    found = []
+    for arguments, code, told in calls:
+        result = mailroom(*arguments, dsn=dsn, stdin=stdin)
+        if result.exit_code != code or told not in error_of(result):
+            found.append(f"{arguments}: {result.exit_code}: {result.output}")
+    return found
 
 
 def process(*arguments: str, dsn: str, **options: Any) -> subprocess.Popen[str]:
