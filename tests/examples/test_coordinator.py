@@ -155,10 +155,10 @@ def test_node_alone_may_post_and_another_cluster_hears_nothing(connect: Connect)
     assert connection.execute("SELECT count(*) FROM mailroom.dead_letter").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("cluster", ["*", "a/b", "x" * 200])
-def test_cluster_has_a_name_that_can_be_part_of_a_topic(cluster: str) -> None:
-    with pytest.raises(InvalidMessage, match="is not valid"):
-        Coordinator(Node(cluster))
+def test_cluster_has_a_name_that_can_be_part_of_a_topic() -> None:
+    for cluster in ("*", "a/b", "x" * 200):
+        with pytest.raises(InvalidMessage, match="is not valid"):
+            Coordinator(Node(cluster))
 
 
 def test_observers_are_called_in_clock_order(connect: Connect) -> None:

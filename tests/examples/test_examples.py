@@ -9,6 +9,7 @@ from random import Random
 from examples import accounts, search
 from mailroom.testing import execute
 from tests.support.databases import Connect
+from tests.support.waiting import WITHIN_S
 
 
 def test_balances_are_what_the_transfers_come_to(dsn: str, connect: Connect) -> None:
@@ -28,7 +29,7 @@ def test_transfers_do_not_wait_for_each_other(connect: Connect) -> None:
     first, second = connect(), connect()
     first.execute(accounts.TRANSFERS)
     first.commit()
-    second.execute("SET lock_timeout = '1s'")
+    second.execute(f"SET lock_timeout = '{WITHIN_S:.0f}s'")
     accounts.transfer(first, "de/north/ada", "fr/west/bob", 100)
     accounts.transfer(second, "fr/west/bob", "de/north/ada", 30)
     second.commit()
