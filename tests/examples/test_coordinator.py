@@ -335,12 +335,3 @@ def test_program_of_the_coordinators_runs(dsn: str) -> None:
         assert (ran.returncode, ran.stderr) == (0, "")
         assert ran.stdout.splitlines()[-1] == "Each node heard what the others posted, in order."
         assert len(ran.stdout.splitlines()) == 4
-
-
-def test_program_of_the_coordinators_tells_a_wrong_connection_string() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "examples.coordinator", "nonsense"], capture_output=True, text=True, timeout=100,
-        check=False,
-    )  # fmt: skip
-    assert ran.returncode == 2
-    assert "The connection string cannot be read" in ran.stderr

@@ -6,7 +6,10 @@ from collections import Counter
 from itertools import pairwise
 from random import Random
 
+import pytest
+
 from examples import accounts, search
+from examples.coordinator import __main__ as coordinator
 from mailroom.testing import execute
 from tests.support.databases import Connect
 from tests.support.waiting import WITHIN_S
@@ -47,16 +50,10 @@ def test_program_of_the_accounts_runs(dsn: str) -> None:
     assert ran.stdout.splitlines()[-1] == "Every balance is what the transfers come to."
 
 
-def test_program_of_the_accounts_tells_a_wrong_connection_string() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "examples.accounts", "nonsense"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert ran.returncode == 2
-    assert "The connection string cannot be read" in ran.stderr
+def test_programs_tell_a_wrong_connection_string(capsys: pytest.CaptureFixture[str]) -> None:
+    for program in (accounts, coordinator):
+        assert program._run(["nonsense"]) == 2
+        assert "The connection string cannot be read" in capsys.readouterr().err
 
 
 def test_documents_are_found_by_the_rarest_of_their_words(connect: Connect) -> None:
