@@ -21,6 +21,7 @@ reported = $(if $(REPORTS),--junitxml $(REPORTS)/$(1).xml)
 
 # These have targets of their own.
 OF_OTHERS := --ignore tests/spark --ignore tests/wheel
+OF_TEST := $(SPREAD) --run test $(OF_OTHERS)
 
 .DEFAULT_GOAL := help
 
@@ -56,7 +57,7 @@ pipeline: $(SPARK_STAMP) ## The same flights from a CSV through Spark, the outbo
 
 .PHONY: test
 test: $(STAMP) ## The tests, without the slow ones and with a sample of many cases
-	$(BIN)/python -m pytest $(SPREAD) --run test $(OF_OTHERS)
+	$(BIN)/python -m pytest $(OF_TEST)
 
 .PHONY: test-wheel
 test-wheel: $(STAMP) ## Build the distributions, and try the wheel alone and with all extras in environments of their own
@@ -218,6 +219,13 @@ fault-mutants: $(STAMP) kafka ## Break rules of Mailroom in the processes of a c
 	$(FAULTS) --mutants
 	$(BIN)/python -m tests.faults.links --mutants
 	$(BIN)/python -m tests.faults.bridges --mutants
+
+# TESTS=tests/worker is for a part of them. SEED=7 draws another lot.
+TIMES ?= 3
+TESTS ?=
+.PHONY: hunt
+hunt: $(STAMP) ## Run the tests TIMES=3 on a machine that is too busy, whose processes are stopped at random: who passes by chance?
+	$(BIN)/python -m tests.hunt --times $(TIMES) --seed $(CI_SEED) -- $(OF_TEST) $(TESTS)
 
 RUNS ?= 1000000
 .PHONY: fuzz

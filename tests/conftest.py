@@ -26,6 +26,7 @@ from mailroom.errors import EmbeddedServerError
 from tests.support.budget import is_whole, record
 from tests.support.databases import Connect, Databases
 from tests.support.node import Node
+from tests.support.port import free_port
 from tests.support.postgres import FAST_SETTINGS, Servers, available_majors, remove_with_servers, run_directory
 from tests.support.rewriting import import_share
 from tests.support.sampling import RUNS, left_out
@@ -223,6 +224,7 @@ def private_server(server_home: Path, binaries: Binaries, _initialised: Callable
     settings = FAST_SETTINGS | {"synchronous_commit": "on"}
     directory = server_home / "private"
     subprocess.run(["cp", "-a", _initialised(binaries), directory], check=True)
+    (directory / "mailroom.conf").write_text(f"port = '{free_port()}'\n")  # which nobody takes while it is down
     with Server(directory, binaries=binaries, settings=settings) as server:
         yield server
 

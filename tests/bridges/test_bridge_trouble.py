@@ -20,7 +20,7 @@ from mailroom.bridges.settings import OutSettings
 from mailroom.sql.runner import run
 from tests.bridges.tasks import receiving, tended
 from tests.support.node import SCHEMA, Node
-from tests.support.port import nobody_listening
+from tests.support.port import free_port
 from tests.support.waiting import eventually_async
 
 
@@ -94,11 +94,10 @@ async def test_database_that_takes_no_session_is_told_in_a_line(node: Node, capl
         return [each for each in caplog.records if "is not published" in each.message]
 
     async with receiving(node) as receives:
-        with nobody_listening() as port:
-            elsewhere = f"postgresql://127.0.0.1:{port}/none"
-            publishing = Publishing(row, lambda: Quiet(bridge), elsewhere, SCHEMA, receives, 60.0)
-            async with tended(publishing):
-                await eventually_async(told_of)
+        elsewhere = f"postgresql://127.0.0.1:{free_port()}/none"
+        publishing = Publishing(row, lambda: Quiet(bridge), elsewhere, SCHEMA, receives, 60.0)
+        async with tended(publishing):
+            await eventually_async(told_of)
     [told] = told_of()
     assert "this node's database: Cannot connect" in told.message
     assert not told.exc_info

@@ -76,36 +76,36 @@ def test_bridge_in_is_made_shown_and_told_where_to_go_on(node: Node) -> None:
     done("bridge", "remove", "stock", dsn=node.dsn)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("out", "x"), "Name one broker"),
-        (("out", "x", "--kafka", "h:1", "--broker", "m:C", "a"), "Name one broker"),
-        (("out", "x", "--kafka", "h:1", "--nats", "h:2"), "Name one broker"),
-        (("out", "x", "--nats", "nats://u:p@h:1"), "holds no user and no password"),
-        (("out", "x", "--nats", "h:1", "--topic", "t", "--exactly-once"), "NATS needs no exactly_once"),
-        (("out", "x", "--rabbitmq", "h:1", "--topic", "t", "--exactly-once"), "RabbitMQ is at least once"),
-        (("out", "x", "--rabbitmq", "amqp://u:p@h:1"), "holds no user and no password"),
-        (("out", "x", "--rabbitmq", "h:1/v?password=hunter2"), "RabbitMQ's address is HOST:PORT, HOST:PORT/VHOST"),
-        (("out", "x", "--kafka", "h:1", "--exchange", "e"), "Only RabbitMQ has an exchange"),
-        (("in", "x", "--rabbitmq", "h:1", "--from", "q", "--start", "latest"), "leave out --start"),
-        (
-            ("out", "x", "--kafka", "h:1", "--webhook", "https://h.example/"),
-            "Name one broker: --kafka, --nats, --rabbitmq, --webhook",
-        ),
-        (("out", "x", "--webhook", "https://h.example/?t=1"), "MAILROOM_BRIDGE_<NAME>_URL"),
-        (("out", "x", "--kafka", "u:p@h:1"), "holds no user and no password"),
-        (("out", "x", "--kafka", "h:1", "--topic", "{key}"), "no other braces"),
-        (("out", "x", "--kafka", "h:1", "--exactly-once"), "--mark-topic"),
-        (("out", "x", "--broker", "kafkaesque", "a"), "is no broker"),
-        (("in", "x", "--kafka", "h:1", "--from", " , "), "Name the topics"),
-        (("in", "x", "--kafka", "h:1", "--from", "t", "--key", "value"), "give record, header:NAME"),
-        (("cut", "nobody"), "no bridge nobody"),
-        (("test", "nobody"), "no bridge nobody"),
-    ],
-)
-def test_wrong_words_are_told_in_one_line(node: Node, arguments: tuple[str, ...], told: str) -> None:
-    assert told in error_of(mailroom("bridge", *arguments, dsn=node.dsn))
+WRONG = [
+    (("out", "x"), "Name one broker"),
+    (("out", "x", "--kafka", "h:1", "--broker", "m:C", "a"), "Name one broker"),
+    (("out", "x", "--kafka", "h:1", "--nats", "h:2"), "Name one broker"),
+    (("out", "x", "--nats", "nats://u:p@h:1"), "holds no user and no password"),
+    (("out", "x", "--nats", "h:1", "--topic", "t", "--exactly-once"), "NATS needs no exactly_once"),
+    (("out", "x", "--rabbitmq", "h:1", "--topic", "t", "--exactly-once"), "RabbitMQ is at least once"),
+    (("out", "x", "--rabbitmq", "amqp://u:p@h:1"), "holds no user and no password"),
+    (("out", "x", "--rabbitmq", "h:1/v?password=hunter2"), "RabbitMQ's address is HOST:PORT, HOST:PORT/VHOST"),
+    (("out", "x", "--kafka", "h:1", "--exchange", "e"), "Only RabbitMQ has an exchange"),
+    (("in", "x", "--rabbitmq", "h:1", "--from", "q", "--start", "latest"), "leave out --start"),
+    (
+        ("out", "x", "--kafka", "h:1", "--webhook", "https://h.example/"),
+        "Name one broker: --kafka, --nats, --rabbitmq, --webhook",
+    ),
+    (("out", "x", "--webhook", "https://h.example/?t=1"), "MAILROOM_BRIDGE_<NAME>_URL"),
+    (("out", "x", "--kafka", "u:p@h:1"), "holds no user and no password"),
+    (("out", "x", "--kafka", "h:1", "--topic", "{key}"), "no other braces"),
+    (("out", "x", "--kafka", "h:1", "--exactly-once"), "--mark-topic"),
+    (("out", "x", "--broker", "kafkaesque", "a"), "is no broker"),
+    (("in", "x", "--kafka", "h:1", "--from", " , "), "Name the topics"),
+    (("in", "x", "--kafka", "h:1", "--from", "t", "--key", "value"), "give record, header:NAME"),
+    (("cut", "nobody"), "no bridge nobody"),
+    (("test", "nobody"), "no bridge nobody"),
+]
+
+
+def test_wrong_words_are_told_in_one_line(node: Node) -> None:
+    results = [(arguments, told, mailroom("bridge", *arguments, dsn=node.dsn)) for arguments, told in WRONG]
+    assert [(arguments, result.output) for arguments, told, result in results if told not in error_of(result)] == []
 
 
 def test_own_broker_that_cannot_be_imported_is_told(node: Node) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -11,17 +12,14 @@ from uuid import UUID
 
 import pytest
 
-from tests.support.command import done, error_of, json_of, mailroom, process
+from tests.support.command import done, error_of, json_of, mailroom, process, untold
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
 
 REAP = ("inbox", "reap", "shipping")
 
 
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping", "orders")
-    return node
+pytestmark = pytest.mark.inbox("shipping", "orders")
 
 
 def deliver(node: Node, *values: object, key: str = "k") -> None:
@@ -85,15 +83,15 @@ def test_subscriptions_begin_and_end(node: Node) -> None:
     assert shipping["topics"] == ["orders"]
 
 
-@pytest.mark.parametrize("command", ["subscribe", "unsubscribe"])
-def test_subscriptions_that_cannot_be_are_refused(node: Node, command: str) -> None:
-    wrong = mailroom("inbox", command, "shipping", "order*", dsn=node.dsn)
-    assert wrong.exit_code == 2
-    assert "Topic pattern 'order*' is not valid: use a topic, in which * may stand for a whole word" in error_of(wrong)
-    missing = mailroom("inbox", command, "nowhere", "order.*", dsn=node.dsn)
-    assert missing.exit_code == 1
-    assert "mailroom inbox create nowhere" in error_of(missing)
-    assert mailroom("inbox", command, "shipping", dsn=node.dsn).exit_code == 2
+def test_subscriptions_that_cannot_be_are_refused(node: Node) -> None:
+    pattern = "Topic pattern 'order*' is not valid: use a topic, in which * may stand for a whole word"
+    for command in ("subscribe", "unsubscribe"):
+        calls: list[tuple[tuple[str, ...], int, str]] = [
+            (("inbox", command, "shipping", "order*"), 2, pattern),
+            (("inbox", command, "nowhere", "order.*"), 1, "mailroom inbox create nowhere"),
+            (("inbox", command, "shipping"), 2, "TOPIC"),
+        ]
+        assert untold(calls, node.dsn) == []
 
 
 def test_list_for_people_names_inboxes_and_topics(node: Node) -> None:
@@ -163,14 +161,14 @@ def test_undecodable_value_is_printed_raw_with_a_note_and_the_others_as_ever(nod
     assert second["value"] == "well"
 
 
-@pytest.mark.parametrize("number", ["1" * 5_000, "[" * 2_000 + "]" * 2_000])
-def test_json_that_python_does_not_read_is_printed_raw(number: str, node: Node) -> None:
-    node.connection.execute(
-        "INSERT INTO mailroom.outbox (topic, value_json) VALUES ('orders', %s::text::jsonb)", [number]
-    )
+def test_json_that_python_does_not_read_is_printed_raw(node: Node) -> None:
+    for number in ("1" * 5_000, "[" * 2_000 + "]" * 2_000):
+        node.connection.execute(
+            "INSERT INTO mailroom.outbox (topic, value_json) VALUES ('orders', %s::text::jsonb)", [number]
+        )
     node.deliver_all()
-    [message] = map(json.loads, done(*REAP, "--any", "--json", dsn=node.dsn).splitlines())
-    assert "raw" in message
+    messages = [json.loads(line) for line in done(*REAP, "--any", "--json", dsn=node.dsn).splitlines()]
+    assert ["raw" in message for message in messages] == [True, True]
     assert node.delivered() == []
 
 
@@ -231,29 +229,24 @@ def test_reap_commits_after_it_has_printed(node: Node) -> None:
     assert node.delivered() == []
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    ("target", "fault", "code"),
-    [
-        ("service", "MODULE:WORKER", 2),
-        ("no_such_module:worker", "no module 'no_such_module'", 2),
-        ("service.inner:worker", "no module", 2),
-        ("service:no_worker", "no 'no_worker'", 2),
-        ("service:handler", "function", 2),
-        ("broken:worker", "ZeroDivisionError", 1),
-        ("lacking:worker", "no_such_dependency", 1),
-    ],
-)
-def test_worker_that_cannot_be_loaded_is_told(target: str, fault: str, code: int, node: Node, tmp_path: Path) -> None:
-    (tmp_path / "service.py").write_text("def handler(message, conn): ...\n")
-    (tmp_path / "broken.py").write_text("1 / 0\n")
-    (tmp_path / "lacking.py").write_text("import no_such_dependency\n")
-    call = process("worker", "run", target, dsn=node.dsn, cwd=tmp_path)
-    _, error = call.communicate(timeout=WITHIN_S)
-    [line] = error.splitlines()
-    assert line.startswith("mailroom: error: ")
-    assert fault in line
-    assert call.returncode == code
+LOADED = [
+    ("of_no_worker", 2, "MODULE:WORKER"),
+    ("no_such_module:worker", 2, "no module 'no_such_module'"),
+    ("of_no_worker.inner:worker", 2, "no module"),
+    ("of_no_worker:no_worker", 2, "no 'no_worker'"),
+    ("of_no_worker:handler", 2, "function"),
+    ("of_no_worker_broken:worker", 1, "ZeroDivisionError"),
+    ("of_no_worker_lacking:worker", 1, "no_such_dependency"),
+]
+
+
+def test_worker_that_cannot_be_loaded_is_told(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    (tmp_path / "of_no_worker.py").write_text("def handler(message, conn): ...\n")
+    (tmp_path / "of_no_worker_broken.py").write_text("1 / 0\n")
+    (tmp_path / "of_no_worker_lacking.py").write_text("import no_such_dependency\n")
+    assert untold([(("worker", "run", target), code, fault) for target, code, fault in LOADED], node.dsn) == []
 
 
 def test_worker_refuses_a_schema_it_would_not_use(node: Node) -> None:

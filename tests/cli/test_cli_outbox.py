@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,7 @@ from tests.support.node import Node
 ORDERS = ("outbox", "send", "orders")
 
 
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping", "orders")
-    return node
+pytestmark = pytest.mark.inbox("shipping", "orders")
 
 
 @pytest.fixture
@@ -69,46 +67,52 @@ def test_heading_alone_sends_nothing(node: Node) -> None:
     assert done(*ORDERS, "--csv", "-", dsn=node.dsn, stdin=b"id,a\n").startswith("0 messages")
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize(
-    ("last_row", "fault"),
-    [
-        (b"k,1,2\n", "3 cells"),
-        (b"k\n", "1 cells"),
-        (b"k,\xff\n", "not UTF-8"),
-        (b'k,"1"2\n', "expected after"),
-        (b'k,"1\n', "unexpected end"),
-        (b"k" * 1_025 + b",1\n", "1025 bytes"),
-        (b"k\0,1\n", "NUL"),
-        (b"k," + b"x" * 2**24 + b"\n", "16,777,216"),
-        (b"k," + b"x" * (2**24 + 1) + b"\n", "field larger"),
-    ],
-)
-def test_wrong_row_is_named_and_nothing_is_sent(last_row: bytes, fault: str, node: Node) -> None:
+WRONG_ROWS = [
+    (b"k,1,2\n", "3 cells"),
+    (b"k\n", "1 cells"),
+    (b"k,\xff\n", "not UTF-8"),
+    (b'k,"1"2\n', "expected after"),
+    (b'k,"1\n', "unexpected end"),
+    (b"k" * 1_025 + b",1\n", "1025 bytes"),
+    (b"k\0,1\n", "NUL"),
+    (b"k," + b"x" * 2**24 + b"\n", "16,777,216"),
+    (b"k," + b"x" * (2**24 + 1) + b"\n", "field larger"),
+]
+
+
+def test_wrong_row_is_named(node: Node) -> None:
+    for last_row, fault in WRONG_ROWS:
+        result = mailroom(
+            *ORDERS, "--csv", "-", "--key-column", "id", dsn=node.dsn, stdin=b'id,a\na,"1\n"\n' + last_row
+        )
+        error = error_of(result)
+        assert error.startswith("Row 2 (line 4): ")
+        assert fault in error
+        assert result.exit_code == 1
+
+
+def test_of_a_file_with_a_wrong_row_nothing_is_sent(node: Node) -> None:
     # More rows than are held in memory at a time, so some have gone to the database when the fault is met.
-    good = b'id,a\na,"1\n"\n' + b"\n".join(b"b,%d" % n for n in range(20_500)) + b"\n"
-    result = mailroom(*ORDERS, "--csv", "-", "--key-column", "id", dsn=node.dsn, stdin=good + last_row)
-    error = error_of(result)
-    assert error.startswith("Row 20502 (line 20504): ")
-    assert fault in error
-    assert result.exit_code == 1
+    good = b"id,a\n" + b"\n".join(b"b,%d" % n for n in range(20_500)) + b"\n"
+    result = mailroom(*ORDERS, "--csv", "-", "--key-column", "id", dsn=node.dsn, stdin=good + b"k,1,2\n")
+    assert error_of(result).startswith("Row 20501 (line 20502): ")
     assert node.waiting() == []
 
 
-@pytest.mark.parametrize(
-    ("content", "fault", "code"),
-    [
-        (b"", "empty", 1),
-        (b"a,b,a\n1,2,3\n", "more than once", 1),
-        (b"a,\xff\n1,2\n", "not UTF-8", 1),
-        (b'a,"b\n', "heading", 1),
-        (b"a,b\n1,2\n", "no column 'id'; it has 'a', 'b'", 2),
-    ],
-)
-def test_wrong_heading_is_told(content: bytes, fault: str, code: int, node: Node) -> None:
-    result = mailroom(*ORDERS, "--csv", "-", "--key-column", "id", dsn=node.dsn, stdin=content)
-    assert fault in error_of(result)
-    assert result.exit_code == code
+WRONG_HEADINGS = [
+    (b"", "empty", 1),
+    (b"a,b,a\n1,2,3\n", "more than once", 1),
+    (b"a,\xff\n1,2\n", "not UTF-8", 1),
+    (b'a,"b\n', "heading", 1),
+    (b"a,b\n1,2\n", "no column 'id'; it has 'a', 'b'", 2),
+]
+
+
+def test_wrong_heading_is_told(node: Node) -> None:
+    for content, fault, code in WRONG_HEADINGS:
+        result = mailroom(*ORDERS, "--csv", "-", "--key-column", "id", dsn=node.dsn, stdin=content)
+        assert fault in error_of(result)
+        assert result.exit_code == code
 
 
 def test_value_that_cannot_be_sent_says_where(node: Node) -> None:
@@ -120,20 +124,17 @@ def test_value_that_cannot_be_sent_says_where(node: Node) -> None:
 # -- What --json means ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_json_alone_asks_for_json(node: Node) -> None:
+    for arguments in (
         (*ORDERS, "--value", '{"a": 1}', "--json"),
         (*ORDERS, "--json", "--value", '{"a": 1}'),
         ("--json", *ORDERS, "--value", '{"a": 1}'),
         ("outbox", "--json", "send", "orders", "--json", '{"a": 1}'),
         (*ORDERS, "--json", '{"a": 1}', "--json"),
-    ],
-)
-def test_json_alone_asks_for_json(node: Node, arguments: tuple[str, ...]) -> None:
-    told = json.loads(done(*arguments, "--key", "k", dsn=node.dsn))
-    assert told == {"id": str(node.value("SELECT message_id FROM mailroom.outbox")), "topic": "orders", "key": "k"}
-    assert reaped(node) == [("k", {"a": 1})]
+    ):
+        told = json.loads(done(*arguments, "--key", "k", dsn=node.dsn))
+        assert told == {"id": str(node.value("SELECT message_id FROM mailroom.outbox")), "topic": "orders", "key": "k"}
+        assert reaped(node) == [("k", {"a": 1})]
 
 
 def test_json_with_a_value_is_the_value(node: Node) -> None:
@@ -142,30 +143,31 @@ def test_json_with_a_value_is_the_value(node: Node) -> None:
     assert reaped(node) == [("k", {"a": 1})]
 
 
-@pytest.mark.parametrize("value", ["-5", '"--key"', "null", "true"])
-def test_any_value_can_be_given(node: Node, value: str) -> None:
-    done(*ORDERS, "--key", "k", "--value", value, dsn=node.dsn)
-    assert reaped(node) == [("k", json.loads(value))]
+def test_any_value_can_be_given(node: Node) -> None:
+    values = ("-5", '"--key"', "null", "true")
+    for value in values:
+        done(*ORDERS, "--key", "k", "--value", value, dsn=node.dsn)
+    assert reaped(node) == [("k", json.loads(value)) for value in values]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--json", "1", "--value", "2"),
-        ("--json", "1", "--json", "2"),
-        ("--value", "1", "--value", "2"),
-        ("--json", "1", "--csv", "-"),
-        ("--value", "1", "--csv", "-"),
-        ("--json", "-5"),
-        ("--json", ""),
-        ("--json",),
-        (),
-    ],
-)
-def test_no_value_is_left_out_without_a_word(node: Node, arguments: tuple[str, ...]) -> None:
-    result = mailroom(*ORDERS, *arguments, dsn=node.dsn, stdin=b"a\n1\n")
-    error_of(result)
-    assert result.exit_code == 2
+WITHOUT_ONE_VALUE: list[tuple[str, ...]] = [
+    ("--json", "1", "--value", "2"),
+    ("--json", "1", "--json", "2"),
+    ("--value", "1", "--value", "2"),
+    ("--json", "1", "--csv", "-"),
+    ("--value", "1", "--csv", "-"),
+    ("--json", "-5"),
+    ("--json", ""),
+    ("--json",),
+    (),
+]
+
+
+def test_no_value_is_left_out_without_a_word(node: Node) -> None:
+    for arguments in WITHOUT_ONE_VALUE:
+        result = mailroom(*ORDERS, *arguments, dsn=node.dsn, stdin=b"a\n1\n")
+        error_of(result)
+        assert (arguments, result.exit_code) == (arguments, 2)
     assert node.waiting() == []
 
 
@@ -179,12 +181,12 @@ FIELDS = ("--header", "user=ada", "--header", "note=a=b", "--message-type", "O",
 TIMES = ("--deliver-at", "2100-01-31T09:00:00+01:00", "--expires-at", "2100-01-31T09:00:00Z")
 
 
-@pytest.mark.parametrize(("kind", "code"), [("message", "M"), ("event", "E"), ("command", "C")])
-def test_message_has_headers_times_kind_and_types(node: Node, kind: str, code: str) -> None:
-    done(*ORDERS, "--value", "1", *FIELDS, *TIMES, "--kind", kind, dsn=node.dsn)
+def test_message_has_headers_times_kind_and_types(node: Node) -> None:
+    for kind in ("message", "event", "command"):
+        done(*ORDERS, "--value", "1", *FIELDS, *TIMES, "--kind", kind, dsn=node.dsn)
     due = datetime(2100, 1, 31, 8, tzinfo=UTC)
     headers = {"user": "ada", "note": "a=b"}
-    assert node.rows(SENT) == [(code, "O", "C", headers, due, due + timedelta(hours=1))]
+    assert node.rows(SENT) == [(code, "O", "C", headers, due, due + timedelta(hours=1)) for code in "MEC"]
 
 
 def test_rows_of_a_file_have_them_too(node: Node) -> None:
@@ -211,29 +213,25 @@ def test_command_asks_for_its_answer_by_a_header(node: Node) -> None:
     assert (message.kind, message.headers) == ("C", {"reply_to": "shop"})
 
 
-@pytest.mark.sample(6)
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("--header", "user"), "not NAME=VALUE"),
-        (("--header", "=ada"), "not NAME=VALUE"),
-        (("--header", "user=ada", "--header", "user=bob"), "twice"),
-        (("--header", f"user={'x' * 8_192}"), "8192 are allowed"),
-        (("--deliver-at", "2100-01-31T09:00:00"), "with its zone"),
-        (("--deliver-at", "tomorrow"), "with its zone"),
-        (("--deliver-at", "+soon"), "seconds"),
-        (("--expires-at", f"+{10**12}"), "with its zone"),
-        (("--expires-at", "9999-06-01T00:00:00Z"), "outside the years"),
-        (("--kind", "reply"), "'message', 'event', 'command'"),
-        (("--message-type", "X"), "'O', 'D', 'C', 'U'"),
-        (("--event-type", "X"), "'C', 'U', 'D'"),
-    ],
-)
-@pytest.mark.parametrize("source", [("--value", "1"), ("--csv", "-")], ids=["value", "csv"])
-def test_what_was_typed_wrong_is_wrong_usage(
-    node: Node, source: tuple[str, ...], arguments: tuple[str, ...], told: str
-) -> None:
-    result = mailroom(*ORDERS, *source, *arguments, dsn=node.dsn, stdin=b"a\n1\n")
-    assert told in error_of(result)
-    assert result.exit_code == 2
+WRONG = [
+    (("--header", "user"), "not NAME=VALUE"),
+    (("--header", "=ada"), "not NAME=VALUE"),
+    (("--header", "user=ada", "--header", "user=bob"), "twice"),
+    (("--header", f"user={'x' * 8_192}"), "8192 are allowed"),
+    (("--deliver-at", "2100-01-31T09:00:00"), "with its zone"),
+    (("--deliver-at", "tomorrow"), "with its zone"),
+    (("--deliver-at", "+soon"), "seconds"),
+    (("--expires-at", f"+{10**12}"), "with its zone"),
+    (("--expires-at", "9999-06-01T00:00:00Z"), "outside the years"),
+    (("--kind", "reply"), "'message', 'event', 'command'"),
+    (("--message-type", "X"), "'O', 'D', 'C', 'U'"),
+    (("--event-type", "X"), "'C', 'U', 'D'"),
+]
+
+
+def test_what_was_typed_wrong_is_wrong_usage(node: Node) -> None:
+    for source, (arguments, told) in product((("--value", "1"), ("--csv", "-")), WRONG):
+        result = mailroom(*ORDERS, *source, *arguments, dsn=node.dsn, stdin=b"a\n1\n")
+        assert told in error_of(result)
+        assert result.exit_code == 2
     assert node.waiting() == []

@@ -9,17 +9,14 @@ import pytest
 
 from inbox import Inbox, Park, Retry, Skip
 from mailroom.sql.runner import run
-from tests.support.command import done, error_of, json_of, mailroom
+from tests.support.command import done, json_of, mailroom, untold
 from tests.support.node import Node, failing
 
 INBOX = Inbox("shipping")
 ME = f"{getpass.getuser()}@{platform.node()}"
 
 
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping")
-    return node
+pytestmark = pytest.mark.inbox("shipping")
 
 
 def fail(node: Node, key: str, error: Exception) -> None:
@@ -146,47 +143,39 @@ def test_discarding_the_first_and_replaying_goes_on_with_the_next(held: Node) ->
     assert [message.value for message in INBOX.peek(held.connection)] == [1, 2]
 
 
-@pytest.mark.parametrize("command", ["replay", "discard"])
-def test_dry_run_of_a_parked_key_changes_nothing(held: Node, command: str) -> None:
-    text = done("parked", command, "shipping", "--all", "--dry-run", dsn=held.dsn)
-    assert f"4 messages of 2 parked keys would be {command}" in text
+def test_dry_run_of_a_parked_key_changes_nothing(held: Node) -> None:
+    for command in ("replay", "discard"):
+        text = done("parked", command, "shipping", "--all", "--dry-run", dsn=held.dsn)
+        assert f"4 messages of 2 parked keys would be {command}" in text
     assert (parked(held), audited(held)) == (["a", "b"], [])
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("command", ["replay", "discard"])
-@pytest.mark.parametrize(
-    "target", [[], ["--limit", "1"], ["--dry-run"], ["--all", "--key", "a"], ["--all", "--matching", "x"]], ids=str
-)
-def test_parked_command_without_one_target_is_wrong_usage(held: Node, command: str, target: list[str]) -> None:
-    result = mailroom("parked", command, "shipping", *target, dsn=held.dsn)
-    assert "Say which keys" in error_of(result)
-    assert (result.exit_code, parked(held)) == (2, ["a", "b"])
+NO_TARGETS = ([], ["--limit", "1"], ["--dry-run"], ["--all", "--key", "a"], ["--all", "--matching", "x"])
 
 
-@pytest.mark.parametrize("command", ["show", "replay", "discard"])
-def test_key_that_is_not_parked_is_told(held: Node, command: str) -> None:
-    result = mailroom("parked", command, "shipping", "--key", "typo", dsn=held.dsn)
-    assert result.exit_code == 1
-    assert error_of(result) == "Key 'typo' is not parked in inbox shipping. See: mailroom parked list shipping"
+def test_parked_command_without_one_target_is_wrong_usage(held: Node) -> None:
+    commands = [("parked", command, "shipping", *target) for command in ("replay", "discard") for target in NO_TARGETS]
+    assert untold([(command, 2, "Say which keys") for command in commands], held.dsn) == []
+    assert parked(held) == ["a", "b"]
 
 
-@pytest.mark.parametrize("command", ["replay", "discard"])
-@pytest.mark.parametrize(
-    ("target", "told"),
-    [
-        (["--matching", "tax"], "Inbox shipping has no parked key whose reason contains 'tax'."),
-        (["--key", "x", "--key", "y"], "Inbox shipping has no parked key among 'x', 'y'."),
-        (
-            ["--key", "a", "--matching", "town"],
-            "Inbox shipping has no parked key among 'a' whose reason contains 'town'.",
-        ),
-    ],
-    ids=str,
-)
-def test_choice_that_selects_no_parked_key_is_told(held: Node, command: str, target: list[str], told: str) -> None:
-    result = mailroom("parked", command, "shipping", *target, dsn=held.dsn)
-    assert (result.exit_code, error_of(result)) == (1, f"{told} See: mailroom parked list shipping")
+NONE_PARKED = [
+    (["--key", "typo"], "Key 'typo' is not parked in inbox shipping."),
+    (["--matching", "tax"], "Inbox shipping has no parked key whose reason contains 'tax'."),
+    (["--key", "x", "--key", "y"], "Inbox shipping has no parked key among 'x', 'y'."),
+    (["--key", "a", "--matching", "town"], "Inbox shipping has no parked key among 'a' whose reason contains 'town'."),
+]
+
+
+def test_choice_that_selects_no_parked_key_is_told(held: Node) -> None:
+    see = " See: mailroom parked list shipping"
+    calls: list[tuple[tuple[str, ...], int, str]] = [
+        (("parked", command, "shipping", *target), 1, told + see)
+        for command in ("replay", "discard")
+        for target, told in NONE_PARKED
+    ]
+    calls.append((("parked", "show", "shipping", "--key", "typo"), 1, NONE_PARKED[0][1] + see))
+    assert untold(calls, held.dsn) == []
 
 
 @pytest.mark.parametrize("command", ["replay", "discard"])
@@ -196,22 +185,18 @@ def test_key_that_is_not_parked_is_told_beside_one_that_is(held: Node, command: 
     assert result.stderr == "Only 1 of the 2 keys are chosen. See: mailroom parked list shipping\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "told"),
-    [
-        (["list", "nowhere"], 1, "no inbox 'nowhere'"),
-        (["list", "No Where"], 2, "not valid"),
-        (["replay", "shipping", "--all", "--limit", "0"], 2, "--limit"),
-        (["replay", "shipping", "--all", "--actor", " "], 2, "who acts"),
-        (["replay", "shipping", "--key", ""], 2, "0 bytes"),
-        (["show", "shipping"], 2, "--key"),
-    ],
-    ids=str,
-)
-def test_bad_input_is_told(held: Node, arguments: list[str], code: int, told: str) -> None:
-    result = mailroom("parked", *arguments, dsn=held.dsn)
-    assert told in error_of(result)
-    assert result.exit_code == code
+BAD = [
+    (["parked", "list", "nowhere"], 1, "no inbox 'nowhere'"),
+    (["parked", "list", "No Where"], 2, "not valid"),
+    (["parked", "replay", "shipping", "--all", "--limit", "0"], 2, "--limit"),
+    (["parked", "replay", "shipping", "--all", "--actor", " "], 2, "who acts"),
+    (["parked", "replay", "shipping", "--key", ""], 2, "0 bytes"),
+    (["parked", "show", "shipping"], 2, "--key"),
+]
+
+
+def test_bad_input_is_told(held: Node) -> None:
+    assert untold(BAD, held.dsn) == []
 
 
 # -- dead-letter ------------------------------------------------------------------------------------------------------
@@ -281,28 +266,32 @@ def test_command_takes_the_dead_letters_that_are_named(
     assert {actor for (actor,) in audited(dead, "actor")} <= {"ada"}
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("command", ["requeue", "discard"])
-@pytest.mark.parametrize("target", [[], ["--limit", "1"], ["--dry-run"], ["--all", "1"], ["--all", "--stage", "reap"]])
-def test_dead_letter_command_without_one_target_is_wrong_usage(dead: Node, command: str, target: list[str]) -> None:
-    result = mailroom("dead-letter", command, *target, dsn=dead.dsn)
-    assert "Say which dead letters" in error_of(result)
-    assert (result.exit_code, letters(dead)) == (2, [1, 2])
+NO_CHOICES = ([], ["--limit", "1"], ["--dry-run"], ["--all", "1"], ["--all", "--stage", "reap"])
 
 
-@pytest.mark.parametrize("command", ["requeue", "discard"])
-@pytest.mark.parametrize(
-    ("target", "told"),
-    [
-        (["--matching", "tax"], " whose reason contains 'tax'"),
-        (["8", "9"], " of number 8, 9"),
-        (["--stage", "execute", "--inbox", "shipping"], " of stage execute that inbox shipping skipped"),
-    ],
-    ids=str,
-)
-def test_choice_that_selects_no_dead_letter_is_told(dead: Node, command: str, target: list[str], told: str) -> None:
-    result = mailroom("dead-letter", command, *target, dsn=dead.dsn)
-    assert (result.exit_code, error_of(result)) == (1, f"There is no dead letter{told}. See: mailroom dead-letter list")
+def test_dead_letter_command_without_one_target_is_wrong_usage(dead: Node) -> None:
+    commands = [("dead-letter", command, *target) for command in ("requeue", "discard") for target in NO_CHOICES]
+    assert untold([(command, 2, "Say which dead letters") for command in commands], dead.dsn) == []
+    assert letters(dead) == [1, 2]
+
+
+NONE_DEAD = [
+    (["99"], " of number 99"),
+    (["--matching", "tax"], " whose reason contains 'tax'"),
+    (["8", "9"], " of number 8, 9"),
+    (["--stage", "execute", "--inbox", "shipping"], " of stage execute that inbox shipping skipped"),
+]
+
+
+def test_choice_that_selects_no_dead_letter_is_told(dead: Node) -> None:
+    see = ". See: mailroom dead-letter list"
+    calls: list[tuple[tuple[str, ...], int, str]] = [
+        (("dead-letter", command, *target), 1, f"There is no dead letter{told}{see}")
+        for command in ("requeue", "discard")
+        for target, told in NONE_DEAD
+    ]
+    calls.append((("dead-letter", "show", "99"), 1, f"There is no dead letter of number 99{see}"))
+    assert untold(calls, dead.dsn) == []
 
 
 @pytest.mark.parametrize("command", ["requeue", "discard"])
@@ -310,13 +299,6 @@ def test_dead_letter_that_is_not_there_is_told_beside_one_that_is(dead: Node, co
     result = mailroom("dead-letter", command, "1", "7", dsn=dead.dsn)
     assert (result.exit_code, letters(dead)) == (0, [2])
     assert "Only 1 of the 2 dead letters are there." in result.stderr
-
-
-@pytest.mark.parametrize("command", ["show", "requeue", "discard"])
-def test_dead_letter_that_is_not_there_is_told(dead: Node, command: str) -> None:
-    result = mailroom("dead-letter", command, "99", dsn=dead.dsn)
-    assert result.exit_code == 1
-    assert error_of(result) == "There is no dead letter of number 99. See: mailroom dead-letter list"
 
 
 def test_what_was_changed_is_told_to_programs(dead: Node) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 from uuid import UUID
 
@@ -42,7 +43,7 @@ from mailroom.metrics.look import (
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
-from tests.support.node import Node, failing
+from tests.support.node import CLOCKS_ALLOWED, Node, failing
 from tests.support.roles import rights, role
 from tests.support.waiting import WITHIN_S
 
@@ -51,6 +52,11 @@ QUIET = InboxLook("quiet", 0.0, 0.0, 0, 0.0, 0, 0, False)
 FLUSH = "SELECT pg_stat_force_next_flush()"
 
 share(top)
+
+pytestmark = [
+    *(pytest.mark.inbox(name) for name in ("shipping", "billing", "quiet")),
+    pytest.mark.node_sql(CLOCKS_ALLOWED),
+]
 
 
 def a_look(inboxes: tuple[InboxLook, ...] = (), **given: Any) -> Look:
@@ -83,17 +89,16 @@ def crowded(inboxes: int) -> Look:
 # -- The screen -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-@pytest.mark.parametrize("height", [10, 24, 50])
-def test_it_fits_every_screen(width: int, height: int) -> None:
-    lines = drawn(crowded(100), width, height)
-    assert [line for line in lines if cell_len(line) > width] == []
-    assert len(lines) == height
-    assert "\x1b" not in "".join(lines)
-    assert lines[0].startswith("n" * 40)
-    if height == 50:
-        assert {"KEYS IN TROUBLE", "BATCHES IN HAND", "LAST ERRORS"} <= set(lines)
-        assert any(line.startswith("and ") and line.endswith("more of 100") for line in lines)
+def test_it_fits_every_screen() -> None:
+    for width, height in product((60, 80, 120), (10, 24, 50)):
+        lines = drawn(crowded(100), width, height)
+        assert [line for line in lines if cell_len(line) > width] == []
+        assert len(lines) == height
+        assert "\x1b" not in "".join(lines)
+        assert lines[0].startswith("n" * 40)
+        if height == 50:
+            assert {"KEYS IN TROUBLE", "BATCHES IN HAND", "LAST ERRORS"} <= set(lines)
+            assert any(line.startswith("and ") and line.endswith("more of 100") for line in lines)
 
 
 def test_quiet_node_is_short() -> None:
@@ -115,13 +120,6 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
 
 
 # -- The look ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    for name in ("shipping", "billing", "quiet"):
-        node.inbox(name)
-    return node
 
 
 def seen(node: Node, watch: Watch) -> Look:
@@ -213,7 +211,7 @@ def test_rates_come_from_the_server_s_counts(node: Node) -> None:
     assert (first.sent_per_s, first.delivered_per_s, first.reaped_per_s) == (None, None, None)
     for _ in range(6):
         node.send("shipping", key="k")
-    node.deliver_all()
+    node.deliver()  # on this connection: a session that ends flushes its counts at some later moment
     with node.connection.transaction():
         assert len(Inbox("shipping").reap(node.connection, "k")) == 6
     second = seen(node, watch)

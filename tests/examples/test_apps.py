@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from examples import django_shop, fastapi_shop
 from inbox import Handlers, Inbox, Message, Reject
-from mailroom import testing
+from mailroom import drop_inbox, testing
 from mailroom.errors import UnknownInbox
 from mailroom.testing.mail import Mail, mailing
 from tests.support.django import connected
@@ -22,12 +22,11 @@ from tests.support.waiting import eventually_async
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shop")
-    node.inbox("warehouse", "stock.reserve")
-    node.inbox("shipping", "order.paid")
-    return node
+pytestmark = [
+    pytest.mark.inbox("shop"),
+    pytest.mark.inbox("warehouse", "stock.reserve"),
+    pytest.mark.inbox("shipping", "order.paid"),
+]
 
 
 @pytest.fixture
@@ -81,13 +80,15 @@ async def test_worker_runs_with_the_service_and_probe_and_log_tell_of_its_failur
 
     async def serve() -> None:
         async with fastapi_shop.lifespan(app):
+            await eventually_async(lambda: app.state.worker.healthy)
             assert await told() == (200, "ok")
             await ask(client)
             with psycopg.connect(node.dsn) as connection:
                 testing.handle_all(connection, "warehouse", stock)
                 testing.deliver(connection)
             await eventually_async(lambda: node.rows("SELECT state FROM shop_order") == [("reserved",)])
-            node.connection.execute("DROP TABLE mailroom.inbox_shop")
+            with node.connection.transaction():
+                drop_inbox(node.connection, "shop", actor="ada")
             await eventually_async(lambda: not app.state.worker.healthy)
             assert await told() == (503, "UnknownInbox")
 

@@ -155,10 +155,10 @@ def test_node_alone_may_post_and_another_cluster_hears_nothing(connect: Connect)
     assert connection.execute("SELECT count(*) FROM mailroom.dead_letter").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("cluster", ["*", "a/b", "x" * 200])
-def test_cluster_has_a_name_that_can_be_part_of_a_topic(cluster: str) -> None:
-    with pytest.raises(InvalidMessage, match="is not valid"):
-        Coordinator(Node(cluster))
+def test_cluster_has_a_name_that_can_be_part_of_a_topic() -> None:
+    for cluster in ("*", "a/b", "x" * 200):
+        with pytest.raises(InvalidMessage, match="is not valid"):
+            Coordinator(Node(cluster))
 
 
 def test_observers_are_called_in_clock_order(connect: Connect) -> None:
@@ -335,12 +335,3 @@ def test_program_of_the_coordinators_runs(dsn: str) -> None:
         assert (ran.returncode, ran.stderr) == (0, "")
         assert ran.stdout.splitlines()[-1] == "Each node heard what the others posted, in order."
         assert len(ran.stdout.splitlines()) == 4
-
-
-def test_program_of_the_coordinators_tells_a_wrong_connection_string() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "examples.coordinator", "nonsense"], capture_output=True, text=True, timeout=100,
-        check=False,
-    )  # fmt: skip
-    assert ran.returncode == 2
-    assert "The connection string cannot be read" in ran.stderr

@@ -39,11 +39,10 @@ class Order(models.Model):  # type: ignore[misc]  # Django has no types
         db_table = "shop_order"
 
 
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping", "order.paid")
-    node.connection.execute("CREATE TABLE shop_order (id int PRIMARY KEY, state text NOT NULL)")
-    return node
+pytestmark = [
+    pytest.mark.inbox("shipping", "order.paid"),
+    pytest.mark.node_sql("CREATE TABLE shop_order (id int PRIMARY KEY, state text NOT NULL)"),
+]
 
 
 @pytest.fixture
@@ -216,10 +215,10 @@ def test_worker_on_django_s_connection_commits_the_orm_s_writes_with_its_message
     given: Any = "django:default" if source == "alias" else connections["default"]
     with working(Worker(given, "shipping", ship_by_orm, parallel=2, poll_interval_s=0.05)):
         eventually(lambda: Parked("shipping").keys(node.connection))
-        eventually(lambda: len(orders(node)) == 3)
+        eventually(lambda: len(orders(node)) >= 3)
+        eventually(lambda: node.delivered() == [])  # the next claim has moved the poison away
     assert orders(node) == [(11,), (12,), (14,)]
     assert node.value("SELECT count(*) FROM mailroom.outbox WHERE topic = 'shipped'") == 3
-    assert node.delivered() == []
     connections["default"].close()
 
 
@@ -241,7 +240,7 @@ def test_conflict_of_the_orm_is_no_attempt_and_a_swallowed_error_is_one(node: No
 
     def handle(message: Message, connection: Any) -> None:
         tries.append(message.value)
-        if message.value == 1 and len(tries) == 1:
+        if message.value == 1 and tries.count(1) == 1:
             with connections["default"].cursor() as cursor:
                 cursor.execute("DO 'BEGIN RAISE serialization_failure; END'")
         if message.value == 2:
@@ -254,7 +253,7 @@ def test_conflict_of_the_orm_is_no_attempt_and_a_swallowed_error_is_one(node: No
     node.deliver_all()
     with working(Worker("django:default", "shipping", handle, batch=1, poll_interval_s=0.05)):
         eventually(lambda: [parked.key for parked in Parked("shipping").keys(node.connection)] == ["2"])
-        eventually(lambda: tries.count(1) == 2)
+        eventually(lambda: tries.count(1) > 1 and node.delivered() == [])
     assert node.rows("SELECT key FROM mailroom.attempt") == [("2",)]
 
 

@@ -6,9 +6,13 @@ from collections import Counter
 from itertools import pairwise
 from random import Random
 
+import pytest
+
 from examples import accounts, search
+from examples.coordinator import __main__ as coordinator
 from mailroom.testing import execute
 from tests.support.databases import Connect
+from tests.support.waiting import WITHIN_S
 
 
 def test_balances_are_what_the_transfers_come_to(dsn: str, connect: Connect) -> None:
@@ -28,7 +32,7 @@ def test_transfers_do_not_wait_for_each_other(connect: Connect) -> None:
     first, second = connect(), connect()
     first.execute(accounts.TRANSFERS)
     first.commit()
-    second.execute("SET lock_timeout = '1s'")
+    second.execute(f"SET lock_timeout = '{WITHIN_S:.0f}s'")
     accounts.transfer(first, "de/north/ada", "fr/west/bob", 100)
     accounts.transfer(second, "fr/west/bob", "de/north/ada", 30)
     second.commit()
@@ -46,16 +50,10 @@ def test_program_of_the_accounts_runs(dsn: str) -> None:
     assert ran.stdout.splitlines()[-1] == "Every balance is what the transfers come to."
 
 
-def test_program_of_the_accounts_tells_a_wrong_connection_string() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "examples.accounts", "nonsense"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert ran.returncode == 2
-    assert "The connection string cannot be read" in ran.stderr
+def test_programs_tell_a_wrong_connection_string(capsys: pytest.CaptureFixture[str]) -> None:
+    for program in (accounts, coordinator):
+        assert program._run(["nonsense"]) == 2
+        assert "The connection string cannot be read" in capsys.readouterr().err
 
 
 def test_documents_are_found_by_the_rarest_of_their_words(connect: Connect) -> None:

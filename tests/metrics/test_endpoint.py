@@ -23,7 +23,7 @@ from mailroom.metrics.process import ProcessMetrics
 from mailroom.metrics.scrape import Scrape
 from mailroom.session.home import Home
 from tests.support.node import Node
-from tests.support.port import nobody_listening
+from tests.support.port import free_port
 from tests.support.proxy import proxied
 from tests.support.roles import role
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
@@ -98,8 +98,7 @@ def test_the_command_asks_a_process_and_says_so_by_its_exit_code(
     assert "ConnectionFailed" in failed.output
     told[1].is_now = WELL
     assert run().exit_code == run("--started").exit_code == 0
-    with nobody_listening() as free:
-        assert "Nobody answers" in str(CliRunner().invoke(health, ["--metrics", f"127.0.0.1:{free}"]).exception)
+    assert "Nobody answers" in str(CliRunner().invoke(health, ["--metrics", f"127.0.0.1:{free_port()}"]).exception)
 
 
 def test_an_address_that_cannot_be_had_is_refused(port: int) -> None:

@@ -28,6 +28,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,6 @@ from tests.support.port import free_port
 from tests.support.waiting import WITHIN_S, eventually
 
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
-FOLDERS = sorted({page.parent for page in PAGES})
 FENCE = re.compile(r"(?:^<!-- test: (?P<marker>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 INLINE = re.compile(r"`(?P<command>mailroom [a-z][^`]*)`")
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -326,26 +326,28 @@ def test_the_readme_is_for_readers_with_and_without_a_server() -> None:
     assert {WITH, WITHOUT} <= set(markers)
 
 
-@pytest.mark.parametrize("page", pages_with(lambda block: block.language == "console"))
-def test_every_command_of_the_page_exists(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_of_the_pages_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reached: list[click.Command] = []
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(click.Command, "invoke", lambda command, _context: reached.append(command))
     monkeypatch.setenv("ID", "0b3c2a4e-5d5f-4c55-8f4c-6a1c1d0f2a11")
-    for block in blocks(page):
-        if block.saved_as:
-            save(block)
-        elif block.language == "console":
-            for words in block.commands():
-                if words[:1] == ["mailroom"]:
-                    result = CliRunner().invoke(mailroom_command, [*map(os.path.expandvars, words[1:])])
-                    assert result.exit_code == 0, result.output
+    for page in PAGES:
+        directory = tmp_path / "-".join(page.relative_to(ROOT).parts)
+        directory.mkdir()
+        monkeypatch.chdir(directory)
+        for block in blocks(page):
+            if block.saved_as:
+                save(block)
+            elif block.language == "console":
+                for words in block.commands():
+                    if words[:1] == ["mailroom"]:
+                        result = CliRunner().invoke(mailroom_command, [*map(os.path.expandvars, words[1:])])
+                        assert result.exit_code == 0, (page.name, words, result.output)
+    assert reached
     assert "(not available here)" not in [command.short_help for command in reached]
 
 
-@pytest.mark.parametrize("folder", [pytest.param(folder, id=folder.name) for folder in FOLDERS])
-def test_every_command_named_in_a_sentence_exists(folder: Path) -> None:
-    for page, match in _found(INLINE, folder):
+def test_every_command_named_in_a_sentence_exists() -> None:
+    for page, match in _found(INLINE):
         _, *words = match["command"].split()
         command: click.Command | None = mailroom_command
         while words and isinstance(command, click.Group):
@@ -355,10 +357,9 @@ def test_every_command_named_in_a_sentence_exists(folder: Path) -> None:
         assert {word for word in words if word.startswith("--")} <= options, f"{page}: {match['command']}"
 
 
-@pytest.mark.parametrize("folder", [pytest.param(folder, id=folder.name) for folder in FOLDERS])
-def test_every_link_of_a_page_leads_somewhere(folder: Path) -> None:
+def test_every_link_of_a_page_leads_somewhere() -> None:
     broken = []
-    for page, match in _found(LINK, folder):
+    for page, match in _found(LINK):
         target, _, anchor = match["target"].partition("#")
         if re.match(r"[a-z]+:", target):
             continue
@@ -368,13 +369,13 @@ def test_every_link_of_a_page_leads_somewhere(folder: Path) -> None:
     assert not broken
 
 
-def _found(what: re.Pattern[str], folder: Path) -> Iterator[tuple[Path, re.Match[str]]]:
-    """What stands in the sentences of the pages of a folder, and where."""
+def _found(what: re.Pattern[str]) -> Iterator[tuple[Path, re.Match[str]]]:
+    """What stands in the sentences of the pages, and where."""
     for page in PAGES:
-        if page.parent == folder:
-            yield from ((page, match) for match in what.finditer(FENCE.sub("", page.read_text())))
+        yield from ((page, match) for match in what.finditer(FENCE.sub("", page.read_text())))
 
 
+@cache
 def _anchors(page: Path) -> set[str]:
     """The anchors that GitHub gives to the page's headings."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.M)

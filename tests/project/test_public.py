@@ -9,9 +9,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import get_args, get_origin
-
-import pytest
+from typing import Any, get_args, get_origin
 
 from mailroom.events import KINDS
 from tests.support.pages import page_named
@@ -26,12 +24,18 @@ LISTED = {
 MODULES = [module for module in LISTED if module != "spark_jobs"]  # that one needs Spark: tests/spark/test_public.py
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_public_names_are_those_that_are_listed(module: str) -> None:
-    found = import_module(module)
-    assert sorted(found.__all__) == LISTED[module]
-    for name in LISTED[module]:
-        value = getattr(found, name)
+def public() -> Iterator[tuple[str, str, Any]]:
+    """All public names: in which module, and what they are."""
+    for module in MODULES:
+        found = import_module(module)
+        yield from ((module, name, getattr(found, name)) for name in LISTED[module])
+
+
+def test_public_names_are_those_that_are_listed() -> None:
+    assert {module: sorted(import_module(module).__all__) for module in MODULES} == {
+        module: LISTED[module] for module in MODULES
+    }
+    for _, name, value in public():
         assert not (inspect.isclass(value) or inspect.isfunction(value)) or value.__doc__, name
 
 
@@ -52,10 +56,9 @@ KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 MADE_BY_US = {"Status": "what `status` returns"} | {kind.__name__: "what listeners are given" for kind in KINDS}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_schema_is_given_by_its_name_only_and_a_connection_by_its_name_too(module: str) -> None:
-    for listed in LISTED[module]:
-        for call, signature in public_calls(listed, getattr(import_module(module), listed)):
+def test_schema_is_given_by_its_name_only_and_a_connection_by_its_name_too() -> None:
+    for _, listed, value in public():
+        for call, signature in public_calls(listed, value):
             kinds = {name: each.kind for name, each in signature.parameters.items()}
             assert kinds.get("schema", KEYWORD_ONLY) is KEYWORD_ONLY or call in MADE_BY_US, call
             for name in {"connection", "source", "target"} & set(kinds):
@@ -84,17 +87,14 @@ def forms(name: str, value: object) -> dict[str, list[tuple[str, object]]]:
 ASYNC_ONLY = {"WebhookApp": "ASGI is"}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_class_that_works_on_connections_has_an_async_one_with_the_same_methods(module: str) -> None:
-    found = import_module(module)
-    for name in LISTED[module]:
-        value = getattr(found, name)
+def test_class_that_works_on_connections_has_an_async_one_with_the_same_methods() -> None:
+    for module, name, value in public():
         twin = f"Async{name}" if inspect.isclass(value) else f"{name}_async"
         if name.startswith("Async") or name.endswith("_async") or name in ASYNC_ONLY:
             continue
         if any(works_on_connections(signature) for _, signature in public_calls(name, value)):
             assert twin in LISTED[module]
-            assert forms(twin, getattr(found, twin)) == forms(name, value)
+            assert forms(twin, getattr(import_module(module), twin)) == forms(name, value)
 
 
 def classes(annotation: object) -> set[type]:
@@ -108,12 +108,9 @@ def classes(annotation: object) -> set[type]:
     return found
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_what_public_calls_return_is_public(module: str) -> None:
+def test_what_public_calls_return_is_public() -> None:
     listed = {name for names in LISTED.values() for name in names}
-    found = import_module(module)
-    for name in LISTED[module]:
-        value = getattr(found, name)
+    for _, name, value in public():
         calls = [method for each, method in inspect.getmembers(value, inspect.isfunction) if not each.startswith("_")]
         for call in [value] if inspect.isfunction(value) else calls:
             function = inspect.unwrap(call)

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -50,6 +51,16 @@ def error_of(result: Result) -> str:
     [line] = result.stderr.splitlines()
     assert line.startswith("mailroom: error: ")
     return CODE.sub("", line.removeprefix("mailroom: error: "))
+
+
+def untold(calls: Iterable[tuple[Sequence[str], int, str]], dsn: str | None = None) -> list[str]:
+    """Make calls that must fail, each with its exit code and a part of its error; return what went another way."""
+    found = []
+    for arguments, code, told in calls:
+        result = mailroom(*arguments, dsn=dsn)
+        if result.exit_code != code or told not in error_of(result):
+            found.append(f"{arguments}: {result.exit_code}: {result.output}")
+    return found
 
 
 def process(*arguments: str, dsn: str, **options: Any) -> subprocess.Popen[str]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from mailroom.embedded.account import server_account
+from tests.support.port import free_port
 from tests.support.waiting import eventually
 
 SERVER_CONNECTIONS = 2
@@ -30,9 +30,7 @@ def pgbouncer(dsn: str, home: Path, *, ignore: str = "", pool_size: int = SERVER
         pytest.skip("PgBouncer is not installed: apt-get install pgbouncer, or make pgbouncer")
     target = conninfo_to_dict(dsn)
     login = " ".join(f"{name}={target[name]}" for name in ("host", "port", "user", "password") if target.get(name))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     account = server_account()
     settings = {
         "listen_addr": "127.0.0.1",

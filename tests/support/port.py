@@ -1,20 +1,17 @@
 """A port for a server of a test."""
 
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens at, and that nobody else is given for as long as this process lives.
 
-
-@contextmanager
-def nobody_listening() -> Iterator[int]:
-    """Give a port whose connections are refused, and which nobody else takes within this block."""
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        yield int(holder.getsockname()[1])
+    It stays bound here and is not listened at. So the system gives it to no other socket, not even to one that
+    connects, while a server that asks for it may listen there: all of ours say that they reuse addresses.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    port = int(holder.getsockname()[1])
+    holder.detach()  # the file stays open
+    return port

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from mailroom.embedded import Binaries, Server
 from mailroom.embedded.account import server_account
+from tests.support.port import free_port
 from tests.support.waiting import eventually
 
 
@@ -23,9 +23,7 @@ class Standby:
         self._programs = binaries.path
         self._data = directory / "data"
         self._primary = conninfo_to_dict(primary.dsn())
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         directory.mkdir()
         account = server_account()
         self._as = {"user": account.uid, "group": account.gid, "extra_groups": []} if account.switched else {}
