@@ -367,7 +367,7 @@ def test_command_that_reached_nobody_may_still_be_answered_when_it_is_requeued(n
 # -- The rule ---------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @example("a" * 200)
 @example("a" * 201)
 @example("answered\n")
