@@ -6,7 +6,6 @@ import inspect
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 from psycopg.rows import TupleRow
 
 from inbox.handling.arguments import MOST
@@ -56,6 +56,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("COLUMNS", None)  # xdist sets it, and our commands then write for a screen of that width
+    # Before tests are imported, whose settings are made of these. Other examples each time are for nights.
+    repeats = config.getoption("run") != "all"
+    settings.register_profile(
+        "tests", derandomize=repeats, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("tests")
     config.stash[_MAJORS] = _chosen_majors(config.getoption("pg"))
     worker_input = getattr(config, "workerinput", None)
     if worker_input is not None:
@@ -101,10 +107,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Have collections of garbage pass over the modules and tests, which stay: up to a third of a test's time."""
-    # Hypothesis looks for references when it is imported first, and what is frozen has none. A whole run imports it.
-    if "hypothesis" in sys.modules:
-        gc.collect()
-        gc.freeze()
+    gc.collect()
+    gc.freeze()
 
 
 @cache

@@ -68,7 +68,12 @@ def test_a_record_and_psql_show_the_same_value(node: Node) -> None:
         assert_psql_agrees(node, bytes.fromhex(raw))
 
     # In one test, for one database.
-    @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.nested_given])
+    @settings(
+        max_examples=60,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.nested_given, HealthCheck.too_slow],
+    )
     @given(supported)
     def any_value(value: object) -> None:
         assert_psql_agrees(node, codec.encode(value))
