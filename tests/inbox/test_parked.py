@@ -729,7 +729,7 @@ def test_bad_input_is_refused_before_anything_is_changed(node: Node, call: Calla
 def test_discard_of_a_wrong_number_per_key_is_refused(node: Node) -> None:
     for per_key in (0, True, "1"):
         with node.connection.transaction(), pytest.raises(InvalidMessage, match="per_key must be"):
-            discard(node.connection, per_key=per_key)  # type: ignore[arg-type]
+            discard(node.connection, per_key=per_key)
 
 
 def test_key_is_taken_as_one_and_not_as_its_letters(node: Node) -> None:
