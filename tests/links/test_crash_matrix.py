@@ -47,7 +47,7 @@ PASSES = 2  # of a statement; all of a command, since each belongs to another tr
 SENT = 6  # messages before each fault: two batches
 SEED = 18
 CRASHES = 24  # places at which both servers are killed, one after the other
-SAMPLE = 10  # cases of the bounded part, of two faults each
+SAMPLE = 4  # faults of each way that the bounded part has
 PARTS = 4  # of the rest of the matrix, and of the servers' crashes, so that each ends within its time on a slow machine
 
 # What a link consists of. A statement that is renamed, or no longer passed, is missed here.
@@ -201,6 +201,11 @@ def faults(points: Sequence[Point]) -> list[Fault]:
     return found
 
 
+def sampled(faults: Sequence[Fault]) -> list[Fault]:
+    """Return some of each way."""
+    return [each for way in WAYS.values() for each in [found for found in faults if found[1:3] == way][:SAMPLE]]
+
+
 def run_cases(ring: Ring, faults: Sequence[Fault]) -> None:
     """Strike with one half of the faults, each time strike what recovers with one of the other, and let one through."""
     half = len(faults) // 2
@@ -219,17 +224,18 @@ def test_carrier_struck_at_any_statement_loses_nothing_and_brings_nothing_twice(
     """T-52: a batch is received whole or not at all, and read again from its beginning."""
     points = ring.points()
     assert {name for name, _ in points} >= STATEMENTS
-    struck = faults(points)[: 2 * SAMPLE]
-    assert {(when, action) for _, when, action, _ in struck} == {*WAYS.values()}
-    run_cases(ring, struck)
-    assert ring.struck > SAMPLE  # what is passed at the first start only is not passed again
+    some = sampled(faults(points))
+    run_cases(ring, some)
+    assert ring.struck >= len(some) // 2  # what is passed at the first start only is not passed again
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_rest_of_the_crash_matrix(ring: Ring, part: int) -> None:
-    run_cases(ring, faults(ring.points())[2 * SAMPLE :][part::PARTS])
+    all_of_them = faults(ring.points())
+    some = sampled(all_of_them)
+    run_cases(ring, [each for each in all_of_them if each not in some][part::PARTS])
 
 
 # -- Either server crashes --------------------------------------------------------------------------------------------
