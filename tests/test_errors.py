@@ -21,6 +21,7 @@ from mailroom.errors.codes import CODES
 from mailroom.session.repeats import cause
 from tests.error_index import INDEX, index
 from tests.support.command import done, error_of, mailroom
+from tests.support.source import parsed
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("mailroom", "outbox", "inbox", "dispatcher", "spark_jobs", "benchmarks", "examples")
@@ -30,12 +31,13 @@ LIST = ROOT / "mailroom" / "errors" / "codes.py"
 @cache  # not when the module is imported, which each test process does
 def trees(having: str = "") -> dict[Path, ast.Module]:
     """All modules but the list of the codes, or those whose text has this: to parse all takes seconds."""
-    return {
-        path: ast.parse(text)
-        for package in PACKAGES
-        for path in sorted((ROOT / package).rglob("*.py"))
-        if path != LIST and having in (text := path.read_text())
-    }
+    files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if path != LIST]
+    return dict(parsed(files, having))
+
+
+def name_of(node: ast.expr) -> str:
+    """The last part of a name with points."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 @cache
@@ -44,26 +46,23 @@ def classes() -> dict[str, str | None]:
     found: dict[str, str | None] = {"Coded": None}
     defined = [node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     while new := [
-        node
-        for node in defined
-        if node.name not in found and {ast.unparse(base).split(".")[-1] for base in node.bases} & set(found)
+        node for node in defined if node.name not in found and {name_of(base) for base in node.bases} & set(found)
     ]:
         for node in new:
             own = [
-                each.value
-                for each in node.body
-                if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "code"
+                each.value for each in node.body if isinstance(each, ast.Assign) and name_of(each.targets[0]) == "code"
             ]
-            inherited = [found[name] for base in node.bases if (name := ast.unparse(base).split(".")[-1]) in found]
+            inherited = [found[name] for base in node.bases if (name := name_of(base)) in found]
             found[node.name] = ast.literal_eval(own[0]) if own else next(filter(None, inherited), None)
     return found
 
 
 def made() -> Iterator[tuple[str, ast.Call]]:
     """Every place where such an error is made, and the name of its class."""
+    known = classes()
     for path, tree in trees().items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and (name := ast.unparse(node.func).split(".")[-1]) in classes():
+            if isinstance(node, ast.Call) and (name := name_of(node.func)) in known:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}: {name}", node
 
 

@@ -150,7 +150,13 @@ def test_dry_run_of_a_parked_key_changes_nothing(held: Node) -> None:
     assert (parked(held), audited(held)) == (["a", "b"], [])
 
 
-NO_TARGETS = ([], ["--limit", "1"], ["--dry-run"], ["--all", "--key", "a"], ["--all", "--matching", "x"])
+NO_TARGETS: tuple[list[str], ...] = (
+    [],
+    ["--limit", "1"],
+    ["--dry-run"],
+    ["--all", "--key", "a"],
+    ["--all", "--matching", "x"],
+)
 
 
 def test_parked_command_without_one_target_is_wrong_usage(held: Node) -> None:
@@ -266,7 +272,7 @@ def test_command_takes_the_dead_letters_that_are_named(
     assert {actor for (actor,) in audited(dead, "actor")} <= {"ada"}
 
 
-NO_CHOICES = ([], ["--limit", "1"], ["--dry-run"], ["--all", "1"], ["--all", "--stage", "reap"])
+NO_CHOICES: tuple[list[str], ...] = ([], ["--limit", "1"], ["--dry-run"], ["--all", "1"], ["--all", "--stage", "reap"])
 
 
 def test_dead_letter_command_without_one_target_is_wrong_usage(dead: Node) -> None:

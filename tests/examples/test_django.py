@@ -373,23 +373,22 @@ def test_write_to_another_database_of_django_s_is_the_handler_s_own_matter(
         assert other.execute("SELECT count(*) FROM shop_order").fetchone() == (1,)
 
 
-@pytest.mark.parametrize(
-    ("statement", "expected"),
-    [
-        ("SELECT 1", False),
-        ("  /* why */ (SELECT 1)", False),
-        ("-- why\nSELECT 1 FOR UPDATE", False),
-        ("WITH a AS (SELECT 1 FOR NO KEY UPDATE) SELECT * FROM a", False),
-        ("WITH a AS (DELETE FROM t RETURNING *) SELECT * FROM a", True),
-        ("INSERT INTO t VALUES (1)", True),
-        ("savepoint s", False),
-        ("CREATE TABLE t ()", True),
-        ("NOTIFY c", True),
-        ("COPY t FROM STDIN", True),
-    ],
-)
-def test_statement_that_writes_is_known_by_its_text(statement: str, expected: bool) -> None:
-    assert apart.writes(statement) == expected
+STATEMENTS = [
+    ("SELECT 1", False),
+    ("  /* why */ (SELECT 1)", False),
+    ("-- why\nSELECT 1 FOR UPDATE", False),
+    ("WITH a AS (SELECT 1 FOR NO KEY UPDATE) SELECT * FROM a", False),
+    ("WITH a AS (DELETE FROM t RETURNING *) SELECT * FROM a", True),
+    ("INSERT INTO t VALUES (1)", True),
+    ("savepoint s", False),
+    ("CREATE TABLE t ()", True),
+    ("NOTIFY c", True),
+    ("COPY t FROM STDIN", True),
+]
+
+
+def test_statement_that_writes_is_known_by_its_text() -> None:
+    assert [(statement, apart.writes(statement)) for statement, _ in STATEMENTS] == STATEMENTS
 
 
 # -- In users' tests --------------------------------------------------------------------------------------------------

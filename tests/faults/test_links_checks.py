@@ -69,31 +69,31 @@ def put(rows: list[Handled], nth: int, **fields: object) -> list[Handled]:
     return rows
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "told"),
-    [
-        ("west", lambda rows: rows[1:], "1 lost"),
-        ("west", lambda rows: [*rows[:3], *rows[4:]], "1 lost"),
-        ("west", lambda rows: [*rows[:3], rows[2], *rows[3:]], "handled twice"),
-        ("west", lambda rows: [*rows, rows[-1]], "handled twice"),
-        ("west", lambda rows: put(rows, 0, id=number(50)), "nobody sent"),
-        ("west", lambda rows: put(rows, 2, origin=WEST), "another origin"),
-        ("west", lambda rows: put(rows, 3, origin=WEST), "another origin"),
-        ("west", lambda rows: put(rows, 2, sent_clock=17), "effects before their causes"),
-        ("east", lambda rows: put(rows, 1, clock=13), "effects before their causes"),
-        ("west", lambda rows: swapped(rows, 0, 1), "inversion in key"),
-        ("west", lambda rows: put(put(rows, 0, clock=16), 1, clock=15), "against its clock"),
-        ("west", lambda rows: put(rows, 1, clock=15), "inversion of the origin"),
-        ("west", lambda rows: put(rows, 1, sent_clock=11), "inversion of the origin"),
-        ("west", lambda rows: swapped(rows, 3, 4), "inversion of the total order"),
-        ("west", lambda rows: swapped(rows, 3, 4), "handled the total order differently"),
-        ("west", lambda rows: swapped(rows, 3, 4), "handled before their question"),
-        ("east", lambda rows: put(rows, 0, sent_clock=16), "stamped before their question"),
-        ("east", lambda rows: put(rows, 0, clock=16), "handled at a clock before"),
-    ],
-)  # fmt: skip
-def test_corrupted_ledger_is_noticed(name: str, change: Callable[[list[Handled]], list[Handled]], told: str) -> None:
-    assert any(told in each for each in found(changed(round_of(), name, change)))
+CORRUPTIONS: list[tuple[str, Callable[[list[Handled]], list[Handled]], str]] = [
+    ("west", lambda rows: rows[1:], "1 lost"),
+    ("west", lambda rows: [*rows[:3], *rows[4:]], "1 lost"),
+    ("west", lambda rows: [*rows[:3], rows[2], *rows[3:]], "handled twice"),
+    ("west", lambda rows: [*rows, rows[-1]], "handled twice"),
+    ("west", lambda rows: put(rows, 0, id=number(50)), "nobody sent"),
+    ("west", lambda rows: put(rows, 2, origin=WEST), "another origin"),
+    ("west", lambda rows: put(rows, 3, origin=WEST), "another origin"),
+    ("west", lambda rows: put(rows, 2, sent_clock=17), "effects before their causes"),
+    ("east", lambda rows: put(rows, 1, clock=13), "effects before their causes"),
+    ("west", lambda rows: swapped(rows, 0, 1), "inversion in key"),
+    ("west", lambda rows: put(put(rows, 0, clock=16), 1, clock=15), "against its clock"),
+    ("west", lambda rows: put(rows, 1, clock=15), "inversion of the origin"),
+    ("west", lambda rows: put(rows, 1, sent_clock=11), "inversion of the origin"),
+    ("west", lambda rows: swapped(rows, 3, 4), "inversion of the total order"),
+    ("west", lambda rows: swapped(rows, 3, 4), "handled the total order differently"),
+    ("west", lambda rows: swapped(rows, 3, 4), "handled before their question"),
+    ("east", lambda rows: put(rows, 0, sent_clock=16), "stamped before their question"),
+    ("east", lambda rows: put(rows, 0, clock=16), "handled at a clock before"),
+]
+
+
+def test_corrupted_ledger_is_noticed() -> None:
+    seen = [(told, found(changed(round_of(), name, change))) for name, change, told in CORRUPTIONS]
+    assert [(told, said) for told, said in seen if not any(told in each for each in said)] == []
 
 
 def test_a_message_again_in_a_later_round_is_noticed() -> None:
@@ -102,9 +102,10 @@ def test_a_message_again_in_a_later_round_is_noticed() -> None:
     assert any("nobody sent" in each for each in found(first, again))
 
 
-@pytest.mark.parametrize("told", ["inversion in key", "between rounds", "inversion of the total order"])
-def test_order_holds_from_one_round_to_the_next(told: str) -> None:
-    assert any(told in each for each in found(round_of(7), round_of(1)))
+def test_order_holds_from_one_round_to_the_next() -> None:
+    said = "; ".join(found(round_of(7), round_of(1)))
+    for told in ("inversion in key", "between rounds", "inversion of the total order"):
+        assert told in said
 
 
 @pytest.mark.slow

@@ -6,6 +6,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.source import parsed
+
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("mailroom", "outbox", "inbox", "dispatcher", "spark_jobs")
 USERS = (*PRODUCT, "alembic", "benchmarks", "examples")
@@ -18,11 +20,11 @@ OF_AN_APP = {"MailroomConfig", "Command", "Migration"}
 Name = tuple[str, str]
 
 
-def parsed() -> dict[str, ast.Module]:
+def modules() -> dict[str, ast.Module]:
+    files = [path for place in USERS for path in sorted((ROOT / place).rglob("*.py"))]
     return {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
-        for place in USERS
-        for path in sorted((ROOT / place).rglob("*.py"))
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): tree
+        for path, tree in parsed(files)
     }
 
 
@@ -45,36 +47,38 @@ def defined(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
 def read(node: ast.AST) -> Iterator[str]:
     """The names that are read in a part of a module, also in annotations that are text."""
     for each in ast.walk(node):
-        match each:
-            case ast.Name(id=name, ctx=ast.Load()):
-                yield name
-            case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
-                yield from ast.literal_eval(value)
-            case (
-                ast.arg(annotation=ast.Constant(value=str(text)))
-                | ast.FunctionDef(returns=ast.Constant(value=str(text)))
-                | ast.AsyncFunctionDef(returns=ast.Constant(value=str(text)))
-            ):
-                yield from re.findall(r"\w+", text)
+        if isinstance(each, ast.Name):
+            if isinstance(each.ctx, ast.Load):
+                yield each.id
+        elif isinstance(each, ast.Assign | ast.arg | ast.FunctionDef | ast.AsyncFunctionDef):
+            match each:
+                case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
+                    yield from ast.literal_eval(value)
+                case (
+                    ast.arg(annotation=ast.Constant(value=str(text)))
+                    | ast.FunctionDef(returns=ast.Constant(value=str(text)))
+                    | ast.AsyncFunctionDef(returns=ast.Constant(value=str(text)))
+                ):
+                    yield from re.findall(r"\w+", text)
 
 
 def imported(tree: ast.Module) -> Iterator[Name]:
     """The names of other modules that a module uses, by `from module import name` or as `module.name`."""
-    modules: dict[str, str] = {}
+    named: dict[str, str] = {}
     for each in ast.walk(tree):
         if isinstance(each, ast.ImportFrom) and each.module is not None:
             for alias in each.names:
                 yield each.module, alias.name
-                modules[alias.asname or alias.name] = f"{each.module}.{alias.name}"
+                named[alias.asname or alias.name] = f"{each.module}.{alias.name}"
         elif isinstance(each, ast.Import):
-            modules |= {alias.asname or alias.name: alias.name for alias in each.names}
+            named |= {alias.asname or alias.name: alias.name for alias in each.names}
     for each in ast.walk(tree):
-        if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id in modules:
-            yield modules[each.value.id], each.attr
+        if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id in named:
+            yield named[each.value.id], each.attr
 
 
 def test_every_name_of_the_product_is_public_or_used_by_more_than_tests() -> None:
-    trees = parsed()
+    trees = modules()
     used = {name for tree in trees.values() for name in imported(tree)}
     used |= {tuple(each.split(":")) for group in ENTRY_POINTS["entry-points"].values() for each in group.values()}
     unused = []
