@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psycopg
 import pytest
@@ -36,16 +37,11 @@ from tests.support.node import SCHEMA, Node
 from tests.support.proxy import proxied
 from tests.support.standby import standby_of
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
-from tests.support.working import LEDGER, ledger_keys, working, write_ledger
+from tests.support.working import LEDGER, NEVER_S, ledger_keys, working, write_ledger
 
-NEVER_S = 3_600.0  # a poll that no test lives to see
+pytestmark = pytest.mark.inbox("shipping")
+
 POLL_S = 0.05
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping")
-    return node
 
 
 @contextlib.asynccontextmanager
@@ -79,28 +75,19 @@ def warnings_of(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
 # -- Settings ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "session",
-    [
-        settings.SESSION,
-        settings.UNATTENDED,
-        leading.LANE,
-        leading.KEEPER,
-        daemon.DRAIN,
-        daemon.EXECUTOR,
+async def test_each_session_of_ours_has_its_settings(dsn: str) -> None:
+    for session in (
+        settings.SESSION, settings.UNATTENDED, leading.LANE, leading.KEEPER, daemon.DRAIN, daemon.EXECUTOR,
         listening.SESSION,
-    ],
-    ids=["command", "in flight", "lane", "keeper", "drain", "executor", "listener"],
-)
-async def test_session_of_ours_has_its_settings(dsn: str, session: dict[str, str]) -> None:
-    async with await settings.connect_async(dsn, "test", session) as connection:
-        for name, value in {**session, **settings.PEER}.items():
-            # Set once more, it is as it was: units and all.
-            both = "SELECT current_setting(%s), set_config(%s, %s, false)"
-            found = await (await connection.execute(both, [name, name, value])).fetchone()
-            assert found is not None
-            assert found[0] == found[1], name
-        assert session["search_path"] == "pg_catalog,pg_temp"
+    ):  # fmt: skip
+        async with await settings.connect_async(dsn, "test", session) as connection:
+            for name, value in {**session, **settings.PEER}.items():
+                # Set once more, it is as it was: units and all.
+                both = "SELECT current_setting(%s), set_config(%s, %s, false)"
+                found = await (await connection.execute(both, [name, name, value])).fetchone()
+                assert found is not None
+                assert found[0] == found[1], name
+            assert session["search_path"] == "pg_catalog,pg_temp"
 
 
 def test_worker_s_session_keeps_the_user_s_settings_and_notices_a_peer_that_is_gone(node: Node) -> None:
@@ -124,23 +111,31 @@ def test_worker_s_session_keeps_the_user_s_settings_and_notices_a_peer_that_is_g
 
 
 @pytest.mark.parametrize("flavour", ["sync", "async"])
-async def test_session_that_idles_after_a_claim_is_ended_by_the_server_s_timeout(node: Node, flavour: str) -> None:
-    """A paused consumer gives its key up, if its session says when: nothing that we send takes the timeout away."""
+async def test_session_after_a_claim_is_one_that_the_server_ends_when_it_idles_too_long(
+    node: Node, flavour: str
+) -> None:
+    """A paused consumer gives its key up, if its session says when. The server counts while it says "idle"."""
     node.send("shipping", key="k")
     node.deliver_all()
-    dsn = make_conninfo(node.dsn, options="-c idle_in_transaction_session_timeout=100")
+    dsn = make_conninfo(node.dsn, options="-c idle_in_transaction_session_timeout=1h")
+    show = "SHOW idle_in_transaction_session_timeout"
     with contextlib.ExitStack() as closing:
         if flavour == "sync":
             connection = closing.enter_context(contextlib.closing(psycopg.connect(dsn)))
             assert Inbox("shipping").reap(connection, key="k")
-            pid = connection.info.backend_pid
+            idles = is_idle(node, connection.info.backend_pid)
+            allowed = connection.execute(show).fetchone()
         else:
             asynchronous = await psycopg.AsyncConnection.connect(dsn)
             assert await AsyncInbox("shipping").reap(asynchronous, key="k")
-            pid = asynchronous.info.backend_pid
-        await eventually_async(lambda: not node.rows("SELECT FROM pg_stat_activity WHERE pid = %s", pid))
-        if flavour == "async":
+            idles = is_idle(node, asynchronous.info.backend_pid)
+            allowed = await (await asynchronous.execute(show)).fetchone()
             await asynchronous.close()
+    assert (idles, allowed) == (True, ("1h",))
+
+
+def is_idle(node: Node, pid: int) -> bool:
+    return node.rows("SELECT state FROM pg_stat_activity WHERE pid = %s", pid) == [("idle in transaction",)]
 
 
 # -- The queue of notifications ---------------------------------------------------------------------------------------
@@ -160,17 +155,16 @@ def clogged(node: Node, connect: Connect) -> Iterator[None]:
 
 @pytest.mark.usefixtures("clogged")
 async def test_queue_of_notifications_that_fills_up_is_warned_of(
-    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(leading, "WARN_AT", 1e-6)
-    async with running(Dispatcher(node.dsn)):
-        await eventually_async(lambda: warnings_of(caplog, "mailroom.dispatcher"))
-        [listener] = await eventually_async(lambda: node.sessions("mailroom dispatcher listener"))
-        node.send("shipping", key="k")
-        await eventually_async(lambda: is_delivered(node, "k"))
-        assert node.sessions("mailroom dispatcher listener") == [listener]
-    [warning] = warnings_of(caplog, "mailroom.dispatcher")
-    assert "notification queue is 0 % full" in warning
+    duty = mock.Mock()
+    async with await settings.connect_async(dsn, "test", leading.KEEPER) as keeper:
+        for warn_at, warnings in ((leading.WARN_AT, 0), (1e-6, 1)):
+            monkeypatch.setattr(leading, "WARN_AT", warn_at)
+            await Dispatcher(dsn)._check_queue(keeper, duty)
+            assert len(warnings_of(caplog, "mailroom.dispatcher")) == warnings
+    assert "notification queue is 0 % full" in caplog.text
+    duty.listen_anew.assert_not_called()
 
 
 @pytest.mark.usefixtures("clogged")

@@ -41,14 +41,9 @@ from tests.support.working import (
     write_ledger_async,
 )
 
+pytestmark = [pytest.mark.inbox("shipping", backoff_s=0), pytest.mark.node_sql(LEDGER)]
+
 POLL_S = 0.1
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping", backoff_s=0)
-    node.connection.execute(LEDGER)
-    return node
 
 
 @pytest.fixture
@@ -87,16 +82,13 @@ async def test_pooler_is_found_whether_it_refuses_options_or_drops_them(
             assert asynchronous.prepare_threshold is None
 
 
-@pytest.mark.parametrize(
-    "refusal",
-    [
+def test_refusal_of_options_is_known_as_poolers_put_it() -> None:
+    for refusal in (
         "FATAL:  unsupported startup parameter: options",
         "FATAL:  unsupported startup parameter in options: jit",
         "FATAL:  Feature not supported: RDS Proxy currently doesn't support command-line options.",
-    ],
-)
-def test_refusal_of_options_is_known_as_poolers_put_it(refusal: str) -> None:
-    assert refuses_options(psycopg.OperationalError(refusal))
+    ):
+        assert refuses_options(psycopg.OperationalError(refusal)), refusal
 
 
 async def test_settings_of_a_pooled_session_last_for_its_transactions_only(pooled: str) -> None:

@@ -12,11 +12,7 @@ from tests.support.node import Node
 from tests.support.waiting import eventually
 from tests.support.working import NEVER_S, deliver, is_asleep, working
 
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping", backoff_s=0)
-    return node
+pytestmark = pytest.mark.inbox("shipping", backoff_s=0)
 
 
 def sessions(node: Node) -> list[str]:
@@ -44,14 +40,15 @@ def asleep(node: Node, *workers: Worker) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("parallel", [1, 4])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("parallel", [4, 1])
 def test_worker_keeps_its_lanes_and_two(node: Node, parallel: int) -> None:
     with asleep(node, Worker(node.dsn, "shipping", handle, parallel=parallel, poll_interval_s=NEVER_S)):
         eventually(lambda: len(sessions(node)) == parallel + 2)
 
 
+@pytest.mark.inbox("billing")
 def test_workers_of_a_process_that_dispatch_keep_six_more_between_them(node: Node) -> None:
-    node.inbox("billing")
     workers = [
         Worker(node.dsn, inbox, handle, dispatch=True, poll_interval_s=NEVER_S) for inbox in ("shipping", "billing")
     ]

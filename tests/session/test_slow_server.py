@@ -45,6 +45,8 @@ from tests.support.working import (
     write_ledger_async,
 )
 
+pytestmark = pytest.mark.inbox("shipping")
+
 MANY, FEW = 1_000, 100
 
 # The statement that takes more than so many out of an outbox fails as one does that takes too long, or that a new
@@ -64,12 +66,9 @@ FOR EACH STATEMENT EXECUTE FUNCTION public.limited()
 """
 
 
-@pytest.fixture
-def node(dsn: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Node:
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backoff, "pause_s", lambda failures, longest_s: 0.01)
-    node = Node(dsn, connect(autocommit=True))
-    node.inbox("shipping")
-    return node
 
 
 @contextlib.asynccontextmanager

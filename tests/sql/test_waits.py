@@ -18,14 +18,7 @@ from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 
-pytestmark = pytest.mark.both_versions
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("a")
-    node.inbox("b")
-    return node
+pytestmark = [pytest.mark.both_versions, pytest.mark.inbox("a"), pytest.mark.inbox("b")]
 
 
 @pytest.fixture

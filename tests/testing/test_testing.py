@@ -19,20 +19,13 @@ from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, NotInTransaction
 from outbox import AsyncOutbox, AsyncStore, Outbox, Store
 from tests.support.databases import Connect
-from tests.support.drivers import ASYNC, opened, opened_async
+from tests.support.drivers import opened, opened_async
 from tests.support.node import Node
 from tests.support.noted import END
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = [pytest.mark.inbox("shipping", "order.paid"), pytest.mark.inbox("billing")]
 
 OUTBOX = Outbox()
-
-
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox("shipping", "order.paid")
-    node.inbox("billing")
-    return node
 
 
 @pytest.fixture
@@ -167,17 +160,13 @@ class AsyncObject:
         raise AssertionError("not to be awaited")
 
 
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("handler", [nothing, partial(nothing), AsyncObject()], ids=["function", "partial", "object"])
-@pytest.mark.parametrize("call", [testing.handle_all, testing.work])
-def test_async_handler_is_refused_before_anything_is_taken(
-    connection: psycopg.Connection[Any], call: Callable[..., object], handler: Any
-) -> None:
+def test_async_handler_is_refused_before_anything_is_taken(connection: psycopg.Connection[Any]) -> None:
     OUTBOX.send(connection, "shipping", 1)
-    with pytest.raises(
-        ConfigurationError, match=r"async: use (handle_all|work)_async, with an async connection\." + END
-    ):
-        call(connection, "shipping", handler)
+    handlers: list[Any] = [nothing, partial(nothing), AsyncObject()]
+    for call, name in ((testing.handle_all, "handle_all"), (testing.work, "work")):
+        for handler in handlers:
+            with pytest.raises(ConfigurationError, match=rf"async: use {name}_async, with an async connection\." + END):
+                call(connection, "shipping", handler)
     assert testing.deliver(connection) == 1
 
 
@@ -193,9 +182,8 @@ def test_handler_that_returns_something_to_await_is_refused_and_not_counted(
 
 
 @pytest.mark.parametrize("call", [testing.handle_all_async, testing.work_async])
-@pytest.mark.parametrize("kind", ASYNC)
 async def test_async_kit_awaits_the_handler_until_nothing_is_left(
-    node: Node, kind: str, call: Callable[..., Awaitable[object]]
+    node: Node, call: Callable[..., Awaitable[object]]
 ) -> None:
     seen: list[object] = []
 
@@ -205,7 +193,7 @@ async def test_async_kit_awaits_the_handler_until_nothing_is_left(
         if message.value == 1:
             await AsyncOutbox().send(connection, "shipping", 2, key="k")
 
-    async with opened_async(node.dsn, kind) as connection:
+    async with await psycopg.AsyncConnection.connect(node.dsn) as connection:
         await AsyncOutbox().send(connection, "shipping", 1, key="k")
         done = await call(connection, "shipping", handle)
         assert seen == [1, 2]
@@ -249,6 +237,7 @@ def failing(message: Message, connection: Any) -> None:
             raise Broken(message.value)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["psycopg", "Connection psycopg2", "Connection pg8000"])
 def test_work_records_failures_as_a_worker_does(node: Node, kind: str) -> None:
     values = ["ok", "park", "skip", "retry", "swallow", "other", "fatal"]
