@@ -61,7 +61,7 @@ test: $(STAMP) ## The tests, without the slow ones and with a sample of many cas
 
 .PHONY: test-wheel
 test-wheel: $(STAMP) ## Build the distributions, and try the wheel alone and with all extras in environments of their own
-	$(BIN)/python -m pytest -n 2 tests/wheel --run $(or $(RUN),check) $(call reported,$@)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/wheel --run $(or $(RUN),check) $(call reported,$@)
 
 .PHONY: release-check
 release-check: $(STAMP) ## All of a release but the upload, on each Python that is found: release/dist and release/sbom

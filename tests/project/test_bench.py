@@ -57,12 +57,12 @@ def _figures(*runs: Mapping[str, float], lines: tuple[Line, ...]) -> list[Any]:
     return list(measure(measurement, Setup("", 1), len(runs)))
 
 
-SLOW = ("cost", "stuck", "waiting")
+LONG = ("cost", "stuck", "waiting")
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in MEASUREMENTS]
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] if name in LONG else []) for name in MEASUREMENTS]
 )
 def test_a_measurement_completes_and_reports_every_line(
     dsn: str, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -82,7 +82,7 @@ def test_a_measurement_completes_and_reports_every_line(
         assert figure["met"] in (None, True, False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # minutes, in which it measures; what --against refuses is below
 @pytest.mark.parametrize(
     ("name", "messages", "encodes", "does_not"),
     [

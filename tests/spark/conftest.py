@@ -24,9 +24,14 @@ if find_spec("pyspark") is None:
 quick.use()
 
 
+# A test that is interrupted leaves the answer of Java's behind, and all that follow fail. It only matters if one hangs.
+TIMEOUT_S = 1_800
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.spark_session)
+        item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="session", autouse=True)

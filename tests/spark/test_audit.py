@@ -576,6 +576,7 @@ def test_message_that_went_to_another_node_only_is_not_lost(node_run: Run) -> No
     assert [found.name for found in node_run.wrong(*checks)] == ["batches complete"]
 
 
+@pytest.mark.nightly  # as a_file_is_lost, a_batch_lacks_one and one_of_the_senders_is_lost
 def test_lost_message_and_lost_file_are_found(node_run: Run) -> None:
     node_run.send(20)
     node_run.node.deliver_all()
@@ -655,6 +656,7 @@ def test_inbox_that_was_emptied_is_found(node_run: Run) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.nightly  # as a_copy_by_a_pattern_is_lost, and test_ways_are_those_of_deliveries
 def test_message_that_a_pattern_should_have_brought_is_missed(node_run: Run) -> None:
     node = node_run.node
 

@@ -105,6 +105,7 @@ def test_commit_that_dies_after_the_databases_commit(
     assert sent(connect) == list(range(1000))
 
 
+@pytest.mark.nightly  # as of a sink, and in test_staging.py
 def test_answers_to_commits_are_lost(spark: "SparkSession", spark_dsn: str, dsn: str, connect: Connect) -> None:
     with proxied(dsn) as (proxy, through):
         port = through.rpartition(":")[2].partition("/")[0]

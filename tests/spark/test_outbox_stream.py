@@ -90,6 +90,7 @@ def _owner(connection: psycopg.Connection[Any]) -> str:
     return str(query)
 
 
+@pytest.mark.nightly  # as of a sink
 def test_without_a_name_the_querys_id_is_the_ledgers(stream: Stream, connect: Connect) -> None:
     query = stream.run()
     assert {name for name, _, _ in ledger(connect)} == {str(query.id)}

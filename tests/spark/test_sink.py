@@ -178,6 +178,7 @@ def test_messages_and_business_rows_are_sent_once_in_order(stream: Stream, sink:
     stream.check()
 
 
+@pytest.mark.nightly  # as at the end of test_sink_wants_the_number_of_its_batch_inside_a_stream
 def test_messages_go_without_business_rows_too(stream: Stream, spark_dsn: str) -> None:
     sink = OutboxSink("orders", topic="order.placed", dsn=spark_dsn)
     stream.run(lambda frame, batch: sink(frame.drop("number", "total"), batch))
@@ -418,6 +419,7 @@ def test_batch_that_another_query_has_sent_meanwhile_is_told(
 # -- Tasks ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly  # as where a COMMIT has no answer
 def test_task_that_fails_behind_its_rows_is_tried_again(stream: Stream, sink: OutboxSink) -> None:
     def failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PROJECTS = (ROOT, ROOT / "benchmarks")
 FRESH_S = 24 * 3600
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-UV = (sys.executable, "-m", "uv", "--quiet")
+UV = (sys.executable, "-m", "uv")
 # What uv has for each of pip's settings.
 NAMES = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -66,16 +66,15 @@ def configured() -> dict[str, str]:
     return uv_variables(listed.stdout)
 
 
-def by_uv(targets: list[str]) -> bool:
-    """Install by uv, and tell whether that worked."""
-    if subprocess.run([*PIP, "install", "--quiet", "uv"], check=False).returncode:
-        return False
-    environment = {**os.environ, **configured()}
-    folder = subprocess.run([*UV, "cache", "dir"], capture_output=True, text=True, check=False, env=environment)
-    if folder.returncode:
-        return False
-    mark = Path(folder.stdout.strip()) / f"mailroom-{_key(targets, environment)}"
-    install = [*UV, "pip", "install", "--python", sys.executable, *targets]
+def cache(environment: Mapping[str, str]) -> Path | None:
+    """Return the directory of uv's cache; None without uv."""
+    asked = subprocess.run([*UV, "cache", "dir"], capture_output=True, text=True, check=False, env=environment)
+    return None if asked.returncode else Path(asked.stdout.strip())
+
+
+def uv_install(arguments: list[str], environment: Mapping[str, str], mark: Path) -> bool:
+    """Run `uv pip install`, and tell whether that worked. A mark of that day says that the cache may have it all."""
+    install = [*UV, "--quiet", "pip", "install", *arguments]
     if mark.exists() and time.time() - mark.stat().st_mtime < FRESH_S:
         known = subprocess.run([*install, "--offline"], capture_output=True, check=False, env=environment)
         if not known.returncode:
@@ -84,6 +83,18 @@ def by_uv(targets: list[str]) -> bool:
         return False
     mark.touch()
     return True
+
+
+def by_uv(targets: list[str]) -> bool:
+    """Install into the environment of this Python by uv, and tell whether that worked."""
+    if subprocess.run([*PIP, "install", "--quiet", "uv"], check=False).returncode:
+        return False
+    environment = {**os.environ, **configured()}
+    kept = cache(environment)
+    if kept is None:
+        return False
+    mark = kept / f"mailroom-{_key(targets, environment)}"
+    return uv_install(["--python", sys.executable, *targets], environment, mark)
 
 
 def _key(targets: list[str], environment: Mapping[str, str]) -> str:

@@ -5,15 +5,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.wheel.environment import Environment, install, lowest, made
+from tests.wheel.environment import Environment, install, lowest, made, metadata
 
 ROOT = Path(__file__).parents[2]
 NEWEST = "newest"
 LOWEST = "lowest"
+
+OF_DEVELOPERS = {"dev", "docs", "peers"}
 
 Installed = Callable[..., Environment]
 
@@ -43,9 +47,9 @@ def sdist(built: Path) -> Path:
     return sdist
 
 
-@pytest.fixture
-def installed(wheel: Path) -> Iterator[Installed]:
-    """Return a clean environment with the wheel and extras, each dependency at its newest or lowest version."""
+@contextmanager
+def making(wheel: Path) -> Iterator[Installed]:
+    """Return what makes an environment with the wheel and extras, each dependency at its newest or lowest version."""
     # Not in tmp_path: the account that root's embedded server runs as has to reach it.
     directory = Path(tempfile.mkdtemp(prefix="mailroom-wheel-"))
     directory.chmod(0o755)
@@ -57,3 +61,31 @@ def installed(wheel: Path) -> Iterator[Installed]:
 
     yield environment
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+def installed(wheel: Path) -> Iterator[Installed]:
+    """Return an environment of the test's own."""
+    with making(wheel) as installed:
+        yield installed
+
+
+@pytest.fixture(scope="session")
+def alone(wheel: Path) -> Iterator[Environment]:
+    """The wheel without extras, which tests share."""
+    with making(wheel) as installed:
+        yield installed()
+
+
+@pytest.fixture(scope="session")
+def complete(wheel: Path) -> Iterator[Environment]:
+    """The wheel with all extras for users, which tests share."""
+    with making(wheel) as installed:
+        yield installed(",".join(sorted({*(metadata(wheel).provides_extra or ())} - OF_DEVELOPERS)))
+
+
+def at_home(environment: Environment, name: str) -> Environment:
+    """Return the environment with a home of its own, since programs save files of the same names."""
+    home = environment.home / name
+    home.mkdir()
+    return replace(environment, home=home)

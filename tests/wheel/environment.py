@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import venv
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from zipfile import ZipFile
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.version import Version
+
+from tests.support.installing import cache, configured, uv_install
 
 NAME = "pg-mailroom"
 LIMIT_S = 300
@@ -61,7 +62,6 @@ class Environment:
 
 def made(directory: Path, **variables: str) -> Environment:
     """Make an empty environment below `directory`."""
-    # pip is not installed into it: that takes seconds, and the one that is here can do it from the outside.
     venv.create(directory / "venv", symlinks=True)
     home = directory / "home"
     home.mkdir()
@@ -74,21 +74,13 @@ def install(
     """Install the wheel with an extra, with several between commas, or with none, and other distributions."""
     limits = environment.home.parent / "constraints.txt"
     limits.write_text("\n".join(constraints))
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "--python", environment.python, "--quiet", "--disable-pip-version-check"),
-            # Compiled is what is imported, when it is: a fraction of what there is.
-            *("install", "--no-compile", "--find-links", wheel.parent),
-            *("--constraint", limits, f"{wheel}[{extra}]" if extra else wheel, *others),
-        ],
-        env=environment.environment(pip_variables()),
-        check=True, timeout=LIMIT_S,
-    )  # fmt: skip
-
-
-def pip_variables() -> dict[str, str]:
-    """What pip finds its settings and its cache by, which are those of whoever runs the tests."""
-    return {"HOME": str(Path.home())}
+    variables = environment.environment({"HOME": str(Path.home())})  # where the settings and the cache are
+    variables = {**variables, **configured()}
+    kept = cache(variables)
+    assert kept is not None, "uv is one of the dependencies of these tests"
+    arguments = ["--python", str(environment.python), "--find-links", str(wheel.parent), "--constraint", str(limits)]
+    arguments += [f"{wheel}[{extra}]" if extra else str(wheel), *others]
+    assert uv_install(arguments, variables, kept / "mailroom-wheels")
 
 
 def lowest(wheel: Path, extra: str) -> list[str]:
@@ -98,14 +90,17 @@ def lowest(wheel: Path, extra: str) -> list[str]:
 
 def requirements(wheel: Path, extra: str) -> list[Requirement]:
     """Return the direct dependencies of the wheel with an extra, or several, on this machine."""
-    with ZipFile(wheel) as archive:
-        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        metadata = Metadata.from_email(archive.read(name), validate=False)
     return [
         each
-        for each in metadata.requires_dist or []
+        for each in metadata(wheel).requires_dist or []
         if each.marker is None or any(each.marker.evaluate({"extra": name}) for name in extra.split(","))
     ]
+
+
+def metadata(wheel: Path) -> Metadata:
+    with ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return Metadata.from_email(archive.read(name), validate=False)
 
 
 def lower_bound(requirement: Requirement) -> Version:

@@ -9,7 +9,10 @@ from zipfile import ZipFile
 import pytest
 from packaging.metadata import Metadata
 
+from tests.wheel import environment
 from tests.wheel.conftest import ROOT
+
+pytestmark = pytest.mark.xdist_group("alone")
 
 PACKAGES = {"mailroom", "outbox", "inbox", "dispatcher", "spark_jobs"}
 # What Spark looks for at the top; the checkout keeps it in a directory.
@@ -28,10 +31,8 @@ def in_wheel(wheel: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def metadata(wheel: Path, in_wheel: set[str]) -> Metadata:
-    [name] = [name for name in in_wheel if name.endswith(".dist-info/METADATA")]
-    with ZipFile(wheel) as archive:
-        return Metadata.from_email(archive.read(name), validate=False)
+def metadata(wheel: Path) -> Metadata:
+    return environment.metadata(wheel)
 
 
 def listed_by_git(*options: str) -> set[str]:
