@@ -24,19 +24,22 @@ LISTED = {
 MODULES = [module for module in LISTED if module != "spark_jobs"]  # that one needs Spark: tests/spark/test_public.py
 
 
-def public() -> Iterator[tuple[str, str, Any]]:
-    """All public names: in which module, and what they are."""
-    for module in MODULES:
+def public(*modules: str) -> Iterator[tuple[str, str, Any]]:
+    """The public names of the modules, or all: in which module, and what they are."""
+    for module in modules or MODULES:
         found = import_module(module)
         yield from ((module, name, getattr(found, name)) for name in LISTED[module])
 
 
-def test_public_names_are_those_that_are_listed() -> None:
-    assert {module: sorted(import_module(module).__all__) for module in MODULES} == {
-        module: LISTED[module] for module in MODULES
-    }
-    for _, name, value in public():
+def names_are_those_that_are_listed(*modules: str) -> None:
+    found = {module: sorted(import_module(module).__all__) for module in modules}
+    assert found == {module: LISTED[module] for module in modules}
+    for _, name, value in public(*modules):
         assert not (inspect.isclass(value) or inspect.isfunction(value)) or value.__doc__, name
+
+
+def test_public_names_are_those_that_are_listed() -> None:
+    names_are_those_that_are_listed(*MODULES)
 
 
 def public_calls(name: str, value: object) -> Iterator[tuple[str, inspect.Signature]]:

@@ -98,7 +98,7 @@ def collected(file: Path, *arguments: str) -> Counter[str]:
         "-p",
         "tests.conftest",
     )
-    command = [sys.executable, "-m", "pytest", *options, f"-c{ROOT / 'pyproject.toml'}", file, *arguments]
+    command = [sys.executable, "-m", "pytest", *options, f"-c{ROOT / 'pyproject.toml'}", str(file), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     found = (
         re.fullmatch(r".*::test_(\w+)(?:\[(?:(pg\d+)|[^\]-]*)(?:-.*)?\])?", line) for line in done.stdout.splitlines()

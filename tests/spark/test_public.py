@@ -4,4 +4,4 @@ from tests.project import test_public as pages
 
 
 def test_public_names_of_spark_jobs_are_those_that_are_listed() -> None:
-    pages.test_public_names_are_those_that_are_listed("spark_jobs")
+    pages.names_are_those_that_are_listed("spark_jobs")

@@ -9,8 +9,9 @@ and `make check` record them in `.cache/durations`, and say which rooms took mor
 import json
 import sys
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -57,11 +58,11 @@ def over(cases: Mapping[str, int], budget: Mapping[str, Room]) -> dict[str, str]
 
 def record(run: str, reports: Iterable[pytest.TestReport]) -> list[str]:
     """Write what a run took, and return a line for each room that took more of it than its part."""
-    tests: Counter[str] = Counter()
+    tests: defaultdict[str, float] = defaultdict(float)
     for report in reports:
         tests[report.nodeid] += report.duration
     DURATIONS.mkdir(parents=True, exist_ok=True)
-    (DURATIONS / f"{run}.json").write_text(json.dumps(dict(tests.most_common()), indent=0))
+    (DURATIONS / f"{run}.json").write_text(json.dumps(dict(sorted(tests.items(), key=itemgetter(1), reverse=True)), indent=0))
     return slow(_seconds(tests), budget_of(run))
 
 
@@ -76,8 +77,8 @@ def slow(seconds: Mapping[str, float], budget: Mapping[str, Room]) -> list[str]:
     ]
 
 
-def _seconds(tests: Mapping[str, float]) -> Counter[str]:
-    seconds: Counter[str] = Counter()
+def _seconds(tests: Mapping[str, float]) -> Mapping[str, float]:
+    seconds: defaultdict[str, float] = defaultdict(float)
     for nodeid, duration in tests.items():
         seconds[room_of(nodeid)] += duration
     return seconds
