@@ -159,7 +159,7 @@ async def test_queue_of_notifications_that_fills_up_is_warned_of(
 ) -> None:
     duty = mock.Mock()
     async with await settings.connect_async(dsn, "test", leading.KEEPER) as keeper:
-        for warn_at, warnings in ((leading.WARN_AT, 0), (1e-6, 1)):
+        for warn_at, warnings in ((0.10, 0), (1e-6, 1)):
             monkeypatch.setattr(leading, "WARN_AT", warn_at)
             await Dispatcher(dsn)._check_queue(keeper, duty)
             assert len(warnings_of(caplog, "mailroom.dispatcher")) == warnings
