@@ -62,7 +62,9 @@ def record(run: str, reports: Iterable[pytest.TestReport]) -> list[str]:
     for report in reports:
         tests[report.nodeid] += report.duration
     DURATIONS.mkdir(parents=True, exist_ok=True)
-    (DURATIONS / f"{run}.json").write_text(json.dumps(dict(sorted(tests.items(), key=itemgetter(1), reverse=True)), indent=0))
+    (DURATIONS / f"{run}.json").write_text(
+        json.dumps(dict(sorted(tests.items(), key=itemgetter(1), reverse=True)), indent=0)
+    )
     return slow(_seconds(tests), budget_of(run))
 
 
