@@ -59,8 +59,9 @@ pipeline: $(SPARK_STAMP) ## The same flights from a CSV through Spark, the outbo
 test: $(STAMP) ## The tests, without the slow ones and with a sample of many cases
 	$(BIN)/python -m pytest $(OF_TEST)
 
+# With Spark, which uv then has in its cache for the wheel's own environments.
 .PHONY: test-wheel
-test-wheel: $(STAMP) ## Build the distributions, and try the wheel alone and with all extras in environments of their own
+test-wheel: $(SPARK_STAMP) ## Build the distributions, and try the wheel alone and with all extras in environments of their own
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/wheel --run $(or $(RUN),check) $(call reported,$@)
 
 .PHONY: release-check

@@ -69,7 +69,7 @@ def spark(password: None, quick_python: None) -> "Iterator[SparkSession]":
         pytest.skip(str(error))
     # A source has to be named before the session starts.
     jars = [*jdbc_config().values(), *map(str, spark_kafka_jars())]
-    settings = {"spark.sql.session.timeZone": "UTC", "spark.jars": ",".join(jars), **quick.FILES}
+    settings = {"spark.sql.session.timeZone": "UTC", "spark.jars": ",".join(jars), **quick.FILES, **quick.QUERIES}
     session = spark_session("mailroom tests", "local[2,4]", settings)
     session.sparkContext.setLogLevel("OFF")
     yield session

@@ -18,6 +18,9 @@ FILES = {
     ),
 }
 
+# Spark makes Java of each query and compiles it, for a few rows: that is half of an audit's time, of 13 such queries.
+QUERIES = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+
 
 def use() -> None:
     """Let each Java that is started from here on be quick, but for the executors of a cluster."""

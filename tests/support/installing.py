@@ -66,14 +66,16 @@ def configured() -> dict[str, str]:
     return uv_variables(listed.stdout)
 
 
-def cache(environment: Mapping[str, str]) -> Path | None:
-    """Return the directory of uv's cache; None without uv."""
+def uv_install(arguments: list[str], environment: Mapping[str, str], key: str = "") -> bool:
+    """Run `uv pip install`, and tell whether that worked.
+
+    Where this key, or anything of ours if there is none, was installed that day, the cache is tried first.
+    """
     asked = subprocess.run([*UV, "cache", "dir"], capture_output=True, text=True, check=False, env=environment)
-    return None if asked.returncode else Path(asked.stdout.strip())
-
-
-def uv_install(arguments: list[str], environment: Mapping[str, str], mark: Path) -> bool:
-    """Run `uv pip install`, and tell whether that worked. A mark of that day says that the cache may have it all."""
+    if asked.returncode:
+        return False
+    marks = [Path(asked.stdout.strip(), name) for name in ("mailroom", f"mailroom-{key}")]
+    mark = marks[bool(key)]
     install = [*UV, "--quiet", "pip", "install", *arguments]
     if mark.exists() and time.time() - mark.stat().st_mtime < FRESH_S:
         known = subprocess.run([*install, "--offline"], capture_output=True, check=False, env=environment)
@@ -81,26 +83,23 @@ def uv_install(arguments: list[str], environment: Mapping[str, str], mark: Path)
             return True
     if subprocess.run(install, check=False, env=environment).returncode:
         return False
-    mark.touch()
+    for mark in marks:
+        mark.touch()
     return True
 
 
-def by_uv(targets: list[str]) -> bool:
+def by_uv(targets: list[str], extras: str) -> bool:
     """Install into the environment of this Python by uv, and tell whether that worked."""
     if subprocess.run([*PIP, "install", "--quiet", "uv"], check=False).returncode:
         return False
     environment = {**os.environ, **configured()}
-    kept = cache(environment)
-    if kept is None:
-        return False
-    mark = kept / f"mailroom-{_key(targets, environment)}"
-    return uv_install(["--python", sys.executable, *targets], environment, mark)
+    return uv_install(["--python", sys.executable, *targets], environment, _key(extras, environment))
 
 
-def _key(targets: list[str], environment: Mapping[str, str]) -> str:
+def _key(extras: str, environment: Mapping[str, str]) -> str:
     """Return a hash of what decides what is installed."""
     settings = sorted(f"{name}={value}" for name, value in environment.items() if name.startswith("UV_"))
-    texts = [sys.version, *targets, *settings, *((project / "pyproject.toml").read_text() for project in PROJECTS)]
+    texts = [sys.version, extras, *settings, *((project / "pyproject.toml").read_text() for project in PROJECTS)]
     return sha256("\0".join(texts).encode()).hexdigest()[:32]
 
 
@@ -108,7 +107,7 @@ def main(extras: str) -> int:
     """Return the exit code."""
     ours, benchmarks = PROJECTS
     targets = ["--editable", f"{ours}[{extras}]", "--editable", str(benchmarks)]
-    if by_uv(targets):
+    if by_uv(targets, extras):
         return 0
     print("uv cannot install this, so pip does: it takes minutes", file=sys.stderr)  # noqa: T201 - for who runs make
     return subprocess.run([*PIP, "install", "--quiet", *targets], check=False).returncode

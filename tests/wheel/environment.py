@@ -12,7 +12,7 @@ from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tests.support.installing import cache, configured, uv_install
+from tests.support.installing import configured, uv_install
 
 NAME = "pg-mailroom"
 LIMIT_S = 300
@@ -76,11 +76,9 @@ def install(
     limits.write_text("\n".join(constraints))
     variables = environment.environment({"HOME": str(Path.home())})  # where the settings and the cache are
     variables = {**variables, **configured()}
-    kept = cache(variables)
-    assert kept is not None, "uv is one of the dependencies of these tests"
     arguments = ["--python", str(environment.python), "--find-links", str(wheel.parent), "--constraint", str(limits)]
     arguments += [f"{wheel}[{extra}]" if extra else str(wheel), *others]
-    assert uv_install(arguments, variables, kept / "mailroom-wheels")
+    assert uv_install(arguments, variables), "uv has said why"
 
 
 def lowest(wheel: Path, extra: str) -> list[str]:

@@ -16,7 +16,7 @@ from tests.wheel.conftest import LOWEST, NEWEST, Installed, at_home
 from tests.wheel.environment import Environment
 from tests.wheel.reader import PAGES, follow, follow_page
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1_800)
 
 # What shares an environment runs in one process.
 in_alone = pytest.mark.xdist_group("alone")
