@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.release.record import RECORD
+
 ROOT = Path(__file__).parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -49,6 +51,7 @@ def test_contributing_is_short() -> None:
 def test_every_path_in_contributing_exists() -> None:
     named = paths()
     assert {"mailroom/message/columns.py", "pyproject.toml", "tests/sql", "tests/cli"} <= named
+    named.remove(str(RECORD))  # which a maintainer makes
     assert [path for path in sorted(named) if not any(ROOT.glob(path))] == []
 
 
