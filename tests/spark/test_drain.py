@@ -51,10 +51,7 @@ SMALL = 100  # messages of a segment: three of them
 SPAWN = multiprocessing.get_context("spawn")
 
 
-@pytest.fixture
-def node(node: Node) -> Node:
-    node.inbox(INBOX)
-    return node
+pytestmark = pytest.mark.inbox(INBOX)
 
 
 @pytest.fixture

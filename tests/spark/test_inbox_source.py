@@ -27,14 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-@pytest.fixture
-def node(dsn: str) -> Iterator[Node]:
-    """The node, with the inbox "shipping" and another one."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        node = Node(dsn, connection)
-        node.inbox("shipping", "order.paid")
-        node.inbox("other")
-        yield node
+pytestmark = [pytest.mark.inbox("shipping", "order.paid"), pytest.mark.inbox("other")]
 
 
 @pytest.fixture

@@ -32,13 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
-@pytest.fixture
-def node(dsn: str) -> Iterator[Node]:
-    """The node, with the inbox "shipping"."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        node = Node(dsn, connection)
-        node.inbox("shipping")
-        yield node
+pytestmark = pytest.mark.inbox("shipping")
 
 
 @pytest.fixture
