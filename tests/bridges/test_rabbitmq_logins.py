@@ -94,11 +94,8 @@ def trouble_of(node: Node, text: str) -> str:
 async def test_each_wrong_file_login_or_right_is_told_in_a_line_and_then_all_comes_through(
     node: Node, secure: Secure, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name, seconds in (("PATIENCE_S", 0.05), ("LONGEST_PAUSE_S", 0.1), ("LONGEST_STOP_S", 0.2), ("LEASE_S", 0.1),
-                          ("OPEN_S", 1.0)):  # fmt: skip
+    for name, seconds in (("PATIENCE_S", 0.05), ("LONGEST_PAUSE_S", 0.1), ("LONGEST_STOP_S", 0.2), ("LEASE_S", 0.1)):
         monkeypatch.setattr(tending, name, seconds)
-    monkeypatch.setattr("dispatcher.bridges.taking.OPEN_S", 1.0)
-    monkeypatch.setattr("dispatcher.bridges.publishing.OPEN_S", 1.0)
     become(monkeypatch, "in", secure.tls)
     node.inbox("orders")
     with node.connection.transaction():
@@ -122,8 +119,10 @@ async def test_each_wrong_file_login_or_right_is_told_in_a_line_and_then_all_com
     told = []
     for options, text in wrong:
         become(monkeypatch, "out", options)
-        async with tended(node):
-            told.append(await eventually_async(partial(trouble_of, node, text)))
+        with monkeypatch.context() as impatient:  # only while it must not be opened
+            impatient.setattr("dispatcher.bridges.publishing.OPEN_S", 1.0)
+            async with tended(node):
+                told.append(await eventually_async(partial(trouble_of, node, text)))
         assert out_state(node).acked == 0
     become(monkeypatch, "out", secure.tls)
     async with tended(node):

@@ -98,7 +98,7 @@ def test_session_that_the_server_ends_while_it_idles_is_replaced_without_a_word(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     """idle_session_timeout does so, each time that nothing came for a while."""
-    dsn = make_conninfo(node.dsn, options="-c idle_session_timeout=300ms")
+    dsn = make_conninfo(node.dsn, options="-c idle_session_timeout=1s")
     with working(Worker(dsn, "shipping", write_ledger, poll_interval_s=NEVER_S)):
         for key in "abc":
             eventually(lambda: is_asleep(node) and not node.sessions("mailroom worker shipping"))
