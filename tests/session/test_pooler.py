@@ -15,7 +15,9 @@ from sqlalchemy import NullPool, create_engine
 
 from dispatcher import Dispatcher, deliver_all
 from inbox import AsyncInbox, AsyncWorker, Inbox, Worker
+from inbox.sessions import unawaited
 from inbox.sessions.unawaited import Unanswered, Unawaited
+from inbox.worker import in_flight
 from inbox.worker.in_flight import Entry, InFlight
 from mailroom import locks
 from mailroom.errors import ConfigurationError
@@ -42,6 +44,16 @@ from tests.support.working import (
 )
 
 pytestmark = [pytest.mark.inbox("shipping", backoff_s=0), pytest.mark.node_sql(LEDGER)]
+
+PATIENCE_S = unawaited.WITHIN_S
+
+
+@pytest.fixture(autouse=True)
+def as_patient_as_workers_are(_patient_entries: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a pooler has no session left for an entry, a worker goes on without it, and not after a minute."""
+    for module in (unawaited, in_flight):
+        monkeypatch.setattr(module, "WITHIN_S", PATIENCE_S)
+
 
 POLL_S = 0.1
 
