@@ -235,4 +235,4 @@ fuzz: $(STAMP) ## Hostile bytes for the CBOR reader, RUNS=1000000 of them (needs
 
 .PHONY: clean
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) site .cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site .cache .durations .mypy_cache .ruff_cache .hypothesis .import_linter_cache

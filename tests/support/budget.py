@@ -1,7 +1,7 @@
 """What the tests may cost: `tests/budget.toml` has cases and seconds of each room, so that growth is a decision.
 
 Cases are counted, and a test compares them (tests/project/test_budget.py). Seconds depend on the machine: `make test`
-and `make check` record them in `.cache/durations`, and say which rooms took more of a run than their part.
+and `make check` record them in `.durations`, and say which rooms took more of a run than their part.
 
     python -m tests.support.budget test beyond-test     # the records of these runs become the budget
 """
@@ -18,7 +18,7 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 BUDGET = TESTS / "budget.toml"
-DURATIONS = TESTS.parent / ".cache" / "durations"
+DURATIONS = TESTS.parent / ".durations"  # the docs' build empties .cache
 _FURTHER = 1.5  # so much more than its part of the budget a room may take, since machines differ
 
 Room = Mapping[str, float]
