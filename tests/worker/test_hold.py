@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
-from sqlalchemy import create_engine, exc, text
+from sqlalchemy import NullPool, create_engine, exc, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -68,7 +68,9 @@ async def opened_async(dsn: str, kind: str) -> AsyncIterator[Any]:
             yield pool
     else:
         made, driver = kind.split()
-        engine = create_async_engine(url(dsn, driver))
+        # A session that has ended gives its connection back: here it is closed by then, and may not be asked.
+        pool = NullPool if made == "sessionmaker" else None
+        engine = create_async_engine(url(dsn, driver), poolclass=pool)
         yield engine if made == "engine" else async_sessionmaker(engine)
         await engine.dispose()
 
