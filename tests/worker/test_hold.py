@@ -69,8 +69,8 @@ async def opened_async(dsn: str, kind: str) -> AsyncIterator[Any]:
     else:
         made, driver = kind.split()
         # A session that has ended gives its connection back: here it is closed by then, and may not be asked.
-        pool = NullPool if made == "sessionmaker" else None
-        engine = create_async_engine(url(dsn, driver), poolclass=pool)
+        poolclass = NullPool if made == "sessionmaker" else None
+        engine = create_async_engine(url(dsn, driver), poolclass=poolclass)
         yield engine if made == "engine" else async_sessionmaker(engine)
         await engine.dispose()
 
