@@ -197,6 +197,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.slow
 def test_command_that_cannot_log_in_shows_no_password(dsn: str) -> None:
     for command, wrong in product(COMMANDS, (MALFORMED["raw"], REFUSED["URL"](dsn))):
         for result in (mailroom(*command, dsn=wrong), mailroom(*command, "--dsn", wrong)):
@@ -204,6 +205,7 @@ def test_command_that_cannot_log_in_shows_no_password(dsn: str) -> None:
             assert shows_nothing(result.output + result.stderr + all_of(result.exception or Exception())), command
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("given", ["argument", "environment"])
 @pytest.mark.parametrize("how", ["raw", "URL"])
@@ -266,6 +268,7 @@ def told(verdict: type[Park | Retry | Skip]) -> Callable[[Message, Any], None]:
 HANDLERS = {"exception": careless, "database": aborting, "park": told(Park), "skip": told(Skip), "retry": told(Retry)}
 
 
+@pytest.mark.slow
 def test_handler_that_fails_is_logged_without_what_it_says(node: Node, logged: Callable[[], str]) -> None:
     """First in a batch with others, and then, as a failing key, alone."""
     for key in HANDLERS:

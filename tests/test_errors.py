@@ -66,6 +66,7 @@ def made() -> Iterator[tuple[str, ast.Call]]:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}: {name}", node
 
 
+@pytest.mark.slow
 def test_every_error_is_made_with_a_code() -> None:
     places = dict(made())
     assert len(places) > 300

@@ -94,6 +94,7 @@ def seen(message: Message) -> tuple[object, ...]:
     return message.key, message.value, dict(message.headers)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["psycopg", "Connection psycopg2", "Session pg8000"])
 def test_hostile_keys_headers_and_values_come_back_equal(dsn: str, connect: Connect, kind: str) -> None:
@@ -491,6 +492,7 @@ def test_what_did_not_fit_is_not_overtaken_by_another_reaper(node: Node, connect
     assert rest == ([[0, 1]] if end == "rollback" else []) + [[2, 3], [4, 5], [6]]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_claims")
 def test_claims_together_take_every_message_once_in_the_order_of_its_key(node: Node, connect: Connect) -> None:
     connection = connect()

@@ -233,6 +233,7 @@ def follow(history: History, steps: Sequence[tuple[Any, ...]]) -> None:
 NO_FIXTURE_CHECK = [HealthCheck.function_scoped_fixture]
 
 
+@pytest.mark.slow
 @given(steps=histories)
 @settings(max_examples=100, deadline=None, suppress_health_check=NO_FIXTURE_CHECK)
 def test_no_history_loses_doubles_or_overtakes_a_message(begin: Begin, steps: list[tuple[Any, ...]]) -> None:

@@ -150,6 +150,7 @@ def test_a_second_call_takes_the_place_of_the_first(node: Node, spans: Spans) ->
     assert others.one("send order.paid")
 
 
+@pytest.mark.slow
 def test_a_command_makes_spans_under_opentelemetry_instrument(node: Node) -> None:
     node.send("order.paid", 1, headers={"traceparent": GIVEN})
     found = subprocess.run(

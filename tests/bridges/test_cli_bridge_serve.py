@@ -68,6 +68,7 @@ def raw(port: int, text: bytes) -> bytes:
         return client.recv(len(b"HTTP/1.1 413"), socket.MSG_WAITALL)
 
 
+@pytest.mark.slow
 def test_process_takes_requests_as_a_writer_and_answers_those_in_hand_when_it_is_stopped(
     node: Node, connect: Connect
 ) -> None:
@@ -110,6 +111,7 @@ def test_process_takes_requests_as_a_writer_and_answers_those_in_hand_when_it_is
     assert [message.key for message in testing.sent(node.connection, "order.paid")] == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_process_ends_in_time_although_a_client_is_still_sending(node: Node) -> None:
     with (
         running(node.dsn, "--unsigned", stop_s=0.1) as (call, port),

@@ -59,6 +59,7 @@ def is_same(ours: Any, shown: Any) -> bool:
     return bool(ours == shown)
 
 
+@pytest.mark.slow
 def test_a_record_and_psql_show_the_same_value(node: Node) -> None:
     values = {**GOLDEN_VALUES, "keys": {"a": 1, b"a": 2, '\\ "': [True, False, None]}}
     del values["epoch_half_seconds"], values["nanoseconds"]  # shown with other zeros, or with more than Python has

@@ -40,6 +40,7 @@ def looking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_source, "LOOK_S", 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exactly_once", [False, True])
 async def test_messages_come_through_once_and_in_order_while_the_broker_fails(
     node: Node, mock_kafka: MockKafka, exactly_once: bool
@@ -63,6 +64,7 @@ async def test_messages_come_through_once_and_in_order_while_the_broker_fails(
         assert len(log) == len(set(log)) == 2 * MESSAGES
 
 
+@pytest.mark.slow
 async def test_what_was_published_before_a_crash_comes_in_once(node: Node, mock_kafka: MockKafka) -> None:
     """The broker has it, and the database does not know: as if the dispatcher had died before it committed that."""
     mock_kafka.create("crash", 3)
@@ -88,6 +90,7 @@ async def crashed(node: Node, client: dict[str, object], *, exactly_once: bool) 
     return log
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_broker_that_is_away_holds_up_nothing_but_its_bridge(node: Node, mock_kafka: MockKafka) -> None:
     mock_kafka.create("away", 1)

@@ -189,6 +189,7 @@ async def test_two_bridges_in_from_one_topic_are_two_origins_with_the_same_ids(
     assert twice == [(2,)] * 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exactly_once", [False, True])
 async def test_two_bridges_out_to_one_topic_keep_an_order_each_and_write_what_both_have_twice(
     node: Node, mock_kafka: MockKafka, exactly_once: bool

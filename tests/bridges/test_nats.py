@@ -94,6 +94,7 @@ async def log(nats: Nats, stream: str) -> list[RawStreamMsg]:
         return [await js.get_msg(stream, seq) for seq in range(max(1, state.first_seq), state.last_seq + 1)]
 
 
+@pytest.mark.slow
 async def test_messages_come_through_once_and_in_order_also_while_the_server_dies(node: Node, nats: Nats) -> None:
     await create(nats, "through")
     bridged(node, nats, "through")

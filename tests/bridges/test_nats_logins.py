@@ -214,6 +214,7 @@ def test_keys_without_their_package_say_what_to_install(tmp_path: Path, monkeypa
 # -- Rights -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_right_that_is_denied_for_a_subject_concerns_its_records_only(
     node: Node, secure: Secure, monkeypatch: pytest.MonkeyPatch
 ) -> None:

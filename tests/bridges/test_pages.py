@@ -69,6 +69,7 @@ def received(dsn: str, inbox: str) -> list[tuple[object, ...]]:
         return connection.execute(query, [inbox]).fetchall()
 
 
+@pytest.mark.slow
 def test_broker_of_ones_own_that_the_page_shows_publishes_and_is_read(desk: str, tmp_path: Path) -> None:
     [module], [console] = found("bridges.md", "py", "class Publisher"), found("bridges.md", "console", "lines:Source")
     (tmp_path / "lines.py").write_text(module.text)
@@ -82,6 +83,7 @@ def test_broker_of_ones_own_that_the_page_shows_publishes_and_is_read(desk: str,
     assert [(key, value) for key, value, _ in lines] == [("a", "42"), ("b", "42"), ("a", "42")]
 
 
+@pytest.mark.slow
 def test_first_steps_with_kafka_lead_to_a_record_and_to_a_message(desk: str) -> None:
     out, sent, into, seen = found(
         "kafka.md", "console", "bridge out orders", "mailroom outbox send", "bridge in stock", "inbox peek reorder"

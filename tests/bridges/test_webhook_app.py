@@ -308,6 +308,7 @@ def part(body: bytes, *, more: bool = True) -> dict[str, Any]:
     return {"type": "http.request", "body": body, "more_body": more}
 
 
+@pytest.mark.slow
 async def test_body_that_is_too_large_is_refused_before_all_of_it_was_read(node: Node) -> None:
     app = app_of(node.dsn, max_bytes=10)
     too_large = [413, "MR-webhook-too-large"]

@@ -85,6 +85,7 @@ def test_typo_is_told_what_was_meant() -> None:
     assert meant == [True, True, True, True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("command", [["status"], ["inbox", "list"], ["dispatcher", "deliver-all"]])
 def test_closed_stdout_is_no_failure(command: list[str], dsn: str, connect: Connect) -> None:
@@ -117,6 +118,7 @@ def test_older_schema_names_the_command(dsn: str, connect: Connect) -> None:
     assert "Run: mailroom migrate" in error_of(mailroom("status", dsn=dsn))
 
 
+@pytest.mark.slow
 def test_migrate_makes_brings_up_and_removes_a_schema(empty_dsn: str) -> None:
     assert json_of("migrate", "--schema", "shop", dsn=empty_dsn)["before"] is None
     assert "nothing to do" in done("migrate", "--schema", "shop", dsn=empty_dsn)
@@ -264,6 +266,7 @@ def test_what_steers_a_terminal_is_escaped(dsn: str) -> None:
     assert "\x1b" not in mailroom("inbox", "peek", "\x1b[31m", dsn=dsn).output
 
 
+@pytest.mark.slow
 def test_command_that_cannot_be_imported_leaves_the_others_usable(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
     known = {
         "ghost": EntryPoint("ghost", "no_such_package.cli:ghost", cli_root.GROUP),
@@ -303,6 +306,7 @@ def test_what_distributions_declare_is_read_once(monkeypatch: pytest.MonkeyPatch
     assert asked in ([], [cli_root.GROUP])  # none if another test has asked before
 
 
+@pytest.mark.slow
 def test_commands_are_imported_only_when_asked_for(dsn: str) -> None:
     modules = "m for m in ('outbox', 'inbox', 'dispatcher', 'mailroom_bench', 'examples', 'alembic', 'sqlalchemy')"
     script = (

@@ -29,6 +29,7 @@ def test_status_without_a_dispatcher_fails_and_says_how_to_start_one(dsn: str) -
     assert done("dispatcher", "status", "--json", dsn=dsn, exit_code=1) == "null\n"
 
 
+@pytest.mark.slow
 @shipping
 def test_run_delivers_leads_and_ends_on_sigterm(node: Node) -> None:
     dsn = node.dsn
@@ -50,6 +51,7 @@ def test_run_delivers_leads_and_ends_on_sigterm(node: Node) -> None:
     assert "none leads" in done("dispatcher", "status", dsn=dsn, exit_code=1)
 
 
+@pytest.mark.slow
 @shipping
 def test_run_with_metrics_tells_what_it_counts_what_catalogs_say_and_what_it_samples(node: Node) -> None:
     node.send("orders", 1)
@@ -80,6 +82,7 @@ def test_run_with_metrics_tells_what_it_counts_what_catalogs_say_and_what_it_sam
     assert call.returncode == 0, error
 
 
+@pytest.mark.slow
 def test_run_without_a_schema_is_told_at_once(empty_dsn: str) -> None:
     result = mailroom("dispatcher", "deliver-all", dsn=empty_dsn)
     assert "Run: mailroom migrate" in result.stderr

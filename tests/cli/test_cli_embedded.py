@@ -96,6 +96,7 @@ def test_dsn_starts_the_server_prints_only_that_and_leaves_it_running(home: Home
     assert mailroom("status", dsn=dsn).exit_code == 0
 
 
+@pytest.mark.slow
 def test_dsn_is_what_a_shell_exports(home: Home) -> None:
     script = f"export MAILROOM_DSN=$({sys.executable} -m mailroom embedded dsn); {sys.executable} -m mailroom migrate"
     ran = subprocess.run(["sh", "-c", script], env=os.environ | home, capture_output=True, text=True, check=False)

@@ -49,6 +49,7 @@ def test_status_without_an_executor_says_how_to_start_one(dsn: str) -> None:
     assert done("executor", "status", "--json", dsn=dsn, exit_code=1) == "null\n"
 
 
+@pytest.mark.slow
 def test_run_executes_leads_and_delivers_nothing(node: Node) -> None:
     node.inbox("shipping")
     call = process("executor", "run", dsn=node.dsn)

@@ -265,6 +265,7 @@ class services:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "async_", "await_"), [("Worker", "", ""), ("AsyncWorker", "async ", "await ")])
 def test_worker_runs_on_the_database_given_until_it_is_told_to_stop(
     kind: str, async_: str, await_: str, node: Node, tmp_path: Path

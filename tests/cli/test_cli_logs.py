@@ -106,6 +106,7 @@ def test_format_that_is_not_there_is_wrong_usage() -> None:
     assert "MAILROOM_LOG_FORMAT" in result.stderr
 
 
+@pytest.mark.slow
 def test_dispatcher_logs_json_alone(node: Node) -> None:
     call = process("dispatcher", "run", "--log-format", "json", dsn=node.dsn, stdout=subprocess.PIPE)
     try:

@@ -274,6 +274,7 @@ def live(node: Node) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
             os.close(screen_fd)
 
 
+@pytest.mark.slow
 def test_live_screen_ends_by_a_key_and_by_an_interrupt(node: Node) -> None:
     with live(node) as (_, by_key), live(node) as (process, by_signal):
         until(by_key, b"quiet")

@@ -116,6 +116,7 @@ def too_wide(text: str, width: int) -> list[str]:
     return [line for line in text.splitlines() if cell_len(line) > width]
 
 
+@pytest.mark.slow
 def test_output_fits_every_width(node: Node) -> None:
     share(tail)
     calls = fill(node)
@@ -131,6 +132,7 @@ def test_output_fits_every_width(node: Node) -> None:
         assert text.count("x") >= 6 * 300
 
 
+@pytest.mark.slow
 def test_help_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     for command in (tail, completion):
         share(command)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 from click.testing import CliRunner, Result
 
 from dispatcher.cli.dashboard import dashboard, is_loopback, resolver
@@ -50,6 +51,7 @@ def running(dsn: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], 
         call.communicate()
 
 
+@pytest.mark.slow
 def test_process_serves_an_auditor_until_it_is_stopped(node: Node) -> None:
     node.inbox("shipping", "order.paid")
     node.send("nobody", key="k")

@@ -105,6 +105,7 @@ def every_page(browser: Client, trouble: Trouble) -> Iterator[str]:
         yield browser.get("/message/path", id=str(getattr(trouble, name))).text
 
 
+@pytest.mark.slow
 def test_no_payload_is_shown_unless_allowed(browser: Client, trouble: Trouble) -> None:
     assert not [page for page in every_page(browser, trouble) if SECRET in page]
 
@@ -136,6 +137,7 @@ class _Loads(HTMLParser):
         self.scripts += tag == "script"
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere_and_no_script_is_in_a_page(browser: Client, trouble: Trouble) -> None:
     for page in every_page(browser, trouble):
         found = _Loads(page)

@@ -170,6 +170,7 @@ async def test_standby_delivers_nothing_and_takes_over_at_once_from_a_leader_tha
             assert node.value("SELECT epoch FROM mailroom.lease WHERE role = 'dispatcher'") == 2
 
 
+@pytest.mark.slow
 async def test_standby_takes_over_from_a_killed_leader(node: Node) -> None:
     with daemon(node.dsn, PATIENT) as first:
         await eventually_async(lambda: leaders(node).get("dispatcher") == first.pid)

@@ -120,6 +120,7 @@ def test_errors_of_the_database_are_django_s(connection: Any) -> None:
         OUTBOX.send(connection, "order.paid", 1)
 
 
+@pytest.mark.slow
 def test_node_is_migrated_on_django_s_connection(node: Node, connection: Any) -> None:
     with transaction.atomic():
         migrate(connection, schema="tenant")
@@ -460,6 +461,7 @@ with in_hand(object(), 1, datetime.datetime.now(datetime.UTC)):
 """
 
 
+@pytest.mark.slow
 def test_django_that_is_imported_and_not_set_up_fails_no_message() -> None:
     """Other packages import it only to look whether it is there."""
     environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}

@@ -110,6 +110,7 @@ def guest(node: Node) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asks", ["called", "asked"])
 async def test_call_leaves_the_session_as_it_found_it(node: Node, executor: BatchExecutor, asks: str) -> None:
     guest(node)

@@ -106,6 +106,7 @@ def test_places_that_are_struck_are_there() -> None:
     assert {*CENTRAL, *worst} <= {*names_of_statements().values(), *calls}
 
 
+@pytest.mark.slow
 def test_mutants_apply() -> None:
     program = "from tests.faults.bridges.mutants import MUTANTS, apply\nfor name in MUTANTS: apply(name)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -501,6 +501,7 @@ def test_claims_take_of_as_many_keys_as_before_if_they_may_take_one_message_of_e
     assert len(inbox.reap_any(connection, max_keys=20, per_key=1)) == 20
 
 
+@pytest.mark.slow
 def test_claims_read_more_of_the_oldest_while_others_hold_some_of_their_keys(
     connect: Connect, filler: psycopg.Connection[Any]
 ) -> None:

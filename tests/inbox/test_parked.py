@@ -516,6 +516,7 @@ class Actor:
 BESIDE = ("move", "floor", "deliver", "reap", "reap_any", "park", "replay")
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("beside", "end"), list(product(BESIDE, ("commit", "rollback"))))
 def test_nothing_is_lost_doubled_or_overtaken_whatever_runs_beside_a_replay(

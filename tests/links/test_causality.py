@@ -212,6 +212,7 @@ def nodes(databases: Databases) -> Iterator[list[Node]]:
         yield nodes
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", [1, 0, 2, 3])
 def test_no_effect_comes_before_its_cause_whoever_reads_whom(nodes: list[Node], seed: int) -> None:

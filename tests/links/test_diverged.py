@@ -191,6 +191,7 @@ def pair(source: Node, target: Node, binaries: Binaries) -> Pair:
 # -- The source back in time ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_source_put_back_in_time_loses_what_it_lost_and_nothing_comes_twice(pair: Pair) -> None:
     """With messages in its outbox and scheduled when it was dumped, which it stamps again."""
     assert await pair.turns() == ["read"]

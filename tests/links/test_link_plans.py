@@ -147,6 +147,7 @@ READS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trimmed", [30_000, pytest.param(200_000, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])]
 )

@@ -66,6 +66,7 @@ def outcomes(reception: Any) -> dict[str, int]:
 # -- The clock --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(
     clock=st.integers(0, 2**61),
     sent=st.lists(st.tuples(st.integers(1, 2**61), st.booleans()), min_size=1, max_size=12),

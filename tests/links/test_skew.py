@@ -122,6 +122,7 @@ def test_every_column_crosses_between_two_versions_of_postgresql(mixed: tuple[Li
         assert_as_sent(pair)
 
 
+@pytest.mark.slow
 def test_total_order_holds_between_two_versions_of_postgresql(mixed: tuple[Linked, Linked]) -> None:
     """What each of the nodes has stamped stands in one order, which is the same at both."""
     nodes = [pair.source for pair in mixed]

@@ -392,6 +392,7 @@ def ring(databases: Databases) -> Iterator[list[Node]]:
         yield nodes
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_three_nodes_have_one_order_whatever_the_turns(ring: list[Node], seed: int) -> None:

@@ -128,6 +128,7 @@ async def flowing(reader: Reader) -> None:
     await reader.flows()
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("changes", "said"),
@@ -170,12 +171,14 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("breaking", REFUSED)
 async def test_what_a_person_must_end_stops_the_link_and_it_goes_on_when_he_has(reader: Reader, breaking: str) -> None:
     await stops_and_goes_on(reader, *REFUSED[breaking])
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("table", ["transit", "node", "link"])
 async def test_what_a_policy_hides_stops_the_link_until_it_is_seen(reader: Reader, table: str) -> None:

@@ -146,6 +146,7 @@ async def test_reader_looks_once_more_before_it_sleeps(pair: Linked) -> None:
     assert await visit(pair) == IDLE
 
 
+@pytest.mark.slow
 async def test_row_that_is_stamped_while_the_reader_falls_asleep_is_found(pair: Linked) -> None:
     """At whatever step, each of them on a visit of its own."""
     for at in range(len(IDLE)):

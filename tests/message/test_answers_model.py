@@ -202,6 +202,7 @@ def handlers_of(world: World) -> Handlers:
     return handlers
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(6))
 def test_each_command_has_the_answers_that_the_contract_says(

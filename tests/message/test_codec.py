@@ -304,6 +304,7 @@ WITH_ITEMS: dict[str, tuple[object, int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", WITH_ITEMS)
 def test_value_may_have_as_many_items_as_the_limit_and_no_more(kind: str) -> None:
@@ -375,6 +376,7 @@ hostile = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(supported)
 @settings(deadline=None)
 def test_every_supported_value_comes_back_equal(value: object) -> None:
@@ -629,12 +631,14 @@ def decodes_or_refuses(raw: bytes) -> None:
         assert decode(encode(value)) == value
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=200))
 @settings(max_examples=500, deadline=None)
 def test_random_bytes_decode_or_raise_decode_error(raw: bytes) -> None:
     decodes_or_refuses(raw)
 
 
+@pytest.mark.slow
 @given(supported.map(encode), st.randoms(use_true_random=False))
 @settings(max_examples=200, deadline=None)
 def test_damaged_values_decode_or_raise_decode_error(raw: bytes, chance: random.Random) -> None:
@@ -654,6 +658,7 @@ def test_damaged_values_decode_or_raise_decode_error(raw: bytes, chance: random.
     decodes_or_refuses(bytes(damaged))
 
 
+@pytest.mark.slow
 @given(supported.map(encode), st.binary(min_size=1, max_size=3))
 @settings(deadline=None)
 def test_bytes_behind_a_value_are_always_noticed(raw: bytes, more: bytes) -> None:

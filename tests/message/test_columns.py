@@ -53,6 +53,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_column_that_is_added_is_dropped_on_no_way(copy: Path, dsn: str, target_dsn: str) -> None:
     command = [sys.executable, "-m", "tests.support.carried_column", dsn, target_dsn]
     done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=120)

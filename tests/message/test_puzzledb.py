@@ -340,6 +340,7 @@ def test_what_is_written_is_read_as_the_same(wanted: MessageObject, deleted: Any
     assert list(cbor2.loads(raw)) == sorted(FIELDS)
 
 
+@pytest.mark.slow
 @given(supported | hostile)
 @settings(deadline=None)
 def test_object_comes_back_as_codec_brings_it_back_or_is_refused(value: object) -> None:

@@ -114,6 +114,7 @@ def test_scheduled_messages_count_for_the_outbox(node: Node) -> None:
     assert (raised.table, raised.column, raised.value) == ("outbox", "position", 1 + BEYOND)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["migrate", "dispatcher"])
 def test_messages_sent_after_the_move_come_behind_those_that_waited(node: Node, way: str) -> None:
     node.inbox("shipping", "order.paid")

@@ -106,6 +106,7 @@ def test_it_is_known_after_its_message_was_delivered_and_reaped(connect: Connect
         assert values(connection) == []
 
 
+@pytest.mark.slow
 def test_nodes_know_only_their_own(dsn: str, session: Session) -> None:
     with opened(dsn, "Connection psycopg") as connection:
         schema.migrate(connection, schema="second")

@@ -375,6 +375,7 @@ def accepts(send: Callable[[], object]) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_key_that_python_accepts_the_table_accepts_and_gives_back(connect: Connect) -> None:
     connection = connect()
 
@@ -392,6 +393,7 @@ def test_key_that_python_accepts_the_table_accepts_and_gives_back(connect: Conne
     check()
 
 
+@pytest.mark.slow
 def test_headers_are_measured_as_the_table_measures_them(connect: Connect) -> None:
     connection = connect()
 

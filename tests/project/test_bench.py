@@ -57,9 +57,10 @@ def _figures(*runs: Mapping[str, float], lines: tuple[Line, ...]) -> list[Any]:
     return list(measure(measurement, Setup("", 1), len(runs)))
 
 
-LONG = ("cost", "stuck", "waiting")
+LONG = ("bridges", "cost", "stuck", "waiting")
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.nightly] if name in LONG else []) for name in MEASUREMENTS]
@@ -167,6 +168,7 @@ def test_a_terminated_run_ends_with_all_its_processes(dsn: str, connect: Connect
             bench.kill()
 
 
+@pytest.mark.slow
 def test_a_run_leaves_no_schema_behind(dsn: str, connect: Connect) -> None:
     count = "SELECT count(*) FROM pg_namespace"
     with connect(autocommit=True) as connection:
@@ -213,6 +215,7 @@ def test_values_take_200_bytes_and_come_equally_often_per_key() -> None:
     assert {keys.count(key) for key in keys} == {4}
 
 
+@pytest.mark.slow
 def test_messages_sent_by_sql_have_the_keys_that_python_gives(dsn: str, connect: Connect) -> None:
     with fresh_node(dsn) as node, connect(autocommit=True) as connection:
         node.send(25, keys=10)

@@ -56,6 +56,7 @@ def _bounds(call: ast.Call) -> Iterator[ast.expr]:
         yield from (keyword.value for keyword in call.keywords if keyword.arg in ("timeout", "timeout_s"))
 
 
+@pytest.mark.slow
 def test_waits_that_end_unless_something_is_wrong_last_a_minute() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {bound}"

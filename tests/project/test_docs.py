@@ -309,6 +309,7 @@ def reader_without_server(
     assert (stopped.exit_code, stopped.stdout) == (0, "The embedded server is stopped.\n")
 
 
+@pytest.mark.slow
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("page", pages_with(lambda block: block.language == "python" or bool(block.marker)))
 def test_a_reader_who_follows_the_page_gets_what_it_says(page: Path, reader: Callable[[Path], Page]) -> None:
@@ -382,6 +383,7 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.slow
 def test_the_page_of_the_command_line_is_what_the_commands_say() -> None:
     command = [sys.executable, "-m", "tests.cli_reference", "--print"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=True, timeout=WITHIN_S)

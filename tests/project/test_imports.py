@@ -45,6 +45,7 @@ def imported(*names: str) -> dict[str, str]:
     return {name: file for name, file in found.items() if str(ROOT) in file or "site-packages" in file}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("names", "others", "most"), CASES)
 def test_import_brings_few_modules_and_no_library_that_only_a_command_or_a_migration_needs(
     names: list[str], others: set[str], most: int

@@ -40,6 +40,7 @@ def wrong_with(mutant: Mutant) -> Iterator[str]:
             yield f"{mutant.name}: there is no {test}"
 
 
+@pytest.mark.slow
 def test_mutants_apply_and_their_tests_exist() -> None:
     assert [trouble for mutant in MUTANTS for trouble in wrong_with(mutant)] == []
 

@@ -102,6 +102,7 @@ def test_worker_in_a_module_of_a_package_s_name_is_refused(name: str) -> None:
     assert "rename your module" in error_of(mailroom("worker", "run", f"{name}:worker"))
 
 
+@pytest.mark.slow
 def test_package_that_two_distributions_installed_names_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +118,7 @@ def test_package_that_two_distributions_installed_names_the_other(
     assert "pip install --force-reinstall --no-deps pg-mailroom" in said
 
 
+@pytest.mark.slow
 def test_command_that_lacks_a_module_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"ghost": EntryPoint("ghost", "no_such_package.cli:ghost", cli_root.GROUP)}
     monkeypatch.setattr(cli_root.root, "_entry_points", lambda: known)
@@ -125,6 +127,7 @@ def test_command_that_lacks_a_module_names_the_install_command(monkeypatch: pyte
     )
 
 
+@pytest.mark.slow
 def test_command_that_fails_of_something_else_says_what_and_not_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

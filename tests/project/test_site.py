@@ -109,12 +109,14 @@ def built(directory: Path, builder: str, **pages: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+# `make docs` builds by the first.
+builders = pytest.mark.parametrize("builder", ["zensical", pytest.param("mkdocs", marks=pytest.mark.nightly)])
 INDEX = "# Page\n\n- [ ] [there](#there)\n\n## There\n"
 
 
 @needs_site
 @pytest.mark.slow
-@pytest.mark.parametrize("builder", ["zensical", "mkdocs"])
+@builders
 def test_either_builds_it_and_what_it_builds_is_whole(builder: str, tmp_path: Path) -> None:
     index = f"{INDEX}\n[it](api.md#mailroom.node.node_moved)\n"  # made of an operation: our extension puts it there
     code, said = built(tmp_path, builder, index=index, api="# Node\n\n::: mailroom.node\n")
@@ -126,8 +128,9 @@ def test_either_builds_it_and_what_it_builds_is_whole(builder: str, tmp_path: Pa
         assert list(loaded_from_elsewhere(pages)) == []
 
 
+@pytest.mark.slow
 @needs_site
-@pytest.mark.parametrize("builder", ["zensical", "mkdocs"])
+@builders
 def test_a_link_that_leads_nowhere_fails_the_build(builder: str, tmp_path: Path) -> None:
     for number, (wrong, expected) in enumerate((("", 0), ("[it](nowhere.md)", 1), ("[it](#nowhere)", 1))):
         (directory := tmp_path / str(number)).mkdir()

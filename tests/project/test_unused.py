@@ -6,6 +6,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.support.source import parsed
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +79,7 @@ def imported(tree: ast.Module) -> Iterator[Name]:
             yield named[each.value.id], each.attr
 
 
+@pytest.mark.slow
 def test_every_name_of_the_product_is_public_or_used_by_more_than_tests() -> None:
     trees = modules()
     used = {name for tree in trees.values() for name in imported(tree)}

@@ -45,6 +45,7 @@ def taken(node: Node, purpose: str, name: str, *inboxes: str, **more: Any) -> Ri
         return revoke(node.connection, purpose, name, inboxes=inboxes or None, **ME | more)
 
 
+@pytest.mark.slow
 def test_each_purpose_is_granted_once_or_again_and_revoked_without_a_trace(node: Node, shop: str) -> None:
     none = may(node, shop)
     for purpose, about in PURPOSES.items():
@@ -231,6 +232,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 def test_command_that_is_refused_names_the_grant(node: Node) -> None:
     with role(node.dsn, 'GRANT USAGE ON SCHEMA mailroom TO "{role}"') as (name, dsn):
         for arguments, command in REFUSED:

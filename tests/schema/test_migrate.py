@@ -68,6 +68,7 @@ def expected(dsn: str) -> list[tuple[Any, ...]]:
     return described(dsn)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SYNC)
 def test_node_goes_up_is_used_and_goes_down_on_every_connection(
@@ -97,6 +98,7 @@ def test_node_goes_up_is_used_and_goes_down_on_every_connection(
     assert {"inbox_shipping", "inbox_null", "inbox_billing"} <= tables(empty_dsn)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ASYNC[::-1])  # asyncpg first: it takes no two statements in one
 async def test_node_goes_up_is_used_and_goes_down_on_every_async_connection(
@@ -160,6 +162,7 @@ def downgrade():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 def test_node_is_made_inside_the_async_migrations_of_a_user(empty_dsn: str, tmp_path: Path, driver: str) -> None:
@@ -290,6 +293,7 @@ def test_nothing_is_removed_where_nothing_is(empty_dsn: str) -> None:
         assert connection.execute("SELECT to_regnamespace('mailroom')").fetchone() == (None,)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("scheme", ["postgresql:", "postgresql+psycopg:"])
 async def test_connection_string_is_taken_too(empty_dsn: str, expected: list[tuple[Any, ...]], scheme: str) -> None:

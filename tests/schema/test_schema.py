@@ -65,6 +65,7 @@ def test_schema_goes_up_and_down_and_up_again(empty_dsn: str) -> None:
         assert tables(empty_dsn) <= {"alembic_version"}
 
 
+@pytest.mark.slow
 def test_going_down_leaves_no_function_sequence_or_type(empty_dsn: str) -> None:
     with begun(empty_dsn) as connection:
         schema.migrate(connection)
@@ -113,6 +114,7 @@ def test_nodes_of_one_database_do_not_see_each_other(dsn: str, other: str, conne
     assert ids[0][0] != ids[0][1]
 
 
+@pytest.mark.slow
 def test_one_node_goes_down_and_the_other_stays(dsn: str) -> None:
     with begun(dsn) as connection:
         schema.migrate(connection, schema="tenant_b")
@@ -183,6 +185,7 @@ def test_refused_migration_leaves_the_transaction_and_its_settings_as_they_were(
         assert connection.exec_driver_sql("SHOW lock_timeout").scalar() == "0"
 
 
+@pytest.mark.slow
 def test_callers_settings_are_what_they_were_after_migrating_and_making_an_inbox(empty_dsn: str) -> None:
     with begun(empty_dsn) as connection:
         connection.exec_driver_sql("SET LOCAL search_path = mine, public")
@@ -405,6 +408,7 @@ def test_schema_and_inbox_are_made_and_removed_inside_a_users_own_migration(empt
     assert tables(empty_dsn, "public") == {"alembic_version"}
 
 
+@pytest.mark.slow
 def test_alembic_by_the_command_line_migrates_the_named_schema(empty_dsn: str) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "MAILROOM"))}
     subprocess.run(
@@ -422,6 +426,7 @@ def test_alembic_by_the_command_line_without_a_database_says_what_to_do() -> Non
 
 
 # Reflected before it is left out.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Did not recognize type 'xid8'")
 def test_autogenerate_of_a_user_leaves_our_tables_alone(dsn: str) -> None:
     with begun(dsn) as connection:
@@ -525,6 +530,7 @@ def test_transaction_id_stands_before_the_position(connect: Connect) -> None:
     assert [name for (name,) in order.fetchall()[:2]] == ["xact", "position"]
 
 
+@pytest.mark.slow
 def test_alembic_is_the_library() -> None:
     assert not (ROOT / "alembic" / "__init__.py").exists()
     assert alembic.__file__ is not None

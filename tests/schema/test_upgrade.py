@@ -65,6 +65,7 @@ def test_node_of_a_released_revision_becomes_what_a_new_one_is(revision: str, em
     check_messages(empty_dsn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_node_of_a_released_revision_goes_on_to_the_next_release(
     revision: str, empty_dsn: str, databases: Databases

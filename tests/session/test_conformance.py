@@ -31,9 +31,13 @@ from tests.support.drivers import KINDS, Caller, calling
 from tests.support.node import SCHEMA, Node
 from tests.support.proxy import CommitFault, proxied
 
+USUAL = ("psycopg", "Session psycopg2", "async psycopg", "async AsyncConnection asyncpg")  # which make test has
+
 pytestmark = [
     pytest.mark.both_versions,
-    pytest.mark.parametrize("kind", KINDS),
+    pytest.mark.parametrize(
+        "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in USUAL)) for kind in KINDS]
+    ),
     # Rows that fail when they are written, or when they are committed.
     pytest.mark.node_sql(
         "CREATE TABLE ledger (what text)",

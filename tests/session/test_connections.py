@@ -376,6 +376,7 @@ def test_worker_leaves_a_server_that_is_read_only_and_comes_back(private: Node, 
     assert private.rows("SELECT FROM mailroom.key_state") == []
 
 
+@pytest.mark.slow
 def test_what_a_read_only_server_refused_to_take_is_posted_to_the_next_one(private: Node) -> None:
     private.connection.execute("CREATE TABLE posted (n bigint)")
     sender = Unawaited(private.dsn, "sender", {})

@@ -214,6 +214,7 @@ ODD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("setting", ODD)
 def test_everything_works_under_an_odd_setting(empty_dsn: str, setting: str) -> None:

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
+import pytest
 
 from inbox import Inbox
 from mailroom import create_inbox
@@ -16,6 +17,7 @@ ANEW = "tests/sql is out of date; this writes it anew: python -m tests.golden"
 SHOWN = 1_000  # bytes of a statement that pg_stat_activity shows, at least
 
 
+@pytest.mark.slow
 def test_each_hot_statement_is_the_one_in_its_file() -> None:
     files = {file.stem: file.read_text() for file in FILES.glob("*.sql")}
     made = {name: golden(hot) for name, hot in HOT.items()}

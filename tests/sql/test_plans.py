@@ -153,6 +153,7 @@ def test_trace_reads_and_plans_each_inbox_once(connect: Connect) -> None:
 
 
 # One database for all of them: making it takes longer than an EXPLAIN.
+@pytest.mark.slow
 def test_hot_statements_can_be_pasted_into_psql(connect: Connect) -> None:
     with connect() as connection:
         create_inbox(connection, "shipping")

@@ -1,9 +1,9 @@
 """Which tests a run has: `--run test`, `--run check` or `--run all`, as the targets of the Makefile call it.
 
 - `test` (`make test`): on the default PostgreSQL, without what is marked `slow`.
-- `check` (`make check`, CI): the slow ones, too. On each further PostgreSQL what is marked `both_versions`, the first
-  case of each test: what differs there are the server's statements, and not drivers or examples. A test marked
-  `every_case` has other statements, or other plans, in its cases: all of them run.
+- `check` (`make check`, CI): the slow ones, too. On each further PostgreSQL what is marked `both_versions` and is not
+  slow, the first case of each test: what differs there are the server's statements, and not drivers or examples. A test
+  marked `every_case` has other statements, or other plans, in its cases: all of them run.
 - `all` (`make check-all`, for nights and releases): every test and case on every PostgreSQL.
 
 The first two have one case of every rule. They leave out what is marked `nightly`, which says again, at greater length,
@@ -29,7 +29,7 @@ def left_out(items: Sequence[pytest.Item], run: str, default: int) -> set[pytest
         return set()
     out = {item for item in items if item.get_closest_marker("nightly")} | {*_beyond_samples(items)}
     further = {item for item in items if major_of(item, default) != default}
-    out |= {item for item in further if not item.get_closest_marker("both_versions")}
+    out |= {item for item in further if not item.get_closest_marker("both_versions") or "slow" in item.keywords}
     out |= {*_beyond_first_cases(further, default)}
     if run != "check":
         tested = {item for item in items if item not in further and "slow" not in item.keywords}

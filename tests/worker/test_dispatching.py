@@ -88,6 +88,7 @@ class Broken:
         pass
 
 
+@pytest.mark.slow
 async def test_lanes_that_all_fail_raise_one_error_and_leave_none_behind(caplog: pytest.LogCaptureFixture) -> None:
     dispatching = Dispatching("shipping", Home("host=h"), "mailroom", 1.0, Repeats())
     dispatching._make = lambda: [Broken(), Broken()]

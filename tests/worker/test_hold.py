@@ -160,6 +160,7 @@ def is_over(node: Node, ways: Collection[str]) -> bool:
     return len(ledger_keys(node)) >= len(KEYS) and parked == len(ways)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(9)
 @pytest.mark.parametrize("kind", cases(("dsn", "pool", "autocommit pool", *SQLALCHEMY), "dsn", "engine psycopg2"))
 def test_handler_that_ends_the_transaction_fails_alone(node: Node, kind: str) -> None:
@@ -204,6 +205,7 @@ ASYNC_WAYS: dict[str, AsyncWay] = {
 ASYNC = ("dsn", "pool", "autocommit pool", *ASYNC_SQLALCHEMY)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(9)
 @pytest.mark.parametrize("kind", cases(ASYNC, "sessionmaker psycopg", "engine asyncpg"))
 async def test_async_handler_that_ends_the_transaction_fails_alone(node: Node, kind: str) -> None:

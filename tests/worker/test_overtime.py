@@ -222,6 +222,7 @@ def test_handler_that_blocks_its_event_loop_holds_no_key_longer(node: Node, cloc
     assert node.rows("SELECT key, attempt, error FROM mailroom.attempt") == TIMED_OUT
 
 
+@pytest.mark.slow
 def test_command_gives_the_time_to_workers_that_name_none(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
