@@ -18,7 +18,7 @@ from mailroom.cli.acting import answering
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, progress_bar, say, say_whole
-from mailroom.cli.parameters import KEY, TOPIC, seconds
+from mailroom.cli.parameters import KEY, TOPIC, OneOf, seconds
 from mailroom.errors import InvalidMessage, MailroomError, coded
 from mailroom.message.outgoing import EventType, MessageType, Outgoing, row_of, sending, sending_many
 from mailroom.session import settings
@@ -85,14 +85,14 @@ def outbox() -> None:
     help="Deliver it not before this time: ISO 8601 with a zone, or +SECONDS.",
 )
 @click.option("--expires-at", metavar="TIME", type=moment, help="Drop it if it is not delivered by this time.")
-@click.option("--kind", type=click.Choice(list(KINDS)), default="message", show_default=True, help="Who must get it.")
+@click.option("--kind", type=OneOf(list(KINDS)), default="message", show_default=True, help="Who must get it.")
 @click.option(
     "--once",
     metavar="TEXT",
     help="Send it once to the topic for this text, however often this is run within seven days.",
 )
-@click.option("--message-type", type=click.Choice(get_args(MessageType)), default="U", show_default=True)
-@click.option("--event-type", type=click.Choice(get_args(EventType)))
+@click.option("--message-type", type=OneOf(get_args(MessageType)), default="U", show_default=True)
+@click.option("--event-type", type=OneOf(get_args(EventType)))
 @click.option(
     "--json",
     "as_json",

@@ -14,6 +14,7 @@ from inbox.order import finding_by_key
 from mailroom.cli.acting import counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
+from mailroom.cli.parameters import WholeNumber
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.names import inbox_name
 from mailroom.numbers import count, whole
@@ -177,14 +178,14 @@ def drained(spark: "SparkSession", directory: str) -> "DataFrame":
 @click.argument("directory")
 @click.option(
     "--shards",
-    type=click.IntRange(1, MAX_SHARDS),
+    type=WholeNumber(1, MAX_SHARDS),
     default=1,
     show_default=True,
     help="Drain side by side, each shard in a task of Spark; then --dsn must not hold a password.",
 )
 @click.option(
     "--max-messages",
-    type=click.IntRange(1, MAX_MESSAGES),
+    type=WholeNumber(1, MAX_MESSAGES),
     default=SEGMENT_MESSAGES,
     show_default=True,
     help="Messages of one segment: one transaction, one file.",

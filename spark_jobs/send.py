@@ -6,6 +6,7 @@ import click
 
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
+from mailroom.cli.parameters import OneOf
 from mailroom.errors import ConfigurationError
 from mailroom.sql.runner import run
 from spark_jobs.command import dsn_variable, job, main, node_of, session
@@ -39,19 +40,15 @@ FORMATS = ("csv", "json", "parquet", "orc")
     multiple=True,
     help="Send in this order, in Spark SQL; may be repeated. Else by file names, and as in the files.",
 )
-@click.option(
-    "--kind", type=click.Choice(("M", "E", "C")), default="M", show_default=True, help="Message, event, command."
-)
-@click.option(
-    "--format", "kind_of_file", type=click.Choice(FORMATS), help="The format of the files; else by their names."
-)
+@click.option("--kind", type=OneOf(("M", "E", "C")), default="M", show_default=True, help="Message, event, command.")
+@click.option("--format", "kind_of_file", type=OneOf(FORMATS), help="The format of the files; else by their names.")
 @click.option("--columns", metavar="DDL", help="The files' columns, such as 'number int, day date'; else inferred.")
 @click.option(
     "--option", "reading", metavar="NAME=VALUE", multiple=True, help="An option of Spark's reader, e.g. sep=;"
 )
 @click.option(
     "--on-known-batch",
-    type=click.Choice(("compare", "pass")),
+    type=OneOf(("compare", "pass")),
     default="compare",
     show_default=True,
     help="If the ledger already has the name: check that the rows are the same, or pass over them.",

@@ -5,6 +5,7 @@ import click
 from mailroom.cli.acting import counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
+from mailroom.cli.parameters import Number
 from spark_jobs.command import dsn_variable, job, main, node_of
 from spark_jobs.write.staging import ABANDONED_AFTER_H, sweep
 
@@ -12,7 +13,7 @@ from spark_jobs.write.staging import ABANDONED_AFTER_H, sweep
 @job("sweep")
 @click.option(
     "--abandoned-after-h",
-    type=click.FloatRange(min=0.0),
+    type=Number(min=0.0),
     default=ABANDONED_AFTER_H,
     show_default=True,
     help="Hours after which the job of a table counts as dead. Choose more than the longest job takes.",

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from mailroom.cli import Call, pass_call
 from mailroom.cli.output import document, note
+from mailroom.cli.parameters import OneOf, WholeNumber
 from mailroom.errors import ConfigurationError
 from mailroom.session import settings
 
@@ -109,13 +110,13 @@ def _help() -> str:
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice(tuple(MEASUREMENTS)),
+    type=OneOf(tuple(MEASUREMENTS)),
     help="Measure this alone; may be given several times.",
 )
-@click.option("--runs", type=click.IntRange(1, 100), default=5, show_default=True, help="Runs to take the median of.")
+@click.option("--runs", type=WholeNumber(1, 100), default=5, show_default=True, help="Runs to take the median of.")
 @click.option(
     "--messages",
-    type=click.IntRange(FEWEST_MESSAGES, 10_000_000),
+    type=WholeNumber(FEWEST_MESSAGES, 10_000_000),
     default=100_000,
     show_default=True,
     help="Messages per run; some measurements use ten times as many.",

@@ -23,7 +23,7 @@ from mailroom.cli.acting import acting, answering, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, duration, facts, one_line, say, shown, table, working
-from mailroom.cli.parameters import NODE, PATTERN, checked, seconds
+from mailroom.cli.parameters import NODE, PATTERN, OneOf, WholeNumber, checked, seconds
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.links.readers import MAX_ROWS
 from mailroom.sql.operation import Operation
@@ -108,13 +108,13 @@ def bridge() -> None:
     help="The topic under which Kafka keeps the mark of --exactly-once. [--topic, if it has no {topic}]",
 )
 @click.option(
-    "--format", type=click.Choice(get_args(Format)), default="cloudevents", show_default=True, help="Of the headers."
+    "--format", type=OneOf(get_args(Format)), default="cloudevents", show_default=True, help="Of the headers."
 )
-@click.option("--encode", type=click.Choice(get_args(Encoding)), default="json", show_default=True, help="Of values.")
+@click.option("--encode", type=OneOf(get_args(Encoding)), default="json", show_default=True, help="Of values.")
 @click.option("--tombstones", is_flag=True, help="Publish messages of event type D without a value.")
 @click.option(
     "--on-failure",
-    type=click.Choice(get_args(OnFailure)),
+    type=OneOf(get_args(OnFailure)),
     default="stop",
     show_default=True,
     help="What to do about a message that the broker refuses: stop until somebody acts, or move it to dead_letter.",
@@ -128,7 +128,7 @@ def bridge() -> None:
 @click.option(
     "--max-rows",
     metavar="N",
-    type=click.IntRange(0, MAX_ROWS),
+    type=WholeNumber(0, MAX_ROWS),
     help="Cut the bridge once more than N messages wait for it, and give them up; 0 for no limit. [no limit]",
 )
 @answering
@@ -205,19 +205,17 @@ def out(
     show_default=True,
     help="Where the key is: record, header:NAME, or path:FIELD.FIELD in a value.",
 )
-@click.option(
-    "--decode", type=click.Choice(get_args(Decoding)), default="auto", show_default=True, help="What values are."
-)
+@click.option("--decode", type=OneOf(get_args(Decoding)), default="auto", show_default=True, help="What values are.")
 @click.option(
     "--start",
-    type=click.Choice(get_args(Start)),
+    type=OneOf(get_args(Start)),
     default="earliest",
     show_default=True,
     help="Where to begin: with the first record there, or with what comes from now on.",
 )
 @click.option(
     "--on-failure",
-    type=click.Choice(get_args(OnFailure)),
+    type=OneOf(get_args(OnFailure)),
     default="skip",
     show_default=True,
     help="What to do about a record that is no message: move it to dead_letter, or stop until somebody acts.",
@@ -380,7 +378,7 @@ async def _try(row: OutRow | InRow, names: list[str]) -> None:
 
 @bridge.command("show")
 @click.argument("name", metavar="NAME", type=NODE)
-@click.option("--limit", metavar="N", type=click.IntRange(1), default=LIMIT, show_default=True, help="At most so many.")
+@click.option("--limit", metavar="N", type=WholeNumber(1), default=LIMIT, show_default=True, help="At most so many.")
 @click.option("--values", "whole", is_flag=True, help="Show headers and values, too.")
 @pass_call
 def show(call: Call, name: str, limit: int, whole: bool) -> None:

@@ -11,6 +11,7 @@ from mailroom.cli.asgi import address, asgi_server, listening, stop_when_told
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.logs import log_to_stderr
 from mailroom.cli.output import note
+from mailroom.cli.parameters import WholeNumber
 from mailroom.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ PORT = 8466
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True, help="0 takes a free one.")
+@click.option("--port", type=WholeNumber(0, 65_535), default=PORT, show_default=True, help="0 takes a free one.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option(
     "--auth",

@@ -84,9 +84,9 @@ def user_of(tokens: Tokens, token: str) -> User | None:
     return found
 
 
-def named(tokens: Tokens, name: str) -> User | None:
-    """Return the user of this name, whom a cookie of the dashboard's own names."""
-    return next((user for user in tokens._users.values() if user.name == name), None)
+def named(tokens: Tokens, name: str) -> tuple[str, User] | None:
+    """Return the token and the user of this name, whom a cookie of the dashboard's own names."""
+    return next(((token, user) for token, user in tokens._users.items() if user.name == name), None)
 
 
 def _lines(path: Path) -> Iterable[tuple[str, User]]:

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
 
@@ -16,13 +15,14 @@ from starlette.responses import FileResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from dispatcher.dashboard import inbox_pages, message_pages, node_pages
-from dispatcher.dashboard.access import READ_ONLY, Resolver, Tokens, User, user_of
+from dispatcher.dashboard.access import READ_ONLY, Resolver, Tokens, User
 from dispatcher.dashboard.actions import Acts
 from dispatcher.dashboard.guard import (
     LOGIN,
     SESSION_S,
     Browsers,
     Guard,
+    Logins,
     Refused,
     Signer,
     read_form,
@@ -80,7 +80,8 @@ def app(
     sessions = NodeSessions(settings.dsn(dsn), schema)
     signer = Signer(secret or secrets.token_bytes(32))
     node = ShownNode(schema, sessions, Looks(sessions, schema), payloads)
-    site = _Site(node, auth, signer)
+    logins = Logins(auth, signer) if isinstance(auth, Tokens) else None
+    site = _Site(node, logins, signer)
 
     @contextlib.asynccontextmanager
     async def closing(_: Starlette) -> AsyncIterator[None]:
@@ -91,7 +92,7 @@ def app(
 
     made = Starlette(
         routes=site.routes(),
-        middleware=[Middleware(Guard, resolve=auth, hosts=frozenset(hosts), signer=signer)],
+        middleware=[Middleware(Guard, resolve=auth, hosts=frozenset(hosts), logins=logins)],
         lifespan=closing,
     )
     made.state.sessions, made.state.signer = sessions, signer
@@ -99,8 +100,8 @@ def app(
 
 
 class _Site:
-    def __init__(self, node: ShownNode, auth: Resolver, signer: Signer) -> None:
-        self._node, self._auth, self._signer = node, auth, signer
+    def __init__(self, node: ShownNode, logins: Logins | None, signer: Signer) -> None:
+        self._node, self._logins, self._signer = node, logins, signer
         self._browsers = Browsers(signer)
         self._acts = Acts(node.schema)
         self._templates = environment()
@@ -161,7 +162,7 @@ class _Site:
             node=self._node,
             option=option(self._node.schema),
             told=told,
-            can_log_out=isinstance(self._auth, Tokens),
+            can_log_out=self._logins is not None,
             **found,
         )
         response = Response(html, status, media_type="text/html")
@@ -223,7 +224,7 @@ class _Site:
         return told
 
     async def _login(self, request: Request) -> Response:
-        if not isinstance(self._auth, Tokens):
+        if self._logins is None:
             return RedirectResponse(request.scope.get("root_path", "") + "/", 303)
         if request.method != "POST":
             return self._rendered(request, "login", {"wrong": False})
@@ -231,17 +232,17 @@ class _Site:
             fields = await read_form(request)
         except Refused as error:
             return PlainTextResponse(error.text + "\n", error.status)
-        user = user_of(self._auth, fields.get("token", "").strip())
-        if user is None:
+        cookie = self._logins.begin(fields.get("token", "").strip())
+        if cookie is None:
             log.warning("a token that is not known was given at %s", request.url.path)
             return self._rendered(request, "login", {"wrong": True}, 401)
         response = RedirectResponse(request.scope.get("root_path", "") + "/", 303)
-
-        text = f"{user.name} {time.time() + SESSION_S}"
-        set_cookie(request, response, LOGIN, self._signer.signed(LOGIN, text), SESSION_S)
+        set_cookie(request, response, LOGIN, cookie, SESSION_S)
         return response
 
     async def _logout(self, request: Request) -> Response:
+        if self._logins is not None:
+            self._logins.end(request)
         response = RedirectResponse(request.scope.get("root_path", "") + "/login", 303)
         response.delete_cookie(LOGIN, path=request.scope.get("root_path", "") or "/", httponly=True, samesite="strict")
         return response

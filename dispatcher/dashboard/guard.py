@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dispatcher.dashboard.access import Resolver, Tokens, User, named
+from dispatcher.dashboard.access import Resolver, Tokens, User, named, user_of
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 SAFE = ("GET", "HEAD")
@@ -77,11 +77,57 @@ class Signer:
         return text if is_ours else None
 
 
+class Logins:
+    """Who has typed a token into the page: a cookie says so until the log-out, or until the token is replaced.
+
+    A log-out is remembered in this process, so that a copy of its cookie ends with it. Other processes that serve the
+    dashboard do not hear of it.
+    """
+
+    def __init__(self, tokens: Tokens, signer: Signer) -> None:
+        self._tokens, self._signer = tokens, signer
+        self._ended: dict[str, float] = {}  # each log-in that has been ended, and until when its cookie would be good
+
+    def begin(self, token: str) -> str | None:
+        """Return the cookie of whoever has this token, None if nobody has."""
+        user = user_of(self._tokens, token)
+        if user is None:
+            return None
+        until, number = time.time() + SESSION_S, secrets.token_hex(8)
+        return self._signer.signed(LOGIN, f"{user.name} {number} {until} {self._signer.signature(LOGIN, token)}")
+
+    def user(self, request: Request) -> User | None:
+        """Return the user whose cookie a request has."""
+        found = self._read(request)
+        if found is None:
+            return None
+        name, number, until, proof = found
+        holder = named(self._tokens, name)
+        if holder is None or number in self._ended or until <= time.time():
+            return None
+        token, user = holder
+        return user if hmac.compare_digest(self._signer.signature(LOGIN, token), proof) else None
+
+    def end(self, request: Request) -> None:
+        """Have the cookie of a request count no more."""
+        if found := self._read(request):
+            now = time.time()
+            self._ended = {number: until for number, until in self._ended.items() if until > now}
+            self._ended[found[1]] = found[2]
+
+    def _read(self, request: Request) -> tuple[str, str, float, str] | None:
+        text = self._signer.read(LOGIN, request.cookies.get(LOGIN, ""))
+        if text is None:
+            return None
+        name, number, until, proof = text.split(" ")
+        return name, number, float(until), proof
+
+
 class Guard:
     """The middleware: puts the user into the request's state, or answers itself."""
 
-    def __init__(self, app: ASGIApp, resolve: Resolver, hosts: Collection[str], signer: Signer) -> None:
-        self._app, self._resolve, self._signer = app, resolve, signer
+    def __init__(self, app: ASGIApp, resolve: Resolver, hosts: Collection[str], logins: Logins | None) -> None:
+        self._app, self._resolve, self._logins = app, resolve, logins
         self._hosts = LOOPBACK | {each.lower() for each in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,17 +172,10 @@ class Guard:
     async def _user(self, request: Request) -> User | None:
         found = self._resolve(request)
         user = await found if inspect.isawaitable(found) else found
-        if user is None and isinstance(self._resolve, Tokens):
-            user = self._logged_in(request, self._resolve)
-        return user
-
-    def _logged_in(self, request: Request, tokens: Tokens) -> User | None:
-        text = self._signer.read(LOGIN, request.cookies.get(LOGIN, ""))
-        name, _, until = (text or "").rpartition(" ")
-        return named(tokens, name) if text and float(until) > time.time() else None
+        return self._logins.user(request) if user is None and self._logins else user
 
     def _unknown(self, request: Request) -> Response:
-        if isinstance(self._resolve, Tokens):
+        if self._logins:
             if request.method in SAFE and "authorization" not in request.headers:
                 return RedirectResponse(request.scope.get("root_path", "") + "/login", 303)
             return PlainTextResponse("No token of this dashboard's.\n", 401, {"www-authenticate": "Bearer"})

@@ -22,7 +22,18 @@ from mailroom.cli.logs import log_to_stderr
 from mailroom.cli.messages import print_messages
 from mailroom.cli.modules import imported
 from mailroom.cli.output import document, duration, note, progress_bar, say, table, working
-from mailroom.cli.parameters import INBOX, KEY, LIMIT, ORIGIN, PATTERN, seconds, seconds_above_0
+from mailroom.cli.parameters import (
+    INBOX,
+    KEY,
+    LIMIT,
+    ORIGIN,
+    PATTERN,
+    Number,
+    OneOf,
+    WholeNumber,
+    seconds,
+    seconds_above_0,
+)
 from mailroom.cli.serving import metrics_option, serving, statistics_option
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.links.links import Links
@@ -89,7 +100,7 @@ AT_ONCE = 100
 @wait_options
 @click.option(
     "--order",
-    type=click.Choice(["key", "total"]),
+    type=OneOf(["key", "total"]),
     help="In which order messages are reaped: each key's by itself, or all in one queue. Only for a new inbox. [key]",
 )
 @click.option("--backoff-s", type=seconds, help="Wait after a key's first failure; each further one doubles it. [1]")
@@ -97,7 +108,7 @@ AT_ONCE = 100
 @click.option("--max-attempts", type=LIMIT, help="How often a message is tried. [16]")
 @click.option(
     "--on-failure",
-    type=click.Choice(["park", "skip"]),
+    type=OneOf(["park", "skip"]),
     help="After the last attempt park the key, which holds its later messages in order, or skip the message. [park]",
 )
 @click.option(
@@ -109,31 +120,31 @@ AT_ONCE = 100
     "--keep-reaped",
     "keep_reaped_days",
     metavar="DAYS",
-    type=click.IntRange(0, MOST_DAYS),
+    type=WholeNumber(0, MOST_DAYS),
     help="Keep what is reaped for so many days, to be found and replayed (mailroom archive); 0 ends it. [not kept]",
 )
 @click.option(
     "--rate",
     metavar="N",
-    type=click.FloatRange(0, MOST_PER_S),
+    type=Number(0, MOST_PER_S),
     help="How many messages a second all its workers together handle at most; 0 ends the limit. [no limit]",
 )
 @click.option(
     "--burst",
     metavar="N",
-    type=click.IntRange(1, MOST_PER_S),
+    type=WholeNumber(1, MOST_PER_S),
     help="With --rate: how many they may take at once after a quiet time. [as many as in a second]",
 )
 @click.option(
     "--concurrency",
     metavar="N",
-    type=click.IntRange(0, MOST_SLOTS),
+    type=WholeNumber(0, MOST_SLOTS),
     help="How many batches all its workers have in hand at most; 0 ends the limit. [no limit]",
 )
 @click.option(
     "--breaker",
     metavar="PERCENT",
-    type=click.IntRange(0, 100),
+    type=WholeNumber(0, 100),
     help="Stop its workers while this share of attempts fails, and try one message from time to time; 0 for no "
     "breaker. [no breaker]",
 )
@@ -653,7 +664,7 @@ def worker() -> None:
 @click.argument("targets", metavar="MODULE:WORKER...", nargs=-1, required=True)
 @click.option(
     "--timeout-s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     help="Seconds that a handler may take with a message, for workers that set none; after that "
     "the message has failed.",
 )

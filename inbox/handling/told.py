@@ -1,5 +1,7 @@
 """What the log says of a failed attempt: at ERROR if it was the last one, then with the command to run.
 
+What a handler has chosen by `Park` or `Skip` is no failure of its code: it is logged at WARNING, and without a stack.
+
 It names the message, its topic and its key, and the error, but no value.
 """
 
@@ -9,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from inbox.by_key.failure import Recorded
+from inbox.exceptions import Park, Skip
 from inbox.order import Order
 from inbox.total_order.total_order import TotalOrder
 from mailroom import shell
@@ -22,6 +25,11 @@ class Told:
     level: int
     text: str
     fields: dict[str, Any]
+
+
+def is_chosen(error: BaseException | None) -> bool:
+    """Tell whether the handler has chosen how its message ends."""
+    return isinstance(error, Park | Skip)
 
 
 def told(order: Order, recorded: Recorded, id: UUID, key: str, error: str, cause: Exception | None = None) -> Told:
@@ -38,7 +46,7 @@ def told(order: Order, recorded: Recorded, id: UUID, key: str, error: str, cause
     text = f"{number}{error}; {recorded.outcome}"
     if command is None:
         return Told(logging.WARNING, text, fields)
-    return Told(logging.ERROR, f"{text}. See: {command}", fields)
+    return Told(logging.WARNING if is_chosen(cause) else logging.ERROR, f"{text}. See: {command}", fields)
 
 
 def _command(order: Order, outcome: str, key: str) -> str | None:

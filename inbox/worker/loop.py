@@ -19,7 +19,7 @@ from inbox.handling.arguments import NotAwaited
 from inbox.handling.batch import Batch, Ended, HandlerFailed, Patience, Size, is_transient
 from inbox.handling.frames import frames
 from inbox.handling.overtime import TimedOut
-from inbox.handling.told import told
+from inbox.handling.told import is_chosen, told
 from inbox.limits import HeldBy
 from inbox.sessions.wakeup import InboxListener
 from inbox.worker.connecting import NotConnected, reason
@@ -324,7 +324,8 @@ class Loop:
             events.emit(events.AttemptFailed(service.schema, service.inbox, batch.message, attempt, outcome, error))
         # The text of any other error may contain values of the message.
         what = coded(str(error) if isinstance(error, HandlerFailed | TimedOut) else type(error).__name__, error)
-        level, fields, where = logging.WARNING, {"inbox": service.inbox, "error": what}, frames(error)
+        level, fields = logging.WARNING, {"inbox": service.inbox, "error": what}
+        where = "" if is_chosen(error) else frames(error)
         if batch.message is None or batch.order is None:
             text = f"a batch of {len(batch.messages)} failed ({what}), trying its messages one at a time"
         else:

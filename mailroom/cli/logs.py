@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 LogFormat: TypeAlias = Literal["text", "json"]
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+TIME = "%Y-%m-%d %H:%M:%S%z"  # which time it is, also where programs on several machines log into one place
 # What our records may say beside their text (docs/operate/logs.md).
 FIELDS = ("inbox", "lane", "message_id", "topic", "key", "attempt", "attempts", "outcome", "error", "code", "command")
 
@@ -41,7 +42,7 @@ class JsonFormatter(logging.Formatter):
 def log_to_stderr(log_format: LogFormat | None, level: int = logging.INFO) -> None:
     """Show what a command logs, from `level` on."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT))
+    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT, TIME))
     logging.basicConfig(level=level, handlers=[handler])
     if log_format == "json":
         logging.captureWarnings(True)

@@ -9,6 +9,7 @@ import mailroom
 from mailroom.cli.call import Call
 from mailroom.cli.help import Context
 from mailroom.cli.logs import LogFormat
+from mailroom.cli.parameters import OneOf
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.schema.checks import HEAD
 from mailroom.session import settings
@@ -58,7 +59,7 @@ SHARED = (
     ),
     click.Option(
         ["--log-format"],
-        type=click.Choice(get_args(LogFormat)),
+        type=OneOf(get_args(LogFormat)),
         envvar=LOG_FORMAT_VARIABLE,
         expose_value=False,
         callback=_take,

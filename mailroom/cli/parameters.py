@@ -2,13 +2,41 @@
 
 import math
 from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any
 
 import click
 
 from mailroom.errors import MailroomError, coded
 from mailroom.names import MAX_COUNT, inbox_name, key_text, node_name, origin_name, topic_name, topic_pattern, utf8
 
-LIMIT = click.IntRange(1, MAX_COUNT)
+
+class WholeNumber(click.IntRange):
+    """A whole number within bounds. click's own type calls text that is none "not a valid integer range"."""
+
+    name = "whole number"
+
+
+class Number(click.FloatRange):
+    """A number within bounds."""
+
+    name = "number"
+
+
+class OneOf(click.Choice[str]):
+    """One of some words; of a word that is nearly one of them it says which was meant."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the word."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            if near := get_close_matches(str(value), self.choices, n=1):
+                raise click.BadParameter(f"{error.message} Did you mean {near[0]!r}?", ctx, param) from None
+            raise
+
+
+LIMIT = WholeNumber(1, MAX_COUNT)
 
 
 def checked(check: Callable[[str], object]) -> Callable[[str], str]:

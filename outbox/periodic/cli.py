@@ -8,7 +8,7 @@ from mailroom.cli.acting import answering
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, note, say, table
-from mailroom.cli.parameters import KEY, LIMIT, TOPIC, checked, seconds
+from mailroom.cli.parameters import KEY, LIMIT, TOPIC, OneOf, checked, seconds
 from mailroom.message.periodic import Missed, PeriodicMessage
 from mailroom.names import periodic_name
 from outbox.cli import KINDS, header, parsed, wrong_usage
@@ -40,11 +40,11 @@ def periodic() -> None:
 @click.option("--value", metavar="JSON", default="null", show_default=True, help="The value of each message.")
 @click.option("--key", metavar="K", type=KEY, help="Their key. [each has one of its own]")
 @click.option("--header", "headers", metavar="NAME=VALUE", type=header, multiple=True, help="A header; repeatable.")
-@click.option("--kind", type=click.Choice(list(KINDS)), default="message", show_default=True, help="Who must get them.")
+@click.option("--kind", type=OneOf(list(KINDS)), default="message", show_default=True, help="Who must get them.")
 @click.option("--time-zone", metavar="ZONE", default="UTC", show_default=True, help="The time zone of the times.")
 @click.option(
     "--missed",
-    type=click.Choice(get_args(Missed)),
+    type=OneOf(get_args(Missed)),
     default="once",
     show_default=True,
     help="What is sent for times that passed while no dispatcher ran: nothing, one message for the last of them, or "

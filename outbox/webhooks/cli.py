@@ -12,7 +12,7 @@ from mailroom.cli.asgi import address, asgi_server, listening, stop_when_told
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.logs import log_to_stderr
 from mailroom.cli.output import note
-from mailroom.cli.parameters import NODE, PATTERN
+from mailroom.cli.parameters import NODE, PATTERN, WholeNumber
 from mailroom.errors import ConfigurationError
 from mailroom.names import MAX_VALUE_BYTES
 from outbox.webhooks.app import MIB, WebhookApp
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--topics", metavar="PATTERN", type=PATTERN, multiple=True, required=True, help="A topic, or a pattern.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True, help="0 takes a free one.")
+@click.option("--port", type=WholeNumber(0, 65_535), default=8080, show_default=True, help="0 takes a free one.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--name", type=NODE, default="serve", show_default=True, help="Which secrets: see above.")
 @click.option("--unsigned", is_flag=True, help="Take what nobody has signed: something in front authenticates senders.")
 @click.option(
-    "--max-bytes", type=click.IntRange(1, MAX_VALUE_BYTES), default=MIB, show_default=True, help="The largest body."
+    "--max-bytes", type=WholeNumber(1, MAX_VALUE_BYTES), default=MIB, show_default=True, help="The largest body."
 )
-@click.option("--parallel", type=click.IntRange(1, 1_000), default=10, show_default=True, help="How many sessions.")
+@click.option("--parallel", type=WholeNumber(1, 1_000), default=10, show_default=True, help="How many sessions.")
 @pass_call
 def serve(
     call: Call,

@@ -75,6 +75,9 @@ TYPOS = [
     (["inbox", "crate"], 2, "No such command 'crate'. Did you mean 'create'? See: mailroom inbox --help"),
     (["executor", "target", "lst"], 2, "Did you mean 'list'? See: mailroom executor target --help"),
     (["inbox", "create", "shipping", "--subscibe", "a"], 2, "? See: mailroom inbox create --help"),
+    (["grant", "wirter", "shop"], 2, "Did you mean 'writer'? See: mailroom grant --help"),
+    (["inbox", "create", "x", "--rate", "ten"], 2, "'--rate': 'ten' is not a valid number. See"),
+    (["inbox", "create", "x", "--burst", "ten"], 2, "'--burst': 'ten' is not a valid whole number. See"),
     (["inbox", "xyzzy"], 2, "No such command 'xyzzy'. See: mailroom inbox --help"),
 ]
 
@@ -82,7 +85,7 @@ TYPOS = [
 def test_typo_is_told_what_was_meant() -> None:
     assert untold(TYPOS) == []
     meant = ["Did you mean" in error_of(mailroom(*arguments)) for arguments, _, _ in TYPOS]
-    assert meant == [True, True, True, True, False]
+    assert meant == [True, True, True, True, True, False, False, False]
 
 
 @pytest.mark.slow

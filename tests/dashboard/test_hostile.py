@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -173,12 +174,28 @@ def test_a_token_lets_its_user_in_until_the_log_out(guarded: Client) -> None:
     page = guarded.get("/audit")
     assert page.status_code == 200
     assert ">ada<" in page.text
+    copy = guarded.cookies[LOGIN]
     assert guarded.post("/logout").status_code == 303
+    assert guarded.get("/audit").status_code == 303
+    guarded.cookies.set(LOGIN, copy, domain="127.0.0.1")
     assert guarded.get("/audit").status_code == 303
 
 
+def test_a_login_ends_with_its_token_where_the_secret_stays(trouble: Trouble, tmp_path: Path) -> None:
+    cookies, answers = None, []
+    for token in (TOKEN, TOKEN, OTHER):
+        (file := tmp_path / "tokens").write_text(f"ada everything {token}\n")
+        with closing(Client(app(trouble.node.dsn, auth=Tokens(file), secret=b"s" * 32))) as client:
+            if cookies is None:
+                client.post("/login", token=token)
+                cookies = client.cookies
+            client.cookies = cookies
+            answers.append(client.get("/audit").status_code)
+    assert answers == [200, 200, 303]
+
+
 def test_a_login_that_is_forged_or_over(guarded: Client) -> None:
-    for cookie in (Signer(b"e" * 32).signed(LOGIN, "ada 99999999999"), "x", "61.61", "."):
+    for cookie in (Signer(b"e" * 32).signed(LOGIN, "ada 1 99999999999 x"), "x", "61.61", "."):
         guarded.cookies.set(LOGIN, cookie, domain="127.0.0.1")
         assert guarded.get("/audit").status_code == 303
 

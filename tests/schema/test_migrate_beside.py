@@ -178,6 +178,7 @@ def test_lock_timeout_is_a_number_of_seconds(node: Node) -> None:
 
 
 MIGRATIONS = 6
+AHEAD = 500  # messages that writers may be ahead of the workers, so that a slow machine is not left with a backlog
 # A slow machine may take its time for the migration, and then it is told who waits for it.
 EXPECTED = re.compile(r"on purpose| waits for |working without in-flight entries|held up by a lock .*LockNotAvailable")
 
@@ -190,8 +191,10 @@ async def test_programs_of_the_release_before_go_on_under_load_while_the_next_on
     node.connection.execute("CREATE TABLE handled (nth bigserial, key text, value int)")
     done = threading.Event()
     failed: set[str] = set()
+    room = threading.Semaphore(AHEAD)
 
     async def handle(message: Message, connection: Any) -> None:
+        room.release()
         await connection.execute("INSERT INTO handled (key, value) VALUES (%s, %s)", [message.key, message.value])
         if message.key not in failed:
             failed.add(message.key)
@@ -207,6 +210,8 @@ async def test_programs_of_the_release_before_go_on_under_load_while_the_next_on
         with psycopg.connect(node.dsn) as connection:
             sent = 0
             while not done.is_set():
+                if not room.acquire(timeout=0.1):
+                    continue
                 Outbox().send(connection, "shipping", sent, key=f"{name}{sent % 7}")
                 Store().increment(connection, "sent", 1)
                 connection.commit()
@@ -214,7 +219,7 @@ async def test_programs_of_the_release_before_go_on_under_load_while_the_next_on
         return sent
 
     programs: list[Any] = [Dispatcher(node.dsn), Executor(node.dsn)]
-    programs += [AsyncWorker(node.dsn, "shipping", handle, parallel=2) for _ in range(2)]
+    programs += [AsyncWorker(node.dsn, "shipping", handle, parallel=2, batch=50) for _ in range(2)]
     tasks = [asyncio.create_task(program.run()) for program in programs]
     writers = [asyncio.create_task(asyncio.to_thread(write, name)) for name in "ab"]
     try:

@@ -108,6 +108,23 @@ def test_log_of_a_failure_names_the_message_and_not_what_it_holds(node: Node, ca
     assert "secret" not in caplog.text
 
 
+@pytest.mark.parametrize("chosen", [Park("the account is closed"), Skip("too old to matter")], ids=["Park", "Skip"])
+def test_end_that_the_handler_has_chosen_is_no_error_in_the_log(
+    node: Node, caplog: pytest.LogCaptureFixture, chosen: Exception
+) -> None:
+    node.inbox("shipping")
+    node.send("shipping", 1, key="k")
+    node.deliver_all()
+
+    def handle(message: Message, connection: Any) -> None:
+        raise chosen
+
+    with working(Worker(node.dsn, "shipping", handle)):
+        eventually(lambda: ". See: mailroom " in caplog.text)
+    [record] = [each for each in caplog.records if ". See: mailroom " in each.getMessage()]
+    assert (record.levelname, "raise chosen" in record.getMessage()) == ("WARNING", False)
+
+
 @pytest.mark.parametrize(
     ("raised", "said"),
     [

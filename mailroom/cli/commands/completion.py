@@ -3,11 +3,13 @@
 import click
 from click.shell_completion import get_completion_class
 
+from mailroom.cli.parameters import OneOf
+
 PROGRAM, VARIABLE = "mailroom", "_MAILROOM_COMPLETE"
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=OneOf(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print a script that lets a shell complete commands and options. It asks no database.

@@ -10,7 +10,7 @@ from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.messages import content_json, content_lines
 from mailroom.cli.output import as_json, document, note, say, say_whole, shown, table, working
-from mailroom.cli.parameters import INBOX, LIMIT, TEXT
+from mailroom.cli.parameters import INBOX, LIMIT, TEXT, OneOf, WholeNumber
 from mailroom.dead_letter import DeadLetters, Stage
 from mailroom.errors import MailroomError
 
@@ -21,7 +21,7 @@ def narrowed(command: F) -> F:
     """Add the options that select dead letters by inbox, stage and a text of their reason."""
     for option in (
         click.option("--inbox", metavar="NAME", type=INBOX, help="Only those that this inbox skipped."),
-        click.option("--stage", type=click.Choice(get_args(Stage)), help="Only those that failed at this stage."),
+        click.option("--stage", type=OneOf(get_args(Stage)), help="Only those that failed at this stage."),
         click.option("--matching", metavar="TEXT", type=TEXT, help="Only those whose reason contains TEXT."),
     ):
         command = option(command)
@@ -35,7 +35,7 @@ def targeted(command: F) -> F:
         click.option("--all", "every", is_flag=True, help="All dead letters of the node."),
     ):
         command = option(command)
-    return click.argument("ids", metavar="[ID]...", type=click.IntRange(1, 2**63 - 1), nargs=-1)(narrowed(command))
+    return click.argument("ids", metavar="[ID]...", type=WholeNumber(1, 2**63 - 1), nargs=-1)(narrowed(command))
 
 
 def _target(ids: tuple[int, ...], every: bool, *narrowing: str | None) -> tuple[int, ...] | None:
@@ -93,7 +93,7 @@ def list_(call: Call, matching: str | None, stage: Stage | None, inbox: str | No
 
 
 @dead_letter.command()
-@click.argument("id", type=click.IntRange(1, 2**63 - 1))
+@click.argument("id", type=WholeNumber(1, 2**63 - 1))
 @pass_call
 def show(call: Call, id: int) -> None:
     """Show one dead letter with its headers and value, or with the parts of an executable.

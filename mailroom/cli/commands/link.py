@@ -10,7 +10,7 @@ from mailroom.cli.call import Call, pass_call
 from mailroom.cli.commands.link_repair import cut, moved, report, resume
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, duration, facts, note, say, shown, table, working
-from mailroom.cli.parameters import NODE, PATTERN, checked, seconds
+from mailroom.cli.parameters import NODE, PATTERN, WholeNumber, checked, seconds
 from mailroom.links.links import Links, Side
 from mailroom.links.readers import MAX_ROWS
 from mailroom.links.service import service_name, variable
@@ -60,7 +60,7 @@ def link() -> None:
 @click.option(
     "--max-rows",
     metavar="N",
-    type=click.IntRange(0, MAX_ROWS),
+    type=WholeNumber(0, MAX_ROWS),
     help="Cut the link once more than N messages wait for READER, and give them up; 0 for no limit. [no limit]",
 )
 @answering

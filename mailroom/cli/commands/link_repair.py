@@ -5,7 +5,7 @@ import click
 from mailroom.cli.acting import acting, answering, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say, say_whole, working
-from mailroom.cli.parameters import LIMIT, NODE
+from mailroom.cli.parameters import LIMIT, NODE, WholeNumber
 from mailroom.links.links import Links
 from mailroom.links.readers import MAX_ROWS
 from mailroom.links.resume import LOST_AT_MOST
@@ -40,7 +40,7 @@ def cut(call: Call, reader: str, dry_run: bool, actor: str, why: str | None) -> 
 @click.option(
     "--at",
     metavar="ROW",
-    type=click.IntRange(0, MAX_ROWS),
+    type=WholeNumber(0, MAX_ROWS),
     help="Go on behind this row of the link, whatever was received. [where it stopped]",
 )
 @acting

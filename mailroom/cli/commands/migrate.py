@@ -7,6 +7,7 @@ import click
 from mailroom import schema as node
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, note, say, working
+from mailroom.cli.parameters import Number
 from mailroom.order.sequences import Numbers
 from mailroom.schema.migration import LOCK_TIMEOUT_S, migrating, telling
 from mailroom.session import settings
@@ -21,7 +22,7 @@ BOTH_ENDS = ("base", "head")
 @click.option(
     "--lock-timeout",
     "lock_timeout_s",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=LOCK_TIMEOUT_S,
     show_default=True,
     metavar="SECONDS",

@@ -6,7 +6,7 @@ from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, say, working
-from mailroom.cli.parameters import NODE
+from mailroom.cli.parameters import NODE, WholeNumber
 from mailroom.node import advance_clock, new_node_id, node_moved, node_restored, rename_node
 from mailroom.order.clock import MAX_ADVANCED
 
@@ -105,7 +105,7 @@ def moved(call: Call, dry_run: bool, actor: str, why: str | None) -> None:
 @click.option(
     "--above",
     metavar="INCARNATION",
-    type=click.IntRange(min=0),
+    type=WholeNumber(min=0),
     default=0,
     help="Take an incarnation beyond this one, which a reader has seen.",
 )
@@ -131,7 +131,7 @@ def restored(call: Call, above: int, dry_run: bool, actor: str, why: str | None)
 
 
 @node.command()
-@click.argument("clock", type=click.IntRange(min=0, max=MAX_ADVANCED))
+@click.argument("clock", type=WholeNumber(min=0, max=MAX_ADVANCED))
 @acting
 @pass_call
 def advance(call: Call, clock: int, dry_run: bool, actor: str, why: str | None) -> None:

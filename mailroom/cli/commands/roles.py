@@ -8,13 +8,13 @@ import click
 from mailroom.cli.acting import answering
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, note, say
-from mailroom.cli.parameters import INBOX
+from mailroom.cli.parameters import INBOX, OneOf
 from mailroom.roles.granting import RightsChange
 from mailroom.roles.granting import grant as grant_rights
 from mailroom.roles.granting import revoke as revoke_rights
 from mailroom.roles.matrix import PURPOSES
 
-PURPOSE = click.Choice(list(PURPOSES))
+PURPOSE = OneOf(list(PURPOSES))
 
 F = TypeVar("F", bound=Callable[..., Any])
 

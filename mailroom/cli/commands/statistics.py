@@ -5,7 +5,7 @@ import click
 from mailroom import metrics
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, duration, say, table
-from mailroom.cli.parameters import INBOX
+from mailroom.cli.parameters import INBOX, WholeNumber
 from mailroom.metrics.by_minute import MOST_M, InboxStatistics, MinuteStatistics
 
 COUNTS = ("delivered", "reaped", "batches", "failed", "parked", "skipped")
@@ -15,7 +15,7 @@ NUMBERS = (*COUNTS, "handling", "age p50", "age p99")
 @click.command()
 @click.option("--inbox", metavar="INBOX", type=INBOX, help="Show the minutes of this inbox. [the sum of each inbox]")
 @click.option(
-    "--since-m", type=click.IntRange(1, MOST_M), default=60, show_default=True, help="Of so many minutes until now."
+    "--since-m", type=WholeNumber(1, MOST_M), default=60, show_default=True, help="Of so many minutes until now."
 )
 @pass_call
 def statistics(call: Call, inbox: str | None, since_m: int) -> None:
