@@ -250,17 +250,13 @@ class Leading(ABC):
 
     def _lead(self, leads: bool) -> None:
         self._answered_at = time.monotonic()
-        self._is("leading" if leads else "standing by", ready=True)
-        if leads != self._leading.is_set():
-            role = "leading" if leads else "standing by for"
-            log.info(
-                "%s %s schema %s, epoch %s",
-                self._role,
-                role,
-                self._schema,
-                self._lease.epoch,
-                extra={"lane": self._role},
-            )
+        state = "leading" if leads else "standing by"
+        is_new = self._health.state != state  # also for one that stands by from its start, and has said nothing so far
+        self._is(state, ready=True)
+        if is_new or leads != self._leading.is_set():
+            of = f"leading schema {self._schema}, epoch {self._lease.epoch}"
+            text = of if leads else f"standing by for schema {self._schema}"
+            log.info("%s %s", self._role, text, extra={"lane": self._role})
             self._leading.set() if leads else self._leading.clear()
             if events.heard(events.LeadershipChanged):
                 events.emit(events.LeadershipChanged(self._schema, self._role, leads, self._lease.epoch))

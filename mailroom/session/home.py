@@ -159,8 +159,8 @@ class Home:
         """Raise `ConnectionFailed` if sessions beside the batches are given up."""
         if self._monotonic() < self._room_until:
             raise ConnectionFailed(
-                "The server gives too few sessions, and the batches have none: those beside them are given up for "
-                f"{ROOM_S:g} s. Raise the CONNECTION LIMIT of the role or database, or max_connections.",
+                f"The batches get no session of the server, so those beside them are given up for {ROOM_S:g} s. If the "
+                "server is there, raise the CONNECTION LIMIT of the role or database, or max_connections.",
                 code="MR-too-few-sessions",
             )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -171,12 +172,14 @@ async def test_standby_delivers_nothing_and_takes_over_at_once_from_a_leader_tha
 
 
 @pytest.mark.slow
-async def test_standby_takes_over_from_a_killed_leader(node: Node) -> None:
+async def test_standby_takes_over_from_a_killed_leader(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mailroom.dispatcher")
     with daemon(node.dsn, PATIENT) as first:
         await eventually_async(lambda: leaders(node).get("dispatcher") == first.pid)
         standby = Dispatcher(node.dsn)
         async with running(standby):
             await eventually_async(lambda: standby.health().state == "standing by")
+            assert caplog.messages == ["dispatcher standing by for schema mailroom"]
             first.kill()
             await eventually_async(lambda: is_replaced(node, first.pid, os.getpid()))
             node.send("shipping", key="k")

@@ -139,4 +139,4 @@ def test_sessions_beside_the_batches_make_room_for_a_lane(
         eventually(stranger_has_it, WITHIN_S)
         deliver(node, "a")
         eventually(lambda: ledger_keys(node) == ["a"], WITHIN_S)
-    assert "batches have none" in caplog.text
+    assert "batches get no session" in caplog.text
