@@ -205,3 +205,17 @@ def test_explain_of_no_code_names_those_that_are_near() -> None:
     assert ran.exit_code == 2
     assert "There is no code MR-inbox-in-us. Did you mean MR-inbox-in-use" in ran.stderr
     assert "See: mailroom explain" in ran.stderr
+
+
+def test_no_text_names_a_page_that_an_installed_package_has_not() -> None:
+    """A docstring of an API may: its readers have the site."""
+    printed = {
+        f"{path.relative_to(ROOT)}: {node.value}"
+        for path, tree in trees("docs/").items()
+        if path.relative_to(ROOT).parts[0] not in ("benchmarks", "examples")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and "docs/" in str(node.value)
+        if not any(isinstance(each, ast.Expr) and each.value is node for each in ast.walk(tree))
+    }
+    assert printed == set()
+    assert "docs/" not in (ROOT / "docs" / "reference" / "cli.md").read_text()

@@ -30,7 +30,7 @@ LONGEST_STOP_S = 30.0  # before trying again what stopped it behind a hello, whi
 # Trouble is noted when it has lasted so long: while the source's server starts it is passing.
 PATIENCE_S = 3.0
 # What the source's server refuses until somebody acts there, by SQLSTATE.
-RIGHTS = "give this role the rights and policies of docs/guides/links.md"
+RIGHTS = "mailroom grant link-reader ROLE, and policies that show it all rows where there is row security"
 REFUSED = {
     "42501": RIGHTS,
     "25006": "let this role write (ALTER ROLE ... RESET default_transaction_read_only), and name the primary",

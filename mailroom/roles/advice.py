@@ -13,7 +13,6 @@ from mailroom.sql.sqlstate import is_of_row_security, sqlstate
 DENIED = "42501"
 SOMEBODY = "ROLE"  # where only the server knows as whom it was
 RUN = "Run, as the role that ran `mailroom migrate`: "
-PLACE = "see docs/operate/roles.md"
 # What the commands are for, by their first words. All others are the owner's.
 COMMANDS = {
     "outbox": "writer",
@@ -58,7 +57,7 @@ def grant_command(purpose: str, role: str | None, *, inbox: str | None = None, s
 def advice(purpose: str | None, role: str | None, *, inbox: str | None = None, schema: str = DEFAULT_SCHEMA) -> str:
     """Return what to do, as a sentence. Without a purpose, only the owner of the schema may do it."""
     if purpose is None:
-        return f"Do it as the role that ran `mailroom migrate` ({PLACE})."
+        return "Do it as the role that ran `mailroom migrate`. What others may do: `mailroom grant --help`."
     return f"{RUN}{grant_command(purpose, role, inbox=inbox, schema=schema)}"
 
 

@@ -25,8 +25,8 @@ def link() -> None:
     """Read messages of nodes in other databases, and let those nodes read this one's.
 
     The reader pulls: its dispatcher connects to the source's database and brings what its inboxes subscribe to. The
-    source writes nothing into other databases. Both sides need a command, and the reader a login there
-    (docs/guides/links.md).
+    source writes nothing into other databases. Both sides need a command, and the reader a login there, with what
+    `mailroom grant link-reader` gives it.
 
     \b
     On the source:

@@ -76,7 +76,7 @@ def grant(
         article = "an" if purpose[0] in "aeo" else "a"
         say(f"Role {role} has what {article} {_named(purpose, change.inboxes)} needs, in schema {call.schema}.")
         if purpose in ("dispatcher", "executor"):
-            note("Tables and functions that executables reach are yours to grant: see docs/operate/roles.md#executor")
+            note("Tables and functions that executables reach are yours: give the role what they need by GRANT")
 
 
 @click.command()

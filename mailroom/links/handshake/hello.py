@@ -89,7 +89,7 @@ HIDES = Sql(
     "SELECT current_user::text WHERE pg_catalog.row_security_active('{schema}.{table}'::regclass)", columns=("text",)
 )
 # Unseen rows may not be the reader's fault, and are not what they look like.
-POLICIES = "its policies of row security (docs/guides/links.md), or ALTER TABLE ... DISABLE ROW LEVEL SECURITY"
+POLICIES = "policies of row security that show it all rows, or ALTER TABLE ... DISABLE ROW LEVEL SECURITY"
 # What this role sees behind a row, and what exists, in one snapshot. An older role has no right to ask.
 MAY_ASK = Sql(
     """
