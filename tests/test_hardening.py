@@ -553,10 +553,11 @@ QUALIFIED = {
 }  # fmt: skip
 
 
-# What a watch sends, its caller has no right to; a reader asks for what policies may hide of it, and acts on its link
-# within bounds; a writer's send is held against the clock; and what other readers are allowed is not a reader's to
+# What a watch sends, its caller has no right to; a consumer may delete what it shares with others, and not lock it; a
+# reader asks for what policies may hide of it, and acts on its link within bounds; a writer's send is held against the clock; and what other readers are allowed is not a reader's to
 # read.
 DEFINERS = {"watch", "link_next", "link_topic_asked", "link_want", "link_claim", "link_match", "clock_reach"}
+DEFINERS |= {"link_hold", "link_hello", "link_ask", "link_acknowledge", "delete_marked"}
 DEFINERS |= {"make_reaped_days", "empty_reaped_day", "drop_reaped_day"}
 
 
@@ -579,7 +580,8 @@ def test_functions_that_run_as_the_owner_are_nobodys_but_the_owners(catalog: psy
         "WHERE pronamespace = 'mailroom'::regnamespace AND (prosecdef OR proname ^@ 'watch') ORDER BY 1"
     )
     names = (
-        "drop_reaped_day", "empty_reaped_day", "link_claim", "link_match", "link_next", "link_topic_asked", "link_want",
+        "delete_marked", "drop_reaped_day", "empty_reaped_day", "link_acknowledge", "link_ask", "link_claim",
+        "link_hello", "link_hold", "link_match", "link_next", "link_topic_asked", "link_want",
         "make_reaped_days", "watch", "watch_json", "watch_query", "watch_rest", "watch_told",
     )  # fmt: skip
     assert granted.fetchall() == [(name, True) for name in names]

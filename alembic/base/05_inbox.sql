@@ -68,5 +68,6 @@ CREATE TABLE breaker (  -- The open breakers of prefixes of keys; a closed one h
     try_at     timestamptz NOT NULL,              -- When the next message is tried.
     tries      integer     NOT NULL DEFAULT 0,    -- How many were given to be tried.
     trying     text        COLLATE "C",           -- The key that was given last to be tried; null once that has failed.
+    deleted    boolean     NOT NULL DEFAULT false,  -- Set to have the row deleted (delete_marked).
     PRIMARY KEY (inbox, prefix)
 ) WITH ({hot});

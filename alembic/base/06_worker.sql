@@ -30,6 +30,7 @@ CREATE TABLE worker (  -- In-flight entries: each loop of a worker has one. If i
     keys           text[]      COLLATE "C" NOT NULL,  -- Keys of the batch.
     clocks         bigint[]    NOT NULL,              -- The last clock of each key in the batch.
     process_number integer,                           -- The number of the worker process, which holds the lock of it while it is alive; null if it has none.
+    deleted        boolean     NOT NULL DEFAULT false,  -- Set to have the row deleted (delete_marked).
     xact           bigint                             -- The full id of the batch's transaction; null if unknown, or lost while its worker lives.
 ) WITH ({busy});
 

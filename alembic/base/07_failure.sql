@@ -12,6 +12,7 @@ CREATE TABLE key_state (  -- The failing keys: those with a message whose last a
     suspect_to bigint      NOT NULL DEFAULT 0,    -- Up to this clock the key is tried one message at a time.
     paused_at  timestamptz,                       -- Since when the key is paused; null if it is not.
     paused_by  text,                              -- Who paused it, and why.
+    deleted    boolean     NOT NULL DEFAULT false,  -- Set to have the row deleted (delete_marked).
     resume_at  timestamptz,                       -- What retry_at would be if the key were not paused; null if the key is healthy.
     PRIMARY KEY (inbox, key)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);

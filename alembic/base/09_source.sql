@@ -103,8 +103,7 @@ BEGIN
 END $$;
 CREATE TRIGGER acknowledged_less BEFORE UPDATE OF acked ON link FOR EACH ROW WHEN (new.acked < old.acked) EXECUTE FUNCTION acknowledged_less();
 
--- Whoever may write a run into a link has the link: a policy says whose it is. The functions below run as the owner, on
--- whom no policy is binding, and ask for the same login.
+-- Whoever writes a run into a link has the link. The functions below run as the owner, and ask for the same login.
 CREATE FUNCTION greeted()  -- Notes which login has said hello.
 RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -130,6 +129,45 @@ BEGIN
 END $$;
 CREATE TRIGGER bounded BEFORE INSERT OR UPDATE OF wanted_clock, claim_clock ON link FOR EACH ROW
 WHEN (new.wanted_clock > 4294967296 OR new.claim_clock > 4294967296) EXECUTE FUNCTION bound_reader();
+
+-- Readers write by functions alone. Rights on the tables would be on the rows of every link, and a right to DELETE is one
+-- to lock a table that each delivery reads. A link is the login's that said hello for it first, until `link moved`.
+CREATE FUNCTION link_hold(of_name text)  -- Locks a link for the rest of the transaction; false if it is another login's, null if there is none.
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+BEGIN
+    PERFORM FROM {schema}.link WHERE name = of_name AND coalesce(by_role = session_user, true) FOR NO KEY UPDATE;
+    IF FOUND THEN RETURN true; END IF;
+    RETURN (SELECT false FROM {schema}.link WHERE name = of_name);
+END $$;
+-- The id of another reader stays, which bars a bridge's link too.
+CREATE FUNCTION link_hello(of_link bigint, id uuid, system_id bigint, database_oid bigint, origin bigint, by_run uuid)  -- A reader says who it is, and has the link from then on; false if it is another's.
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+BEGIN
+    UPDATE {schema}.link AS l SET reader_id = id, reader_system_id = system_id, reader_database_oid = database_oid,
+        reader_origin = origin, run = by_run, seen_at = clock_timestamp()
+    WHERE l.number = of_link AND coalesce(l.by_role = session_user, true) AND coalesce(l.reader_id = id, true);
+    RETURN FOUND;
+END $$;
+CREATE FUNCTION link_ask(of_link bigint, by_run uuid, topics text[])  -- A reader asks for these topics, and no others; false if another daemon or login has the link.
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+BEGIN
+    PERFORM FROM {schema}.link WHERE number = of_link AND run = by_run AND by_role = session_user FOR NO KEY UPDATE;
+    IF NOT FOUND THEN RETURN false; END IF;
+    DELETE FROM {schema}.link_topic WHERE link = of_link AND topic <> ALL (topics);
+    INSERT INTO {schema}.link_topic (topic, link) SELECT t.topic, of_link FROM unnest(topics) AS t (topic)
+    ON CONFLICT DO NOTHING;
+    RETURN true;
+END $$;
+-- It may fall: a target that was put back in time is where its receipts are. Nothing is written if it is there already.
+CREATE FUNCTION link_acknowledge(of_link bigint, by_run uuid, seq bigint)  -- A reader has everything up to this seq durably; false if another daemon or login has the link.
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+BEGIN
+    UPDATE {schema}.link AS l SET acked = seq, seen_at = clock_timestamp()
+    WHERE l.number = of_link AND l.run = by_run AND l.by_role = session_user AND l.acked <> seq;
+    RETURN FOUND OR EXISTS (
+        SELECT FROM {schema}.link WHERE number = of_link AND run = by_run AND by_role = session_user);
+END $$;
+REVOKE ALL ON FUNCTION link_hold, link_hello, link_ask, link_acknowledge FROM PUBLIC;
 
 -- Each returns whether it changed anything, and null if another daemon or login has the link.
 CREATE FUNCTION link_want(of_link bigint, by_run uuid, clock bigint)  -- A reader asks for a mark with a clock, or as far as it may.

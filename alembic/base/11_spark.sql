@@ -46,6 +46,7 @@ CREATE TABLE spark_stream (  -- The batches that Spark's stream of an inbox has 
     messages   bigint         NOT NULL,               -- How many messages it has.
     digest     bigint         NOT NULL,               -- The hashes of its messages' clocks and ids, combined by exclusive or.
     read       int8multirange NOT NULL DEFAULT '{}',  -- The clocks that tasks have read, all that was planned of them.
+    deleted    boolean        NOT NULL DEFAULT false,  -- Set to have the row deleted (delete_marked).
     at         timestamptz    NOT NULL DEFAULT clock_timestamp(),  -- When it was first given out.
     PRIMARY KEY (inbox, batch)
 );

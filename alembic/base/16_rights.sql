@@ -39,6 +39,26 @@ CREATE VIEW my_spark_stream WITH (security_barrier) AS SELECT * FROM spark_strea
 COMMENT ON VIEW my_spark_stream IS
     'The rows of spark_stream about inboxes that the current role may take messages out of.';
 
+-- Whoever may DELETE may also lock the table, and to lock a view locks the table below it: a consumer could stop all
+-- others. Not so whoever may UPDATE some columns. So a consumer marks a row as deleted, under the conditions that its
+-- DELETE would have, and the mark has it deleted at the end of the statement, whoever set it.
+CREATE FUNCTION delete_marked()  -- Deletes a row whose column deleted was set.
+RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    CASE TG_TABLE_NAME
+        WHEN 'worker' THEN DELETE FROM {schema}.worker WHERE id = new.id;
+        WHEN 'key_state' THEN DELETE FROM {schema}.key_state WHERE inbox = new.inbox AND key = new.key;
+        WHEN 'breaker' THEN DELETE FROM {schema}.breaker WHERE inbox = new.inbox AND prefix = new.prefix;
+        WHEN 'spark_stream' THEN DELETE FROM {schema}.spark_stream WHERE inbox = new.inbox AND batch = new.batch;
+    END CASE;
+    RETURN NULL;
+END $$;
+REVOKE ALL ON FUNCTION delete_marked FROM PUBLIC;
+CREATE TRIGGER deleted AFTER UPDATE OF deleted ON worker FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION delete_marked();
+CREATE TRIGGER deleted AFTER UPDATE OF deleted ON key_state FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION delete_marked();
+CREATE TRIGGER deleted AFTER UPDATE OF deleted ON breaker FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION delete_marked();
+CREATE TRIGGER deleted AFTER UPDATE OF deleted ON spark_stream FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION delete_marked();
+
 -- What a view checks of a new row it checks after ON CONFLICT has locked the row that is in the way, and a unique index
 -- has told that there is one. A trigger comes before. Roles with rights to the whole table, as the dispatcher's, write
 -- for any inbox, or for none. Of dead letters a consumer writes those that an inbox has skipped: one of another stage

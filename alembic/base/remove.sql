@@ -22,6 +22,6 @@ DROP TABLE node, commit_token, outbox, periodic, scheduled, dispatch_turn, execu
 DROP SEQUENCE clock;
 DROP FUNCTION doorbell, check_message, take_dispatch_turn, take_execute_turn, refuse_commit, hold_batch, orphaned_keys,
     failing_keys, check_executable, check_executable_clock, link_topic_asked, acknowledged_less, greeted, bound_reader,
-    link_want, link_claim, link_match, outbox_jdbc_take, outbox_jdbc_copy, cbor_to_jsonb, sequences_behind,
-    raise_sequence, raise_sequences, clock_of_rows, raise_copied, is_mine, refuse_others, make_reaped_days,
+    link_hold, link_hello, link_ask, link_acknowledge, link_want, link_claim, link_match, outbox_jdbc_take, outbox_jdbc_copy, cbor_to_jsonb, sequences_behind,
+    raise_sequence, raise_sequences, clock_of_rows, raise_copied, is_mine, delete_marked, refuse_others, make_reaped_days,
     empty_reaped_day, drop_reaped_day, age_percentile;

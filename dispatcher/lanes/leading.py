@@ -282,10 +282,9 @@ class Leading(ABC):
 async def open_session(
     dsn: str | Home, role: str, session: Mapping[str, str]
 ) -> AsyncIterator[psycopg.AsyncConnection]:
-    """Open a session of our own, in autocommit; its transactions are READ COMMITTED, whatever the server's default."""
+    """Open a session of our own, in autocommit."""
     connection = await Home.of(dsn).connect_async(role, session)
     try:
-        await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
         yield connection
     finally:
         await connection.close()

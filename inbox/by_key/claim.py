@@ -62,8 +62,8 @@ HEALTHY = f"{KEY_STATE}) IS NULL"
 NOT_WAITING = f"{KEY_STATE} AND s.retry_at > now()) IS NULL"
 HEALED = """
 healed AS (
-    DELETE FROM {schema}.my_key_state s
-    USING (SELECT key, max(clock) AS clock FROM gone GROUP BY key) AS g
+    UPDATE {schema}.my_key_state s SET deleted = true
+    FROM (SELECT key, max(clock) AS clock FROM gone GROUP BY key) AS g
     WHERE s.inbox = '{inbox}' AND s.key = g.key AND s.clock <= g.clock AND s.alone_to <= g.clock
       AND s.paused_at IS NULL)"""
 

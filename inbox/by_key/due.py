@@ -110,7 +110,7 @@ dead AS (
     SELECT 'reap', last.error, gone.inbox, gone.clock, last.attempt, {elsewhere}, {answered}
     FROM gone, last WHERE last.outcome = 'skip'),
 healed AS (
-    DELETE FROM {schema}.my_key_state AS s USING gone, last
+    UPDATE {schema}.my_key_state AS s SET deleted = true FROM gone, last
     WHERE s.inbox = '{inbox}' AND s.key = gone.key AND last.outcome = 'skip' AND s.alone_to <= gone.clock
       AND s.paused_at IS NULL)
 SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
@@ -201,7 +201,7 @@ def answering_skipped(
 HEAL = Sql(
     """
 WITH healed AS (
-    DELETE FROM {schema}.my_key_state WHERE inbox = '{inbox}' AND key = %(key)s::text
+    UPDATE {schema}.my_key_state SET deleted = true WHERE inbox = '{inbox}' AND key = %(key)s::text
         AND clock <= %(clock)s::bigint AND alone_to <= %(clock)s::bigint AND paused_at IS NULL)
 UPDATE {schema}.my_key_state AS s SET retry_at = greatest(clock_timestamp(), (
     SELECT retry_at FROM {schema}.my_attempt

@@ -41,12 +41,16 @@ from mailroom.sql.sqlstate import (
     NOT_YOURS,
     Meaning,
     is_lost,
+    is_unserializable,
     meaning,
     sqlstate,
     was_invalidated,
 )
 
 FORGIVEN = 2  # transient errors in a row that are not counted as attempts at the message being handled
+# The same of those that come of the transaction's level. A worker's sessions run the user's statements, and keep the
+# level that these rely on; above READ COMMITTED claims and deletions of healthy keys get 40001 from each other.
+UNSERIALIZABLE = 100
 REMEMBERED = 10_000  # messages
 
 
@@ -334,6 +338,7 @@ class Patience:
 
     Some errors look transient but come from a message: its handler terminates its own backend, exceeds a timeout of its
     session, or runs into the same deadlock each time. If these were never counted, its batch would be retried for ever.
+    40001 from the server's own comparison of transactions is hardly ever one of these: it takes many in a row.
     """
 
     def __init__(self) -> None:
@@ -343,7 +348,7 @@ class Patience:
         """Return whether to retry the batch without counting an attempt; repeated calls give the same answer."""
         if batch.forgiven is None:
             batch.forgiven = isinstance(error, Unavailable) or (
-                is_transient(error, batch) and (not batch.open or self._is_rare(batch))
+                is_transient(error, batch) and (not batch.open or self._is_rare(error, batch))
             )
         return batch.forgiven
 
@@ -353,12 +358,12 @@ class Patience:
             for message in batch.messages:
                 self._times.pop(message.id, None)
 
-    def _is_rare(self, batch: Batch) -> bool:
+    def _is_rare(self, error: Exception, batch: Batch) -> bool:
         if len(self._times) > REMEMBERED:  # counts remain of messages that other workers have handled
             self._times.clear()
         message = batch.message or batch.messages[0]
         self._times[message.id] = times = self._times.get(message.id, 0) + 1
-        return times <= FORGIVEN
+        return times <= (UNSERIALIZABLE if is_unserializable(error) else FORGIVEN)
 
 
 # The outcome if it is not known which message failed: all keys of the batch are tried one message at a time.

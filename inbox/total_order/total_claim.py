@@ -68,7 +68,7 @@ picked AS MATERIALIZED (
 gone AS (
     DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*){archived},
 healed AS (
-    DELETE FROM {schema}.my_key_state AS s
+    UPDATE {schema}.my_key_state AS s SET deleted = true
     WHERE s.inbox = '{inbox}' AND s.key = '' AND s.suspect_to <= (SELECT max(sent_clock) FROM gone) AND {is_past})
 SELECT {selected}, NULL::boolean, NULL::float8, NULL::boolean FROM gone
 UNION ALL
@@ -153,7 +153,7 @@ dead AS (
     SELECT 'reap', last.error, gone.inbox, gone.clock, last.attempt, gone.origin, gone.sent_clock, {answered}
     FROM gone, last WHERE last.outcome = 'skip'),
 healed AS (
-    DELETE FROM {schema}.my_key_state AS s
+    UPDATE {schema}.my_key_state AS s SET deleted = true
     WHERE s.inbox = '{inbox}' AND s.key = '' AND EXISTS (SELECT FROM failing)
       AND (SELECT outcome FROM last) = 'skip' AND s.suspect_to <= (SELECT sent_clock FROM gone) AND {is_past})
 SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
@@ -184,7 +184,7 @@ ORDER BY sent_clock, origin
 # A row of `key_state` is stale if nothing that it suspects is left.
 HEAL_GONE = Sql(
     """
-DELETE FROM {schema}.my_key_state AS s
+UPDATE {schema}.my_key_state AS s SET deleted = true
 WHERE s.inbox = '{inbox}' AND s.key = '' AND s.retry_at <= {now}
   AND NOT EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE {by_sent} <= s.suspect_to)
 """,
@@ -226,7 +226,7 @@ HEAL = Sql(
     """
 WITH gone AS (SELECT %(clock)s::bigint AS clock),
 healed AS (
-    DELETE FROM {schema}.my_key_state AS s
+    UPDATE {schema}.my_key_state AS s SET deleted = true
     WHERE s.inbox = '{inbox}' AND s.key = '' AND s.suspect_to <= %(sent_clock)s::bigint AND {is_past})
 UPDATE {schema}.my_key_state AS s SET retry_at = greatest(clock_timestamp(), ({next}))
 WHERE s.inbox = '{inbox}' AND s.key = '' AND s.retry_at < 'infinity'

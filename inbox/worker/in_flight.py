@@ -65,7 +65,7 @@ ON CONFLICT (id) DO UPDATE SET claimed_at = excluded.claimed_at, messages = excl
 """,
     full_xact="n - ((n - x) & 4294967295)",  # the newest one before this transaction whose lower half is xmax
 )
-REMOVE = Sql("DELETE FROM {schema}.my_worker WHERE id = %(id)s::uuid")
+REMOVE = Sql("UPDATE {schema}.my_worker SET deleted = true WHERE id = %(id)s::uuid")
 
 HOLDERS = Sql(
     """
@@ -110,7 +110,7 @@ held AS MATERIALIZED (
     SELECT w.id, e.message_id FROM ended AS e, LATERAL (
         SELECT id FROM {schema}.my_worker AS w WHERE w.id = e.id AND w.claimed_at = e.claimed_at
         FOR UPDATE SKIP LOCKED) AS w)
-DELETE FROM {schema}.my_worker AS w USING held WHERE w.id = held.id
+UPDATE {schema}.my_worker AS w SET deleted = true FROM held WHERE w.id = held.id
 RETURNING host, pid::bigint, claimed_at > pg_postmaster_start_time(), keys, clocks, messages::bigint, message_id
 """,
     columns=("text", "bigint", "boolean", "text[]", "bigint[]", "bigint", "uuid"),

@@ -99,6 +99,7 @@ CODES: Mapping[str, str] = {
     "MR-invalid-topic": "A topic or a pattern is not valid.",
     "MR-key-needed": "The inbox parks single keys, and no key was named.",
     "MR-link-added-otherwise": "The source was already added, under another name of this node or with another schema.",
+    "MR-link-another-login": "The source knows the link by another login than the reader's.",
     "MR-link-another-reader": "The reader is another node than the one that the source knows by this name.",
     "MR-link-another-source": "The source is another node than before.",
     "MR-link-both-ways": "The two nodes read each other, and the command does not say which link it is about.",

@@ -203,7 +203,7 @@ def reporting(schema: str, name: str, limit: int | None = LOST_AT_MOST) -> Opera
 # The id of a bridge's link keeps nodes out.
 FORGET_READER = Sql(
     """
-UPDATE {schema}.link SET reader_id = NULL, reader_system_id = NULL, reader_database_oid = NULL
+UPDATE {schema}.link SET reader_id = NULL, reader_system_id = NULL, reader_database_oid = NULL, by_role = NULL
 WHERE name = %(name)s::text AND NOT EXISTS (SELECT FROM {schema}.bridge_out WHERE link = number) RETURNING true
 """,
     columns=("boolean",),

@@ -62,7 +62,7 @@ SELECT count(*) FROM (
 RELEASE = Sql(
     """
 WITH healthy AS (
-    DELETE FROM {schema}.{key_state} WHERE inbox = '{inbox}' AND {of_prefix} AND {is_healthy})
+    UPDATE {schema}.{key_state} SET deleted = true WHERE inbox = '{inbox}' AND {of_prefix} AND {is_healthy})
 UPDATE {schema}.{key_state} SET
     retry_at = CASE WHEN retry_at < 'infinity' THEN {now} ELSE retry_at END,
     resume_at = CASE WHEN resume_at < 'infinity' THEN {now} END
@@ -73,7 +73,7 @@ WHERE inbox = '{inbox}' AND {of_prefix} AND NOT ({is_healthy})
     of_prefix=OF_PREFIX.format(key="key"),
     is_healthy="parked_at IS NULL AND paused_at IS NULL AND attempts = 0 AND alone_to = 0 AND suspect_to = 0",
 )
-DELETE = Sql("DELETE FROM {schema}.{breaker} WHERE inbox = '{inbox}' AND prefix = %(prefix)s::text")
+DELETE = Sql("UPDATE {schema}.{breaker} SET deleted = true WHERE inbox = '{inbox}' AND prefix = %(prefix)s::text")
 # Sleeping workers of the inbox wake up, and look.
 NOTIFY = Sql(
     "SELECT pg_notify({partition_channel}, '') IS NULL",

@@ -13,7 +13,9 @@ from mailroom.message.columns import DELIVERY_ROW, EXECUTABLE_ROW, MESSAGE_ROW, 
 
 Kind = Literal["table", "sequence", "function"]
 NUMBERED = ("outbox_position", "attempt_id", "audit_id", "dead_letter_id", "link_number", "origin_number")
-LINK_FUNCTIONS = ("link_next", "link_match", "link_want", "link_claim")
+LINK_FUNCTIONS = (
+    "link_next", "link_hold", "link_hello", "link_ask", "link_acknowledge", "link_match", "link_want", "link_claim",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +111,37 @@ JDBC_WRITER = (
 CONSUMED = on(
     "inbox_{inbox}", "SELECT", "DELETE", "UPDATE (inbox)", why="UPDATE to lock rows; the partition fixes the value"
 )
+# No consumer has DELETE on what it shares with others, or UPDATE on all columns: either is a right to lock the table,
+# and to lock a view locks the table below it. So it sets `deleted` (alembic/base/16_rights.sql).
+COUNTED = on(
+    "my_stat_minute",
+    "SELECT",
+    "INSERT",
+    "UPDATE (delivered, reaped, failed, parked, skipped, batches, handle_s, ages)",
+    why="a view: only of the role's own inboxes",
+)
 REAPER = (
     REVISION,
     CONSUMED,
     on("inbox_registry", "SELECT", why="names and settings of all inboxes"),
-    on("my_key_state", "SELECT", "INSERT", "UPDATE", "DELETE", why="a view: only of the role's own inboxes"),
-    on("my_worker", "SELECT", "INSERT", "UPDATE", "DELETE", why="a view: only of the role's own inboxes"),
+    on(
+        "my_key_state", "SELECT", "INSERT",
+        "UPDATE (clock, attempts, retry_at, last_error, parked_at, alone_to, suspect_to, resume_at, deleted)",
+        why="a view: only of the role's own inboxes",
+    ),
+    on(
+        "my_worker", "SELECT", "INSERT",
+        "UPDATE (claimed_at, messages, keys, clocks, process_number, xact, deleted)",
+        why="a view: only of the role's own inboxes",
+    ),
     on("my_attempt", "SELECT", "INSERT", why="a view: only of the role's own inboxes"),
-    on("my_stat_minute", "SELECT", "INSERT", "UPDATE", why="a view: only of the role's own inboxes"),
+    COUNTED,
     on(
         "my_limit", "SELECT", "UPDATE (tokens, filled_at, opened_at, opened_why, try_at, tries)",
         why="a view: only of the role's own inboxes",
     ),
     on(
-        "my_breaker", "SELECT", "INSERT", "UPDATE (try_at, tries, trying)", "DELETE",
+        "my_breaker", "SELECT", "INSERT", "UPDATE (try_at, tries, trying, deleted)",
         why="a view: only of the role's own inboxes",
     ),
     on("my_slot", "SELECT", "UPDATE (slot)", why="a view: only of the role's own inboxes; UPDATE to lock rows"),
@@ -139,7 +158,7 @@ SPARK_READER = (
     REVISION,
     CONSUMED,
     on("inbox_registry", "SELECT", why="names and settings of all inboxes"),
-    on("my_spark_stream", "SELECT", "INSERT", "UPDATE", "DELETE", why="a view: only of the role's own inboxes"),
+    on("my_spark_stream", "SELECT", "INSERT", "UPDATE (read, deleted)", why="a view: only of the role's own inboxes"),
     on("my_key_state", "SELECT", why="a view: only of the role's own inboxes"),
     on("my_parked", "SELECT", why="a view: only of the role's own inboxes"),
     on("my_reaped", "INSERT", why="a view: only of the role's own inboxes, if they keep what is reaped"),
@@ -221,16 +240,17 @@ DISPATCHER = (
     on("attempt", "SELECT", "DELETE"),
     on("audit", "SELECT", "DELETE"),
     on("outbox_jdbc_id", "SELECT", "INSERT (id)", "DELETE", why="INSERT of what bridges take in from queues"),
-    on("my_stat_minute", "SELECT", "INSERT", "UPDATE"),
+    COUNTED,
     on("stat_minute", "SELECT", "DELETE", why="DELETE, as only who has it may write rows of no inbox"),
     on("commit_token", "SELECT", "DELETE"),
     on("spark_batch", "SELECT", "DELETE"),
     on("spark_bulk", "SELECT"),
     on(
         "link", "SELECT",
-        "UPDATE (state, acks, acked_at, claim_seq, claim_clock, run, matched, acked, seen_at)",
-        why="the last four for bridges, which it reads itself",
+        "UPDATE (state, acks, acked_at, claim_seq, claim_clock, run, matched, seen_at)",
+        why="the last three for bridges, which it reads itself",
     ),
+    function("link_acknowledge", why="for bridges, which it reads itself"),
     on("bridge_out", "SELECT", "UPDATE (state, trouble, why, since, marked_at)"),
     on("bridge_known", "SELECT", "INSERT"),
     on("bridge_in", "SELECT"),
@@ -260,8 +280,7 @@ OPERATOR = (
     on(
         "breaker",
         "SELECT (inbox, prefix, separator)",
-        "UPDATE (tries)",
-        "DELETE",
+        "UPDATE (tries, deleted)",
         why="a resume closes those of prefixes; UPDATE to lock rows",
     ),
     on("key_state", "SELECT", "INSERT", "UPDATE", "DELETE"),
@@ -383,12 +402,8 @@ AUDITOR = (
 
 LINK_READER = (
     on("node", "SELECT"),
-    on(
-        "link",
-        "SELECT",
-        "UPDATE (reader_id, reader_system_id, reader_database_oid, reader_origin, run, seen_at, acked)",
-    ),
-    on("link_topic", "SELECT", insert(["topic", "link"]), "DELETE"),
+    on("link", "SELECT"),
+    on("link_topic", "SELECT"),
     on("transit", "SELECT"),
     *(function(name, why="runs as the owner, for the link of this login") for name in LINK_FUNCTIONS),
 )

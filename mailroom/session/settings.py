@@ -38,9 +38,11 @@ ENDS_IT_EARLY = re.compile(r"[@/?]")
 # jit: its default turned a delivery of 3 ms into 48 ms. search_path: no other role's function can be called by mistake.
 # TimeZone: west of UTC, Python cannot represent the first hours of the year 1.
 # row_security: a statement whose rows a policy would choose fails, instead of working on some of them.
+# default_transaction_isolation: our statements are written for READ COMMITTED, and at any other level get 40001.
 # array_nulls: psycopg sends an array of nothing but NULLs as text, in which they would be words.
 SESSION = {"jit": "off", "search_path": "pg_catalog,pg_temp", "TimeZone": "UTC", "row_security": "off"}
-SESSION |= {"array_nulls": "on"}
+SESSION |= {"array_nulls": "on", "default_transaction_isolation": "read committed"}
+READ_COMMITTED = psycopg.IsolationLevel.READ_COMMITTED  # a pooled transaction has begun when it gets its settings
 # For sessions that only write messages, which policies may judge, and for those in which code of users runs.
 UNDER_POLICIES = {"row_security": "on"}
 # For sessions that only look. Not one of the settings: a new session that could not write would be taken for one of a
@@ -132,7 +134,8 @@ def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION, *, 
     known = service_entry(str(given.get("service") or "")) | given
     options = [str(known.get("options") or "")]
     if not pooled:
-        options += [f"-c {name}={value}" for name, value in {**settings, **PEER}.items()]
+        each = {name: value.replace(" ", r"\ ") for name, value in {**settings, **PEER}.items()}
+        options += [f"-c {name}={value}" for name, value in each.items()]
     client = CLIENT | {"connect_timeout": str(CONNECT_TIMES.allowed_s(text))}
     kept = {name for name in client if name in known or os.environ.get(ENVIRONMENT.get(name, ""))}
     return conninfo.make_conninfo(
@@ -176,6 +179,7 @@ def _pooled(text: str, role: str, settings: Mapping[str, str], autocommit: bool)
     conninfo = session_dsn(text, role, pooled=True)
     connection = PooledConnection.connect(conninfo, autocommit=autocommit, prepare_threshold=None)
     connection.settings = settings
+    connection.isolation_level = READ_COMMITTED
     return connection
 
 
@@ -210,6 +214,7 @@ async def _pooled_async(text: str, role: str, settings: Mapping[str, str]) -> ps
     conninfo = session_dsn(text, role, pooled=True)
     connection = await AsyncPooledConnection.connect(conninfo, autocommit=True, prepare_threshold=None)
     connection.settings = settings
+    await connection.set_isolation_level(READ_COMMITTED)
     return connection
 
 

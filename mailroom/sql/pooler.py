@@ -70,7 +70,7 @@ def lone_statement(connection: psycopg.AsyncConnection) -> contextlib.AbstractAs
 def beginning(connection: psycopg.AsyncConnection) -> bytes:
     """Return what begins a transaction on an autocommit session, with its settings if they need one."""
     if isinstance(connection, AsyncPooledConnection) and connection.settings:
-        return b"BEGIN; " + _setting(connection.settings).as_bytes(connection)
+        return b"BEGIN ISOLATION LEVEL READ COMMITTED; " + _setting(connection.settings).as_bytes(connection)
     return b"BEGIN"
 
 

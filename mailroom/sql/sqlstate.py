@@ -9,6 +9,8 @@ from mailroom.errors import ConnectionFailed
 
 # Conflicts with another transaction: serialization failure, deadlock, lock timeout.
 AGAIN = frozenset({"40001", "40P01", "55P03"})
+SERIALIZATION = "40001"
+RAISE = "exec_stmt_raise"  # what raises an error of PL/pgSQL, in the server's source
 CANCELLED = "57014"  # a statement timeout, or a cancel request
 ABORTED = "25P02"  # an earlier statement of the transaction failed
 NOT_YOURS = "2D000"  # a COMMIT or ROLLBACK where none is allowed
@@ -130,10 +132,23 @@ def primary_message(error: BaseException) -> str:
 
 def is_of_row_security(error: BaseException) -> bool:
     """Return whether the server refused a statement because row security would choose its rows."""
+    return _raised_by(error, ROW_SECURITY)
+
+
+def is_unserializable(error: BaseException) -> bool:
+    """Return whether the server could not put the transaction in an order with others, as its isolation level wants.
+
+    A trigger or function that raises 40001 by itself is not that.
+    """
+    return sqlstate(error) == SERIALIZATION and not _raised_by(error, RAISE)
+
+
+def _raised_by(error: BaseException, place: str) -> bool:
+    """Return whether a function of the server's source raised the error."""
     cause = _driver_s(error)
     in_diag = _attribute(_attribute(cause, "diag"), "source_function")  # psycopg, psycopg2
     for function in (in_diag, _attribute(cause, "server_source_function"), _fields(cause).get("R")):
-        if isinstance(function, str) and function == ROW_SECURITY:
+        if isinstance(function, str) and function == place:
             return True
     return False
 

@@ -93,7 +93,8 @@ def measuring(schema: str, inbox: str, ranges: Sequence[Range]) -> Operation[lis
 # -- giving out and deleting ------------------------------------------------------------------------------------------
 
 REPLACE = Sql(
-    "DELETE FROM {schema}.my_spark_stream WHERE inbox = %(inbox)s::text AND checkpoint <> %(checkpoint)s::text"
+    "UPDATE {schema}.my_spark_stream SET deleted = true "
+    "WHERE inbox = %(inbox)s::text AND checkpoint <> %(checkpoint)s::text"
 )
 GIVE = Sql(
     """
@@ -166,7 +167,7 @@ def finding_read(schema: str, inbox: str, checkpoint: str, number: int) -> Opera
 # The last one says which numbers were given out.
 FORGET = Sql(
     """
-DELETE FROM {schema}.my_spark_stream AS s
+UPDATE {schema}.my_spark_stream AS s SET deleted = true
 WHERE inbox = %(inbox)s::text AND batch <= %(number)s::bigint
   AND batch < (SELECT max(batch) FROM {schema}.my_spark_stream WHERE inbox = %(inbox)s::text)
 """

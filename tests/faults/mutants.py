@@ -317,7 +317,7 @@ def _tried_the_same_way() -> None:
 def _forgiven_for_ever() -> None:
     from inbox.handling.batch import Patience
 
-    _put(Patience, "_is_rare", lambda self, batch: True)
+    _put(Patience, "_is_rare", lambda self, error, batch: True)
 
 
 @_mutant("an executable is to blame when its statement is cancelled", "F40")

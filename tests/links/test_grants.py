@@ -15,10 +15,12 @@ from dispatcher.links.at_source.acknowledge import acknowledging
 from dispatcher.links.at_source.bounds import START, bounding
 from dispatcher.links.at_source.fetch import fetching
 from dispatcher.links.lane import LinksLane
+from mailroom.errors import LinkRefused
 from mailroom.links.handshake.diverged import claiming, finding_anchor, reading_ending, reading_extent, reading_sent
 from mailroom.links.handshake.hello import LinkTaken, asking_topics, checking_sight, greeting, matching
 from mailroom.links.handshake.target import introducing, reading_origins
 from mailroom.links.marks import asking_mark
+from mailroom.links.resume import moving
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from tests.links.test_links import do, stamp
@@ -113,6 +115,8 @@ def test_login_changes_nothing_but_what_readers_write(login: Login, apart: bool)
         "UPDATE mailroom.link SET claim_clock = 1",
         "UPDATE mailroom.link SET matched = gen_random_uuid()",
         "UPDATE mailroom.link SET by_role = 'x'",
+        "UPDATE mailroom.link SET reader_id = gen_random_uuid()",
+        "UPDATE mailroom.link SET acked = 1",
         "INSERT INTO mailroom.link (name) VALUES ('x')",
         "DELETE FROM mailroom.link",
         "DELETE FROM mailroom.transit",
@@ -121,7 +125,8 @@ def test_login_changes_nothing_but_what_readers_write(login: Login, apart: bool)
         "SELECT nextval('mailroom.clock')",
         "SELECT FROM mailroom.link_allowed",
         "UPDATE mailroom.link_topic SET commands = true",
-        "INSERT INTO mailroom.link_topic (topic, link, commands) VALUES ('order', 1, true)",
+        "INSERT INTO mailroom.link_topic (topic, link) VALUES ('order', 1)",
+        "DELETE FROM mailroom.link_topic",
     ):
         login.refused(statement)
 
@@ -132,9 +137,8 @@ def test_login_gets_no_topic_that_its_reader_is_not_allowed(source: Node, login:
     do(source, "allow", "lyon", topics=["order.#", "print"])
     grant(login, apart=apart)
     login.hello()
-    ask = "INSERT INTO mailroom.link_topic (topic, link) VALUES (%s, %s)"
-    for topic in ("order.paid", "print", "secret", "#"):
-        login.connection.execute(ask, [topic, login.link])
+    asking = asking_topics(SCHEMA, login.link, login.run_id, ["order.paid", "print", "secret", "#"])
+    assert run(login.connection, asking) == {"order.paid", "print"}
     asked = login.connection.execute("SELECT topic, commands FROM mailroom.link_topic WHERE link = %s", [login.link])
     assert set(asked.fetchall()) == {("order.paid", False), ("print", True)}
 
@@ -143,11 +147,8 @@ def test_policies_hold_readers_apart(login: Login) -> None:
     grant(login, apart=True)
     login.hello()
     connection, link = login.connection, login.link
-    [(theirs,)] = connection.execute("SELECT number FROM mailroom.link WHERE name = 'dijon'").fetchall()
     assert connection.execute("SELECT DISTINCT link FROM mailroom.transit").fetchall() == [(link,)]
     assert connection.execute("SELECT FROM mailroom.link_topic").fetchall() == []
-    assert connection.execute("UPDATE mailroom.link SET acked = 3 RETURNING name").fetchall() == [("lyon",)]
-    login.refused(f"INSERT INTO mailroom.link_topic (topic, link) VALUES ('mine', {theirs})")
 
 
 def test_acts_on_a_link_are_those_of_the_login_that_said_hello(login: Login) -> None:
@@ -158,15 +159,30 @@ def test_acts_on_a_link_are_those_of_the_login_that_said_hello(login: Login) -> 
     connection.execute("RESET ROLE")
     connection.execute("UPDATE mailroom.link SET by_role = 'somebody_else' WHERE number = %s", [link])
     connection.execute("SET LOCAL ROLE lyon_reader")
-    for act in (matching(SCHEMA, link, run_id), claiming(SCHEMA, link, run_id, 3, 30)):
+    for act in (
+        matching(SCHEMA, link, run_id), claiming(SCHEMA, link, run_id, 3, 30),
+        asking_topics(SCHEMA, link, run_id, ["theirs"]),
+    ):  # fmt: skip
         with pytest.raises(LinkTaken):
             run(connection, act)
+    assert not run(connection, acknowledging(SCHEMA, link, run_id, 3))
+    with pytest.raises(LinkRefused, match="another login"):
+        login.hello()
+    hello = "SELECT mailroom.link_hello(%s, gen_random_uuid(), 1, 1, 1, gen_random_uuid())"
+    assert connection.execute(hello, [link]).fetchall() == [(False,)]
     run(connection, asking_mark(SCHEMA, link, run_id, 100))
-    row = connection.execute("SELECT matched, claim_seq, wanted_clock FROM mailroom.link WHERE number = %s", [link])
-    assert row.fetchone() == (None, None, 0)
+    row = connection.execute(
+        "SELECT matched, claim_seq, wanted_clock, acked FROM mailroom.link WHERE number = %s", [link]
+    )
+    assert row.fetchone() == (None, None, 0, 0)
     [(theirs,)] = connection.execute("SELECT number FROM mailroom.link WHERE name = 'dijon'").fetchall()
     with pytest.raises(LinkTaken):
         run(connection, matching(SCHEMA, theirs, run_id))
+    connection.execute("RESET ROLE")
+    run(connection, moving(SCHEMA, "lyon", actor="ada"))
+    connection.execute("SET LOCAL ROLE lyon_reader")
+    login.hello()
+    assert connection.execute(hello, [link]).fetchall() == [(False,)], "the id of another reader stays"
 
 
 def test_batches_are_found_by_the_index_under_the_policies(login: Login) -> None:

@@ -166,6 +166,61 @@ def test_no_role_does_what_others_do(node: Node) -> None:
                     session.execute(statement.encode())
 
 
+# -- What a role may lock ---------------------------------------------------------------------------------------------
+
+# Each mode on each relation; those that were locked in a mode that keeps others from writing. To lock a view or a
+# parent locks what is below it, whoever owns that.
+LOCKED = """
+CREATE FUNCTION pg_temp.locked() RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE tried text; tried_mode text; found text[] := '{}';
+BEGIN
+    FOR tried, tried_mode IN
+        SELECT c.oid::regclass, m FROM pg_class AS c, unnest(ARRAY['ACCESS SHARE', 'ROW SHARE', 'ROW EXCLUSIVE',
+            'SHARE UPDATE EXCLUSIVE', 'SHARE', 'SHARE ROW EXCLUSIVE', 'EXCLUSIVE', 'ACCESS EXCLUSIVE']) AS m
+        WHERE c.relnamespace = 'mailroom'::regnamespace AND c.relkind IN ('r', 'p', 'v')
+    LOOP
+        BEGIN
+            EXECUTE format('LOCK TABLE %s IN %s MODE NOWAIT', tried, tried_mode);
+            found := found || ARRAY(
+                SELECT relation::regclass::text FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation'
+                AND relation IN (SELECT oid FROM pg_class WHERE relnamespace = 'mailroom'::regnamespace)
+                AND mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock'));
+            RAISE division_by_zero;
+        EXCEPTION WHEN division_by_zero OR insufficient_privilege THEN NULL;
+        END;
+    END LOOP;
+    RETURN found;
+END $$
+"""
+# Who works for the whole node may hold it up. All others lock what is theirs alone.
+OF_EXECUTOR = {"accounting", "dead_letter", "executable_cursor", "execute_turn", "lease", "outbox_executable", "store"}
+MAY_LOCK = {
+    "reaper": {"inbox_shipping"},
+    "spark-reader": {"inbox_shipping"},
+    "spark-writer": {"spark_bulk", "spark_staging"},
+    "executor": OF_EXECUTOR,
+    "dispatcher": OF_EXECUTOR | {
+        "attempt", "audit", "bridge_mark", "bridge_position", "commit_token", "dispatch_turn", "fan_out", "fan_out_way",
+        "inbox_shipping", "key_state", "known", "outbox", "outbox_jdbc_id", "receipt", "scheduled", "spark_batch",
+        "stable", "stat_minute", "transit",
+    },
+    "operator": {
+        "dead_letter", "dispatch_turn", "inbox_shipping", "key_state", "outbox", "outbox_jdbc_id", "parked", "periodic",
+        "scheduled",
+    },
+}  # fmt: skip
+
+
+def test_roles_lock_no_more_than_is_said_here(node: Node) -> None:
+    """A right to DELETE, or to UPDATE all columns, is one to lock the table, and through a view the one below it."""
+    for purpose, about in PURPOSES.items():
+        inboxes = ["shipping"] if about.inboxes != "none" else []
+        with role(node.dsn, *rights(purpose, *inboxes)) as (_, dsn), psycopg.connect(dsn) as session:
+            session.execute(LOCKED)
+            [(found,)] = session.execute("SELECT pg_temp.locked()").fetchall()
+        assert {name.removeprefix("mailroom.") for name in found} == MAY_LOCK.get(purpose, set()), purpose
+
+
 # -- The page ---------------------------------------------------------------------------------------------------------
 
 

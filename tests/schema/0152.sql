@@ -434,6 +434,22 @@ CREATE FUNCTION mailroom.clock_reach() RETURNS bigint
 
 COMMENT ON FUNCTION mailroom.clock_reach() IS 'The largest clock to which one send may raise the node''s: 2^32 beyond its own.';
 
+CREATE FUNCTION mailroom.delete_marked() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    CASE TG_TABLE_NAME
+        WHEN 'worker' THEN DELETE FROM "mailroom".worker WHERE id = new.id;
+        WHEN 'key_state' THEN DELETE FROM "mailroom".key_state WHERE inbox = new.inbox AND key = new.key;
+        WHEN 'breaker' THEN DELETE FROM "mailroom".breaker WHERE inbox = new.inbox AND prefix = new.prefix;
+        WHEN 'spark_stream' THEN DELETE FROM "mailroom".spark_stream WHERE inbox = new.inbox AND batch = new.batch;
+    END CASE;
+    RETURN NULL;
+END $$;
+
+COMMENT ON FUNCTION mailroom.delete_marked() IS 'Deletes a row whose column deleted was set.';
+
 CREATE FUNCTION mailroom.doorbell() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
@@ -526,6 +542,20 @@ CREATE FUNCTION mailroom.is_mine(inbox text) RETURNS boolean
 
 COMMENT ON FUNCTION mailroom.is_mine(inbox text) IS 'Whether the current role may take messages out of this inbox.';
 
+CREATE FUNCTION mailroom.link_acknowledge(of_link bigint, by_run uuid, seq bigint) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET row_security TO 'off'
+    AS $$
+BEGIN
+    UPDATE "mailroom".link AS l SET acked = seq, seen_at = clock_timestamp()
+    WHERE l.number = of_link AND l.run = by_run AND l.by_role = session_user AND l.acked <> seq;
+    RETURN FOUND OR EXISTS (
+        SELECT FROM "mailroom".link WHERE number = of_link AND run = by_run AND by_role = session_user);
+END $$;
+
+COMMENT ON FUNCTION mailroom.link_acknowledge(of_link bigint, by_run uuid, seq bigint) IS 'A reader has everything up to this seq durably; false if another daemon or login has the link.';
+
 CREATE TABLE mailroom.link_allowed (
     link bigint NOT NULL,
     topic text NOT NULL COLLATE pg_catalog."C",
@@ -567,6 +597,22 @@ CREATE FUNCTION mailroom.link_allows(of_link bigint, of_topic text) RETURNS bool
 
 COMMENT ON FUNCTION mailroom.link_allows(of_link bigint, of_topic text) IS 'Whether a link that asks for this gets commands, too; null for nothing.';
 
+CREATE FUNCTION mailroom.link_ask(of_link bigint, by_run uuid, topics text[]) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET row_security TO 'off'
+    AS $$
+BEGIN
+    PERFORM FROM "mailroom".link WHERE number = of_link AND run = by_run AND by_role = session_user FOR NO KEY UPDATE;
+    IF NOT FOUND THEN RETURN false; END IF;
+    DELETE FROM "mailroom".link_topic WHERE link = of_link AND topic <> ALL (topics);
+    INSERT INTO "mailroom".link_topic (topic, link) SELECT t.topic, of_link FROM unnest(topics) AS t (topic)
+    ON CONFLICT DO NOTHING;
+    RETURN true;
+END $$;
+
+COMMENT ON FUNCTION mailroom.link_ask(of_link bigint, by_run uuid, topics text[]) IS 'A reader asks for these topics, and no others; false if another daemon or login has the link.';
+
 CREATE FUNCTION mailroom.link_claim(of_link bigint, by_run uuid, seq bigint, clock bigint) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -580,6 +626,33 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION mailroom.link_claim(of_link bigint, by_run uuid, seq bigint, clock bigint) IS 'A reader says what it has received that is not here.';
+
+CREATE FUNCTION mailroom.link_hello(of_link bigint, id uuid, system_id bigint, database_oid bigint, origin bigint, by_run uuid) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET row_security TO 'off'
+    AS $$
+BEGIN
+    UPDATE "mailroom".link AS l SET reader_id = id, reader_system_id = system_id, reader_database_oid = database_oid,
+        reader_origin = origin, run = by_run, seen_at = clock_timestamp()
+    WHERE l.number = of_link AND coalesce(l.by_role = session_user, true) AND coalesce(l.reader_id = id, true);
+    RETURN FOUND;
+END $$;
+
+COMMENT ON FUNCTION mailroom.link_hello(of_link bigint, id uuid, system_id bigint, database_oid bigint, origin bigint, by_run uuid) IS 'A reader says who it is, and has the link from then on; false if it is another''s.';
+
+CREATE FUNCTION mailroom.link_hold(of_name text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET row_security TO 'off'
+    AS $$
+BEGIN
+    PERFORM FROM "mailroom".link WHERE name = of_name AND coalesce(by_role = session_user, true) FOR NO KEY UPDATE;
+    IF FOUND THEN RETURN true; END IF;
+    RETURN (SELECT false FROM "mailroom".link WHERE name = of_name);
+END $$;
+
+COMMENT ON FUNCTION mailroom.link_hold(of_name text) IS 'Locks a link for the rest of the transaction; false if it is another login''s, null if there is none.';
 
 CREATE FUNCTION mailroom.link_match(of_link bigint, by_run uuid) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1179,7 +1252,8 @@ CREATE TABLE mailroom.breaker (
     opened_why text NOT NULL,
     try_at timestamp with time zone NOT NULL,
     tries integer DEFAULT 0 NOT NULL,
-    trying text COLLATE pg_catalog."C"
+    trying text COLLATE pg_catalog."C",
+    deleted boolean DEFAULT false NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='20000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_scale_factor='0', autovacuum_vacuum_insert_threshold='100000', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000');
 
@@ -1200,6 +1274,8 @@ COMMENT ON COLUMN mailroom.breaker.try_at IS 'When the next message is tried.';
 COMMENT ON COLUMN mailroom.breaker.tries IS 'How many were given to be tried.';
 
 COMMENT ON COLUMN mailroom.breaker.trying IS 'The key that was given last to be tried; null once that has failed.';
+
+COMMENT ON COLUMN mailroom.breaker.deleted IS 'Set to have the row deleted (delete_marked).';
 
 CREATE TABLE mailroom.bridge_in (
     origin bigint NOT NULL,
@@ -1676,6 +1752,7 @@ CREATE TABLE mailroom.key_state (
     suspect_to bigint DEFAULT 0 NOT NULL,
     paused_at timestamp with time zone,
     paused_by text,
+    deleted boolean DEFAULT false NOT NULL,
     resume_at timestamp with time zone
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
@@ -1703,6 +1780,8 @@ COMMENT ON COLUMN mailroom.key_state.suspect_to IS 'Up to this clock the key is 
 COMMENT ON COLUMN mailroom.key_state.paused_at IS 'Since when the key is paused; null if it is not.';
 
 COMMENT ON COLUMN mailroom.key_state.paused_by IS 'Who paused it, and why.';
+
+COMMENT ON COLUMN mailroom.key_state.deleted IS 'Set to have the row deleted (delete_marked).';
 
 COMMENT ON COLUMN mailroom.key_state.resume_at IS 'What retry_at would be if the key were not paused; null if the key is healthy.';
 
@@ -1943,7 +2022,8 @@ CREATE VIEW mailroom.my_breaker WITH (security_barrier='true') AS
     opened_why,
     try_at,
     tries,
-    trying
+    trying,
+    deleted
    FROM mailroom.breaker
   WHERE mailroom.is_mine(inbox)
   WITH CASCADED CHECK OPTION;
@@ -1962,6 +2042,7 @@ CREATE VIEW mailroom.my_due WITH (security_barrier='true') AS
     suspect_to,
     paused_at,
     paused_by,
+    deleted,
     resume_at
    FROM mailroom.key_state
   WHERE mailroom.is_mine(inbox)
@@ -1981,6 +2062,7 @@ CREATE VIEW mailroom.my_key_state WITH (security_barrier='true') AS
     suspect_to,
     paused_at,
     paused_by,
+    deleted,
     resume_at
    FROM mailroom.key_state
   WHERE mailroom.is_mine(inbox);
@@ -2211,6 +2293,7 @@ CREATE TABLE mailroom.spark_stream (
     messages bigint NOT NULL,
     digest bigint NOT NULL,
     read int8multirange DEFAULT '{}'::int8multirange NOT NULL,
+    deleted boolean DEFAULT false NOT NULL,
     at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     CONSTRAINT spark_stream_check CHECK ((upto > above))
 );
@@ -2235,6 +2318,8 @@ COMMENT ON COLUMN mailroom.spark_stream.digest IS 'The hashes of its messages'' 
 
 COMMENT ON COLUMN mailroom.spark_stream.read IS 'The clocks that tasks have read, all that was planned of them.';
 
+COMMENT ON COLUMN mailroom.spark_stream.deleted IS 'Set to have the row deleted (delete_marked).';
+
 COMMENT ON COLUMN mailroom.spark_stream.at IS 'When it was first given out.';
 
 CREATE VIEW mailroom.my_spark_stream WITH (security_barrier='true') AS
@@ -2247,6 +2332,7 @@ CREATE VIEW mailroom.my_spark_stream WITH (security_barrier='true') AS
     messages,
     digest,
     read,
+    deleted,
     at
    FROM mailroom.spark_stream
   WHERE mailroom.is_mine(inbox);
@@ -2315,6 +2401,7 @@ CREATE TABLE mailroom.worker (
     keys text[] NOT NULL COLLATE pg_catalog."C",
     clocks bigint[] NOT NULL,
     process_number integer,
+    deleted boolean DEFAULT false NOT NULL,
     xact bigint
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
@@ -2339,6 +2426,8 @@ COMMENT ON COLUMN mailroom.worker.clocks IS 'The last clock of each key in the b
 
 COMMENT ON COLUMN mailroom.worker.process_number IS 'The number of the worker process, which holds the lock of it while it is alive; null if it has none.';
 
+COMMENT ON COLUMN mailroom.worker.deleted IS 'Set to have the row deleted (delete_marked).';
+
 COMMENT ON COLUMN mailroom.worker.xact IS 'The full id of the batch''s transaction; null if unknown, or lost while its worker lives.';
 
 CREATE VIEW mailroom.my_worker WITH (security_barrier='true') AS
@@ -2351,6 +2440,7 @@ CREATE VIEW mailroom.my_worker WITH (security_barrier='true') AS
     keys,
     clocks,
     process_number,
+    deleted,
     xact
    FROM mailroom.worker
   WHERE mailroom.is_mine(inbox)
@@ -3224,6 +3314,14 @@ ALTER TABLE mailroom.scheduled ENABLE REPLICA TRIGGER copied;
 
 CREATE TRIGGER copy INSTEAD OF INSERT ON mailroom.outbox_jdbc FOR EACH ROW EXECUTE FUNCTION mailroom.outbox_jdbc_copy();
 
+CREATE TRIGGER deleted AFTER UPDATE OF deleted ON mailroom.breaker FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION mailroom.delete_marked();
+
+CREATE TRIGGER deleted AFTER UPDATE OF deleted ON mailroom.key_state FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION mailroom.delete_marked();
+
+CREATE TRIGGER deleted AFTER UPDATE OF deleted ON mailroom.spark_stream FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION mailroom.delete_marked();
+
+CREATE TRIGGER deleted AFTER UPDATE OF deleted ON mailroom.worker FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION mailroom.delete_marked();
+
 CREATE TRIGGER doorbell BEFORE INSERT ON mailroom.outbox FOR EACH STATEMENT EXECUTE FUNCTION mailroom.doorbell();
 
 CREATE TRIGGER doorbell BEFORE INSERT ON mailroom.outbox_executable FOR EACH STATEMENT EXECUTE FUNCTION mailroom.doorbell();
@@ -3248,11 +3346,21 @@ CREATE TRIGGER zz_checked BEFORE INSERT OR UPDATE ON mailroom.outbox FOR EACH RO
 
 ALTER TABLE mailroom.outbox ENABLE ALWAYS TRIGGER zz_checked;
 
+REVOKE ALL ON FUNCTION mailroom.delete_marked() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION mailroom.drop_reaped_day(over date, at timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION mailroom.empty_reaped_day(over date, at timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION mailroom.link_acknowledge(of_link bigint, by_run uuid, seq bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION mailroom.link_ask(of_link bigint, by_run uuid, topics text[]) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION mailroom.link_claim(of_link bigint, by_run uuid, seq bigint, clock bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION mailroom.link_hello(of_link bigint, id uuid, system_id bigint, database_oid bigint, origin bigint, by_run uuid) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION mailroom.link_hold(of_name text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION mailroom.link_match(of_link bigint, by_run uuid) FROM PUBLIC;
 

@@ -92,6 +92,7 @@ async def test_pooler_is_found_whether_it_refuses_options_or_drops_them(
         async with asynchronous:
             assert is_pooled(asynchronous)
             assert asynchronous.prepare_threshold is None
+            assert connection.isolation_level == asynchronous.isolation_level == settings.READ_COMMITTED
 
 
 def test_refusal_of_options_is_known_as_poolers_put_it() -> None:

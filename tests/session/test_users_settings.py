@@ -15,6 +15,7 @@ from dispatcher import Registrations, execute_all
 from inbox import AsyncInbox, AsyncWorker, Inbox, Message, Retry, Worker
 from mailroom import schema
 from mailroom.errors import ConfigurationError, SchemaError
+from mailroom.session import settings
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
 from outbox import Outbox, Outgoing, Store
@@ -254,3 +255,12 @@ def test_everything_works_under_an_odd_setting(empty_dsn: str, setting: str) -> 
         assert {message.key for message in handled} == {ODD_TEXT}
         assert {"at": YEAR_1, "is": ODD_TEXT} in [message.value for message in handled]
         assert node.dead() == []
+
+
+async def test_sessions_of_ours_are_read_committed_whatever_the_default_is(node: Node) -> None:
+    of_all_sessions(node, "default_transaction_isolation", "serializable")
+    show = "SHOW transaction_isolation"
+    with settings.connect(node.dsn, "test") as connection:
+        assert connection.execute(show).fetchone() == ("read committed",)
+    async with await settings.connect_async(node.dsn, "test") as asynchronous:
+        assert await (await asynchronous.execute(show)).fetchone() == ("read committed",)

@@ -369,7 +369,7 @@ def test_the_rights_of_a_spark_reader_are_enough_and_show_no_other_stream(node: 
         with psycopg.connect(dsn, autocommit=True) as stream:
             seen = stream.execute("SELECT DISTINCT inbox FROM mailroom.my_spark_stream").fetchall()
             assert seen == [("shipping",)]
-            assert stream.execute("UPDATE mailroom.my_spark_stream SET checkpoint = 'mine'").rowcount == 1
+            assert stream.execute("UPDATE mailroom.my_spark_stream SET read = '{}'").rowcount == 1
             for forged in (
                 "UPDATE mailroom.my_spark_stream SET inbox = 'billing'",
                 FORGED,

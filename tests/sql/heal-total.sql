@@ -2,7 +2,7 @@
 -- $1 clock, $2 sent_clock
 WITH gone AS (SELECT $1::bigint AS clock),
 healed AS (
-    DELETE FROM "mailroom".my_key_state AS s
+    UPDATE "mailroom".my_key_state AS s SET deleted = true
     WHERE s.inbox = 'shipping' AND s.key = '' AND s.suspect_to <= $2::bigint AND (s.clock IN (SELECT clock FROM gone)
          OR NOT EXISTS (SELECT FROM "mailroom".inbox_shipping WHERE (clock + 0) = s.clock)))
 UPDATE "mailroom".my_key_state AS s SET retry_at = greatest(clock_timestamp(), (

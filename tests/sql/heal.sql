@@ -1,7 +1,7 @@
 -- HEAL in inbox/by_key/due.py
 -- $1 key, $2 clock
 WITH healed AS (
-    DELETE FROM "mailroom".my_key_state WHERE inbox = 'shipping' AND key = $1::text
+    UPDATE "mailroom".my_key_state SET deleted = true WHERE inbox = 'shipping' AND key = $1::text
         AND clock <= $2::bigint AND alone_to <= $2::bigint AND paused_at IS NULL)
 UPDATE "mailroom".my_key_state AS s SET retry_at = greatest(clock_timestamp(), (
     SELECT retry_at FROM "mailroom".my_attempt

@@ -1,3 +1,3 @@
 -- REMOVE in inbox/worker/in_flight.py
 -- $1 id
-DELETE FROM "mailroom".my_worker WHERE id = $1::uuid
+UPDATE "mailroom".my_worker SET deleted = true WHERE id = $1::uuid

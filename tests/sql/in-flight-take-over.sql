@@ -16,5 +16,5 @@ held AS MATERIALIZED (
     SELECT w.id, e.message_id FROM ended AS e, LATERAL (
         SELECT id FROM "mailroom".my_worker AS w WHERE w.id = e.id AND w.claimed_at = e.claimed_at
         FOR UPDATE SKIP LOCKED) AS w)
-DELETE FROM "mailroom".my_worker AS w USING held WHERE w.id = held.id
+UPDATE "mailroom".my_worker AS w SET deleted = true FROM held WHERE w.id = held.id
 RETURNING host, pid::bigint, claimed_at > pg_postmaster_start_time(), keys, clocks, messages::bigint, message_id

@@ -94,8 +94,8 @@ gone AS (
     DELETE FROM "mailroom".inbox_shipping AS i
     WHERE ctid = ANY (ARRAY(SELECT place FROM fitting)) RETURNING i.*),
 healed AS (
-    DELETE FROM "mailroom".my_key_state s
-    USING (SELECT key, max(clock) AS clock FROM gone GROUP BY key) AS g
+    UPDATE "mailroom".my_key_state s SET deleted = true
+    FROM (SELECT key, max(clock) AS clock FROM gone GROUP BY key) AS g
     WHERE s.inbox = 'shipping' AND s.key = g.key AND s.clock <= g.clock AND s.alone_to <= g.clock
       AND s.paused_at IS NULL)
 SELECT key, clock, sent_clock, origin, message_id, topic, kind::text, message_type::text, event_type::text, value, value_json::text, headers::text, source, sent_at AT TIME ZONE 'UTC', expires_at AT TIME ZONE 'UTC', delivered_at AT TIME ZONE 'UTC', NULL::boolean, NULL::boolean, NULL::text AS cursor, NULL::bigint, NULL::boolean,

@@ -41,7 +41,7 @@ dead AS (
     FROM pg_catalog.unnest(ARRAY['message_id'::text, 'topic'::text, 'key'::text, 'kind'::text, 'message_type'::text, 'event_type'::text, 'value'::text, 'headers'::text, 'deliver_at'::text, 'expires_at'::text, 'after_clock'::text]) AS name) THEN headers - 'reply_to'::text ELSE headers END, expires_at, after_clock, source, sent_at
     FROM gone, last WHERE last.outcome = 'skip'),
 healed AS (
-    DELETE FROM "mailroom".my_key_state AS s USING gone, last
+    UPDATE "mailroom".my_key_state AS s SET deleted = true FROM gone, last
     WHERE s.inbox = 'shipping' AND s.key = gone.key AND last.outcome = 'skip' AND s.alone_to <= gone.clock
       AND s.paused_at IS NULL)
 SELECT key, clock, sent_clock, origin, message_id, topic, kind::text, message_type::text, event_type::text, value, value_json::text, headers::text, source, sent_at AT TIME ZONE 'UTC', expires_at AT TIME ZONE 'UTC', delivered_at AT TIME ZONE 'UTC', (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),

@@ -33,7 +33,7 @@ dead AS (
     FROM pg_catalog.unnest(ARRAY['message_id'::text, 'topic'::text, 'key'::text, 'kind'::text, 'message_type'::text, 'event_type'::text, 'value'::text, 'headers'::text, 'deliver_at'::text, 'expires_at'::text, 'after_clock'::text]) AS name) THEN headers - 'reply_to'::text ELSE headers END, expires_at, after_clock, source, sent_at
     FROM gone, last WHERE last.outcome = 'skip'),
 healed AS (
-    DELETE FROM "mailroom".my_key_state AS s
+    UPDATE "mailroom".my_key_state AS s SET deleted = true
     WHERE s.inbox = 'shipping' AND s.key = '' AND EXISTS (SELECT FROM failing)
       AND (SELECT outcome FROM last) = 'skip' AND s.suspect_to <= (SELECT sent_clock FROM gone) AND (s.clock IN (SELECT clock FROM gone)
          OR NOT EXISTS (SELECT FROM "mailroom".inbox_shipping WHERE (clock + 0) = s.clock)))

@@ -17,7 +17,7 @@ fitting AS MATERIALIZED (
 gone AS (
     DELETE FROM "mailroom".inbox_shipping AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
 healed AS (
-    DELETE FROM "mailroom".my_key_state AS s
+    UPDATE "mailroom".my_key_state AS s SET deleted = true
     WHERE s.inbox = 'shipping' AND s.key = '' AND s.suspect_to <= (SELECT max(sent_clock) FROM gone) AND (s.clock IN (SELECT clock FROM gone)
          OR NOT EXISTS (SELECT FROM "mailroom".inbox_shipping WHERE (clock + 0) = s.clock)))
 SELECT key, clock, sent_clock, origin, message_id, topic, kind::text, message_type::text, event_type::text, value, value_json::text, headers::text, source, sent_at AT TIME ZONE 'UTC', expires_at AT TIME ZONE 'UTC', delivered_at AT TIME ZONE 'UTC', NULL::boolean, NULL::float8, NULL::boolean FROM gone

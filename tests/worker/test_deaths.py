@@ -186,7 +186,7 @@ def reap(node: Node, *keys: str, stop_at: str = "") -> None:
 
 def test_entry_is_overwritten_and_not_removed_amid_a_backlog(node: Node, sent: list[str]) -> None:
     reap(node, *"abcdef")
-    assert sent == ["INSERT", "INSERT", "INSERT", "DELETE"]
+    assert sent == ["INSERT", "INSERT", "INSERT", "UPDATE"]
 
 
 def test_entry_of_a_batch_that_came_while_its_loop_slept_is_removed(node: Node, sent: list[str]) -> None:
@@ -201,7 +201,7 @@ def test_entry_of_a_batch_that_came_while_its_loop_slept_is_removed(node: Node, 
 def test_worker_that_stops_amid_a_backlog_leaves_no_entry(node: Node, sent: list[str]) -> None:
     reap(node, *"abcdef", stop_at="c")
     assert ledger_keys(node) == list("abcd")
-    assert sent == ["INSERT", "INSERT", "DELETE"]
+    assert sent == ["INSERT", "INSERT", "UPDATE"]
 
 
 def test_entry_without_a_number_is_removed_after_each_batch(
@@ -210,7 +210,7 @@ def test_entry_without_a_number_is_removed_after_each_batch(
     """Behind a pooler nobody knows whether its process goes on."""
     monkeypatch.setattr(Processes, "mine", None)
     reap(node, *"abcdef")
-    assert sent == ["INSERT", "DELETE"] * 3
+    assert sent == ["INSERT", "UPDATE"] * 3
 
 
 def test_entry_of_a_batch_that_was_rolled_back_is_gone_while_its_loop_pauses(

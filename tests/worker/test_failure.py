@@ -14,7 +14,7 @@ from sqlalchemy import text
 from inbox import AsyncWorker, Inbox, Message, Park, Retry, Skip, Worker
 from inbox.by_key.failure import failed, recording, suspecting
 from inbox.claims import Claims
-from inbox.handling.batch import Batch
+from inbox.handling.batch import FORGIVEN, Batch
 from inbox.worker.in_flight import InFlight
 from mailroom.errors import DecodeError
 from mailroom.sql.runner import run
@@ -574,6 +574,29 @@ def test_message_that_always_ends_in_a_transient_error_is_counted_and_the_others
     with working(Worker(source, "shipping", handle, poll_interval_s=0.05)):
         eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"] and node.rows("SELECT FROM mailroom.parked"))
     assert [attempt for (attempt,) in node.rows("SELECT attempt FROM mailroom.attempt ORDER BY id")] == [1, 2]
+
+
+def test_conflict_that_comes_of_the_isolation_level_is_no_attempt(node: Node) -> None:
+    """Each of the first tries has a snapshot that another transaction outruns."""
+    database = psycopg.sql.Identifier(node.connection.info.dbname)
+    node.connection.execute(
+        psycopg.sql.SQL("ALTER DATABASE {} SET default_transaction_isolation = serializable").format(database)
+    )
+    node.connection.execute("CREATE TABLE counted AS SELECT 0 AS number")
+    deliver(node, "k")
+    calls: list[str] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        calls.append(message.key)
+        if len(calls) <= FORGIVEN + 2:
+            node.connection.execute("UPDATE counted SET number = number + 1")
+        connection.execute("UPDATE counted SET number = number + 1")
+        write_ledger(message, connection)
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=0.01)):
+        eventually(lambda: ledger_keys(node) == ["k"])
+    assert len(calls) == FORGIVEN + 3
+    assert node.rows("SELECT FROM mailroom.attempt") == []
 
 
 def test_conflict_of_a_handler_s_own_connection_is_an_attempt(node: Node, source: Any) -> None:

@@ -15,15 +15,8 @@ def making_durable() -> Operation[None]:
     yield FLUSH.at()()
 
 
-# It may fall: a target that was put back in time is where its receipts are. Nothing is written if it is there already.
 ACKNOWLEDGE = Sql(
-    """
-WITH told AS (
-    UPDATE {schema}.link SET acked = %(seq)s::bigint, seen_at = clock_timestamp()
-    WHERE number = %(link)s::bigint AND run = %(run)s::uuid AND acked <> %(seq)s::bigint)
-SELECT EXISTS (SELECT FROM {schema}.link WHERE number = %(link)s::bigint AND run = %(run)s::uuid)
-""",
-    columns=("boolean",),
+    "SELECT {schema}.link_acknowledge(%(link)s::bigint, %(run)s::uuid, %(seq)s::bigint)", columns=("boolean",)
 )
 
 

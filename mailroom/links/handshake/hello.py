@@ -51,12 +51,13 @@ class Greeting:
 
 
 HAS_LINKS = Sql("SELECT pg_catalog.to_regclass('{schema}.link') IS NOT NULL", columns=("boolean",))
-# If two hellos come at once, the second one waits here, and sees what the first one recorded.
+# If two hellos come at once, the second one waits here, and then sees what the first one recorded.
+HOLD = Sql("SELECT {schema}.link_hold(%(name)s::text), session_user::text", columns=("boolean", "text"))
 LINK = Sql(
     """
 SELECT number, reader_id, reader_system_id, reader_database_oid, reader_origin, run, acked, matched, claim_seq,
        claim_clock, wanted_clock, keep_s, state
-FROM {schema}.link WHERE name = %(name)s::text FOR NO KEY UPDATE
+FROM {schema}.link WHERE name = %(name)s::text
 """,
     columns=(
         *("bigint", "uuid", "bigint", "bigint", "bigint", "uuid", "bigint", "uuid", "bigint", "bigint", "bigint"),
@@ -76,11 +77,10 @@ TWIN = Sql(
 )
 NOTE = Sql(
     """
-UPDATE {schema}.link
-SET reader_id = %(id)s::uuid, reader_system_id = %(system_id)s::bigint, reader_database_oid = %(oid)s::bigint,
-    reader_origin = %(origin)s::bigint, run = %(run)s::uuid, seen_at = pg_catalog.clock_timestamp()
-WHERE number = %(link)s::bigint
-"""
+SELECT {schema}.link_hello(%(link)s::bigint, %(id)s::uuid, %(system_id)s::bigint, %(oid)s::bigint,
+                           %(origin)s::bigint, %(run)s::uuid)
+""",
+    columns=("boolean",),
 )
 
 
@@ -158,11 +158,12 @@ def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID)
             f"mailroom migrate{option}",
             code="MR-link-no-schema",
         )
+    [(is_mine, login)] = yield HOLD.at(schema=schema)(name=reader.name)
     rows = yield LINK.at(schema=schema)(name=reader.name)
     if not rows:
         if role := (yield from hidden_from(schema, "link")):
             raise LinkRefused(
-                _hides(source, role, f"its link {reader.name}, to see or to change"),
+                _hides(source, role, f"its link {reader.name}"),
                 source,
                 POLICIES,
                 code="MR-link-rows-hidden",
@@ -172,6 +173,13 @@ def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID)
             source,
             f"mailroom link allow {reader.name}",
             code="MR-link-not-allowed",
+        )
+    if not is_mine:
+        raise LinkRefused(
+            f"{source} knows another login for its link {reader.name} than {login}. If this one takes its place",
+            source,
+            f"mailroom link moved {reader.name}",
+            code="MR-link-another-login",
         )
     [
         (
@@ -224,10 +232,11 @@ def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID)
             f"mailroom link remove {reader.name}, then mailroom link allow {reader.name}",
             code="MR-link-cut",
         )
-    yield NOTE.at(schema=schema)(
+    [(noted_it,)] = yield NOTE.at(schema=schema)(
         link=link, id=reader.id, system_id=reader.place.system_id, oid=reader.place.database_oid,
         origin=pinned.origin, run=run,
     )  # fmt: skip
+    check_held(noted_it)
     return Greeting(
         link, id, incarnation, place, life, matched != life, acked, claim_seq,
         claim_clock, wanted_clock, keep_s, before if before not in (None, run) else None,
@@ -242,20 +251,7 @@ WHERE l.number = %(link)s::bigint AND l.run = %(run)s::uuid
 """,
     columns=("text[]",),
 )
-ASK = Sql(
-    """
-WITH held AS MATERIALIZED (
-    SELECT number FROM {schema}.link WHERE number = %(link)s::bigint AND run = %(run)s::uuid FOR NO KEY UPDATE),
-gone AS (
-    DELETE FROM {schema}.link_topic AS t USING held AS h
-    WHERE t.link = h.number AND t.topic <> ALL (%(topics)s::text[])),
-come AS (
-    INSERT INTO {schema}.link_topic (topic, link)
-    SELECT u.topic, h.number FROM held AS h, pg_catalog.unnest(%(topics)s::text[]) AS u (topic) ON CONFLICT DO NOTHING)
-SELECT count(*) FROM held
-""",
-    columns=("bigint",),
-)
+ASK = Sql("SELECT {schema}.link_ask(%(link)s::bigint, %(run)s::uuid, %(topics)s::text[])", columns=("boolean",))
 
 
 def asking_topics(schema: str, link: int, run: UUID, topics: Collection[str]) -> Operation[frozenset[str]]:
@@ -267,7 +263,7 @@ def asking_topics(schema: str, link: int, run: UUID, topics: Collection[str]) ->
     if there == set(topics):
         return there
     [(held,)] = yield ASK.at(schema=schema)(link=link, run=run, topics=sorted(topics))
-    check_held(bool(held))
+    check_held(held)
     return (yield from _stamped(schema, link, run))
 
 
