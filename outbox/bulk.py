@@ -5,8 +5,8 @@ records which tables are to be moved, and in which order. Each chunk then moves 
 records the progress. A process that moves chunks may die at any time, and another one continues: each message is moved
 once, and in order. Two such processes take turns.
 
-Each table was filled by one COPY and never changed, so its rows stand in the order of their ctid. A chunk is a range of
-ctids, which a TID range scan reads without reading the other rows.
+Each row has its number in its table, from 1, and a chunk is a range of numbers. Where a row stands (its ctid) would not
+do: a dump that is restored, a replica or a rewrite lays rows out anew.
 """
 
 import json
@@ -17,12 +17,14 @@ from uuid import UUID
 from mailroom.errors import MailroomError
 from mailroom.message.columns import CHAR, MESSAGE_ROW, written
 from mailroom.names import shown
+from mailroom.numbers import MAX_INT64
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 # Other messages queue behind one chunk. A dispatcher delivers this much in a fraction of a second.
 CHUNK_ROWS = 10_000
 CHUNK_BYTES = 32 * 1024 * 1024
 
+NTH = "mailroom_nth"  # the number of a row in its staging table, from 1: the order of its messages
 # The columns of a message that such a table may have, and their types. Other columns are ignored.
 STAGED = {name: {CHAR: "text", "bigint": "int8"}.get(kind, kind) for name, kind in written(MESSAGE_ROW)}
 # What of a column goes into the outbox, where that is not just the column: a null has the outbox's own default, and a
@@ -52,37 +54,43 @@ def table_in(schema: str, token: UUID) -> str:
 
 # -- Moving -----------------------------------------------------------------------------------------------------------
 
-# Until the transaction ends, a range of ctids is read by a TID range scan. Nobody has analyzed these tables, so the
-# planner might choose a scan of the whole table, which may begin in its middle (synchronize_seqscans).
-BY_TID = Sql(
-    "SELECT set_config('enable_seqscan', 'off', true), set_config('max_parallel_workers_per_gather', '0', true)",
-    columns=("text", "text"),
+# Until the transaction ends, a range of numbers is read by the index of `keeping`, if there is one. Nobody has analyzed
+# these tables, so the planner might choose to scan or to sort the whole table for each chunk.
+BY_NUMBER = Sql(
+    "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), "
+    "set_config('enable_sort', 'off', true), set_config('max_parallel_workers_per_gather', '0', true)",
+    columns=("text", "text", "text", "text"),
 )
 # The lock comes first, so that the table stays as the next statement finds it. The table's owner may have fewer rights
-# than the role that moves it, so no code of the owner may run here: no view, no policy, no type of the owner's.
-HOLD = Sql("LOCK TABLE {table} IN ACCESS SHARE MODE")
-OF_MESSAGES = ", ".join(f"('{name}'::name, 'pg_catalog.{kind}'::regtype::oid)" for name, kind in STAGED.items())
+# than the role that moves it, so no code of the owner may run here: no view, no policy, no type of the owner's, and no
+# expression of an index or of statistics, in which the planner computes what is constant. The lock keeps new ones away.
+HOLD = Sql("LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE")
+OF_MESSAGES = ", ".join(
+    f"('{name}'::name, 'pg_catalog.{kind}'::regtype::oid)" for name, kind in (STAGED | {NTH: "int8"}).items()
+)
 COLUMNS = Sql(
     """
 SELECT a.attname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
 WHERE c.oid = to_regclass('{table}')::oid AND c.relkind = 'r' AND NOT c.relrowsecurity
   AND NOT c.relhassubclass AND a.attnum > 0 AND a.attgenerated = ''
   AND (a.attname, a.atttypid) IN ({of_messages})
+  AND NOT EXISTS (SELECT FROM pg_catalog.pg_index WHERE indrelid = c.oid AND coalesce(indexprs, indpred) IS NOT NULL)
+  AND NOT EXISTS (SELECT FROM pg_catalog.pg_statistic_ext WHERE stxrelid = c.oid)
 """,
     columns=("text",),
     of_messages=OF_MESSAGES,
 )
-FIRST, LAST = "(0,0)", "(4294967295,65535)"
 MOVE = Sql(
     """
 WITH moved AS (
     INSERT INTO {schema}.outbox ({names}, source)
     SELECT {expressions}, %(source)s::text FROM {table}
-    WHERE ctid > %(after)s::text::tid AND ctid <= %(upto)s::text::tid
+    WHERE {nth} > %(after)s::bigint AND {nth} <= %(upto)s::bigint ORDER BY {nth}
     RETURNING position)
 SELECT count(*), min(position), max(position) FROM moved
 """,
     columns=("bigint", "bigint", "bigint"),
+    nth=NTH,
 )
 
 
@@ -106,12 +114,12 @@ def holding(table: str) -> Operation[list[str]]:
     Raises `BulkLost` if it is not a table of messages, and psycopg's `UndefinedTable` if there is no such table.
     """
     yield IN_TRANSACTION
-    yield BY_TID.at()()
+    yield BY_NUMBER.at()()
     yield HOLD.at(table=table)()
     columns = [name for (name,) in (yield COLUMNS.at(table=table)())]
-    if not {"message_id", "value"} <= set(columns):
+    if not {"message_id", "value", NTH} <= set(columns):
         raise BulkLost(f"{table} is not a plain table of messages.")
-    return columns
+    return [name for name in columns if name != NTH]
 
 
 # Who owns a schema could rename it and have another one take its name, with a view in the table's place.
@@ -138,9 +146,9 @@ def _trusting(schema: str, table: str) -> Operation[None]:
 
 def moving_rows(
     schema: str, table: str, columns: Sequence[str], constants: Mapping[str, str], source: str,
-    after: str = FIRST, upto: str = LAST,
+    after: int = 0, upto: int = MAX_INT64,
 ) -> Operation[MovedRows]:  # fmt: skip
-    """Copy the rows of a locked table after the ctid `after`, up to `upto`, into the outbox, in their order.
+    """Copy the rows of a locked table after the number `after`, up to `upto`, into the outbox, in their order.
 
     `constants` are values that all of them share: topic, kind, message_type, event_type.
     """
@@ -156,21 +164,17 @@ def moving_rows(
 
 # -- Deciding ---------------------------------------------------------------------------------------------------------
 
+LATER = Sql("SELECT set_config('synchronous_commit', 'off', true)", columns=("text",))
 # A logged table survives a crash of the server. Each table is altered in a transaction of its own, since that takes
-# several locks; the transaction that decides makes the change durable. SET LOGGED copies the rows, and must start at
-# the first one to keep their order.
-AS_FILLED = Sql(
-    "SELECT set_config('synchronize_seqscans', 'off', true), set_config('synchronous_commit', 'off', true)",
-    columns=("text", "text"),
-)
-KEEP = Sql("ALTER TABLE {table} SET LOGGED")
+# several locks; the transaction that decides makes the change durable. The key finds the rows of a chunk.
+KEEP = Sql("ALTER TABLE {table} SET LOGGED, ADD PRIMARY KEY ({nth})", nth=NTH)
 # The dispatcher's role owns the outbox. Its housekeeping continues the batch if the process of the table's owner dies.
 OWNER = Sql(
     "SELECT quote_ident(pg_get_userbyid(relowner)::text) FROM pg_catalog.pg_class "
     "WHERE oid = to_regclass('{schema}.outbox')::oid",
     columns=("text",),
 )
-LET_READ = Sql("GRANT SELECT ON {table} TO {role}")
+LET_MOVE = Sql("GRANT SELECT, UPDATE ON {table} TO {role}")  # UPDATE is for the lock
 
 
 def keeping(schema: str, table: str) -> Operation[None]:
@@ -179,10 +183,10 @@ def keeping(schema: str, table: str) -> Operation[None]:
     Raises psycopg's `UndefinedTable`.
     """
     yield IN_TRANSACTION
-    yield AS_FILLED.at()()
+    yield LATER.at()()
     yield KEEP.at(table=table)()
     [(role,)] = yield OWNER.at(schema=schema)()
-    yield LET_READ.at(table=table, role=role.replace("%", "%%"))()
+    yield LET_MOVE.at(table=table, role=role.replace("%", "%%"))()
 
 
 # If another session is dropping one of the tables, this waits for it and then does not find that table's row.
@@ -237,41 +241,41 @@ WHERE name = %(name)s::text ORDER BY batch LIMIT 1 FOR UPDATE
 )
 PART = Sql(
     """
-SELECT token, schema, messages, moved, moved_to FROM {schema}.spark_staging
+SELECT token, schema, messages, moved FROM {schema}.spark_staging
 WHERE name = %(name)s::text AND batch = %(number)s::bigint AND part IS NOT NULL ORDER BY part LIMIT 1
 """,
-    columns=("uuid", "text", "bigint", "bigint", "text"),
+    columns=("uuid", "text", "bigint", "bigint"),
 )
-# The last row of a chunk, how many rows it has, and the bytes of their values. So many rows are mostly within the
-# bytes, and then one sum will do. Else CHUNK finds by a running sum where the bytes end the chunk, which has at least
-# one row. It takes three times as long, a tenth of the move.
+# How many rows a chunk has, and the bytes of their values. So many rows are mostly within the bytes, and then one sum
+# will do. Else CHUNK finds by a running sum where the bytes end the chunk, which has at least one row. It takes three
+# times as long, a tenth of the move.
 ROWS = Sql(
     """
-SELECT pg_catalog.max(place)::text, count(*), coalesce(pg_catalog.sum(bytes), 0::bigint)
-FROM (SELECT ctid AS place, octet_length(value) AS bytes FROM {table}
-      WHERE ctid > %(after)s::text::tid LIMIT %(rows)s::bigint) AS s
+SELECT count(*), coalesce(pg_catalog.sum(octet_length(value)), 0::bigint)
+FROM {table} WHERE {nth} > %(after)s::bigint AND {nth} <= %(upto)s::bigint
 """,
-    columns=("text", "bigint", "bigint"),
+    columns=("bigint", "bigint"),
+    nth=NTH,
 )
 CHUNK = Sql(
     """
-SELECT pg_catalog.max(place)::text, count(*), coalesce(pg_catalog.max(bytes), 0::numeric)::bigint
-FROM (SELECT ctid AS place, row_number() OVER staged AS nth,
+SELECT count(*), coalesce(pg_catalog.max(bytes), 0::numeric)::bigint
+FROM (SELECT row_number() OVER staged AS nth,
              pg_catalog.sum(coalesce(octet_length(value), 0)) OVER staged AS bytes
-      FROM {table} WHERE ctid > %(after)s::text::tid
-      WINDOW staged AS (ROWS UNBOUNDED PRECEDING) LIMIT %(rows)s::bigint) AS s
+      FROM {table} WHERE {nth} > %(after)s::bigint AND {nth} <= %(upto)s::bigint
+      WINDOW staged AS (ORDER BY {nth} ROWS UNBOUNDED PRECEDING)) AS s
 WHERE nth = 1 OR bytes <= %(bytes)s::bigint
 """,
-    columns=("text", "bigint", "bigint"),
+    columns=("bigint", "bigint"),
+    nth=NTH,
 )
 # A chunk need not be durable at once: everything that depends on its messages comes later in the log. The transaction
 # that finishes the batch commits synchronously, and makes all chunks before it durable too.
-LATER = Sql("SELECT set_config('synchronous_commit', 'off', true)", columns=("text",))
 NOW = Sql("SELECT set_config('synchronous_commit', 'on', true)", columns=("text",))
 # A table that is done gets no `part` any more, and is swept like every table whose batch is in the ledger.
 ADVANCE = Sql(
     """
-UPDATE {schema}.spark_staging SET moved = %(moved)s::bigint, moved_to = %(upto)s::text,
+UPDATE {schema}.spark_staging SET moved = %(moved)s::bigint,
        part = CASE WHEN messages > %(moved)s::bigint THEN part END
 WHERE token = %(token)s::uuid
 """
@@ -293,12 +297,12 @@ def is_unfinished(schema: str, name: str) -> Operation[bool]:
     return bool(unfinished)
 
 
-def _chunk(table: str, after: str, rows: int, max_bytes: int) -> Operation[tuple[str, int, int]]:
-    """Return the last row of a chunk after the ctid `after`, how many rows it has, and the bytes of their values."""
-    [(upto, count, size)] = yield ROWS.at(table=table)(after=after, rows=rows)
-    if count > 1 and size > max_bytes:
-        [(upto, count, size)] = yield CHUNK.at(table=table)(after=after, rows=rows, bytes=max_bytes)
-    return upto, count, size
+def _chunk(table: str, after: int, upto: int, max_bytes: int) -> Operation[tuple[int, int]]:
+    """Return how many rows a chunk after the number `after` has, not beyond `upto`, and the bytes of their values."""
+    [(count, size)] = yield ROWS.at(table=table)(after=after, upto=upto)
+    if count == upto - after > 1 and size > max_bytes:
+        [(count, size)] = yield CHUNK.at(table=table)(after=after, upto=upto, bytes=max_bytes)
+    return count, size
 
 
 def advancing(
@@ -320,23 +324,20 @@ def advancing(
         if not parts:
             break
         yield LATER.at()()
-        [(token, elsewhere, messages, before, after)] = parts
+        [(token, elsewhere, messages, before)] = parts
         staged = table_in(elsewhere or schema, UUID(str(token)))
         columns = yield from holding(staged)
         if elsewhere is not None:
             yield from _trusting(schema, staged)
-        upto, count, size = yield from _chunk(staged, after, rows - moved.messages, bytes_left)
-        if not count or before + count > messages:
+        upto = min(messages, before + rows - moved.messages)
+        count, size = yield from _chunk(staged, before, upto, bytes_left)
+        part = yield from moving_rows(schema, staged, columns, json.loads(constants), source, before, before + count)
+        if not part.messages == count > 0:
             raise BulkLost(
-                f"The batch {shown(name)} cannot go on: {staged} has {before + count} messages, and was staged with "
-                f"{messages}."
+                f"The batch {shown(name)} cannot go on: messages {before + 1} to {upto} of {staged} are not all there, "
+                "or a trigger or rule on the outbox takes messages away."
             )
-        part = yield from moving_rows(schema, staged, columns, json.loads(constants), source, after, upto)
-        if part.messages != count:
-            raise BulkLost(
-                f"The batch {shown(name)} cannot go on: a trigger or rule on the outbox takes messages away."
-            )
-        yield ADVANCE.at(schema=schema)(token=token, moved=before + count, upto=upto)
+        yield ADVANCE.at(schema=schema)(token=token, moved=before + count)
         moved, bytes_left = moved + part, bytes_left - size
         if before + count < messages:
             break

@@ -48,6 +48,7 @@ from mailroom.sql.runner import run
 from mailroom.testing import deliver, deliver_async
 from outbox import AsyncOutbox, Outbox, Outgoing
 from outbox.bulk import EXPRESSIONS as BULK
+from outbox.bulk import NTH
 from tests.message.test_codec import supported
 from tests.outbox.test_outbox import BAD_ROWS
 from tests.support.command import error_of, mailroom
@@ -707,6 +708,7 @@ OF_WORKER = {
     module: {"but_orphaned": module.BUT_ORPHANED.format(schema="mailroom", inbox="shipping")}
     for module in (due, total_claim)
 }
+STAGED = f"(SELECT 1::bigint AS {NTH}, * FROM mailroom.dead_letter) AS staged"
 OF_STATEMENT = {
     "mailroom.metrics.leader.OLDEST": {"each": "SELECT 'a'::text, clock_timestamp()"},
     "inbox.by_key.due.LOCK_HEAD": OF_WORKER[due],
@@ -717,12 +719,12 @@ OF_STATEMENT = {
     "dispatcher.dashboard.reading.OF_PLACE": {"table": "dead_letter"},
     "dispatcher.dashboard.reading.OF_INBOX": {"table": "inbox"},
     "outbox.bulk.MOVE": {
-        "table": "mailroom.dead_letter",
+        "table": STAGED,
         "names": ", ".join(BULK),
         "expressions": ", ".join(BULK.values()),
     },
-    "outbox.bulk.ROWS": {"table": "mailroom.dead_letter"},
-    "outbox.bulk.CHUNK": {"table": "mailroom.dead_letter"},
+    "outbox.bulk.ROWS": {"table": STAGED},
+    "outbox.bulk.CHUNK": {"table": STAGED},
     "outbox.bulk.COUNT": {"table": "mailroom.dead_letter"},
 }
 

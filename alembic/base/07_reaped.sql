@@ -22,7 +22,8 @@ CREATE TABLE reaped_day (  -- The partitions of `reaped`.
 -- With the rights of the owner, since a dispatcher's role is not: a partition is its owner's. CREATE and then ATTACH, and
 -- not PARTITION OF, which waits for open batches. Rows are inserted and then truncated, so VACUUM has nothing to do. All
 -- days from tomorrow on, since each inbox keeps for a number of days of its own, and two weeks more, in which no daemon
--- need run. The caller has the lock of changes of the schema, and no claim waits for any of this.
+-- need run. The table itself is looked for, since replication brings the row of a day alone. The caller has the lock of
+-- changes of the schema, and no claim waits for any of this.
 CREATE FUNCTION make_reaped_days(at timestamptz)  -- Makes the partitions of reaped that are missing ahead of a time, and returns how many.
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -32,7 +33,7 @@ DECLARE
 BEGIN
     FOR missing IN
         SELECT today + n FROM generate_series(1, (SELECT max(keep_reaped_days) + 15 FROM {schema}.inbox_registry)) AS n
-        WHERE NOT EXISTS (SELECT FROM {schema}.reaped_day AS d WHERE d.day = today + n) ORDER BY n
+        WHERE to_regclass(format('{schema}.reaped_%s', to_char(today + n, 'YYYYMMDD'))) IS NULL ORDER BY n
     LOOP
         EXECUTE format(
             'CREATE TABLE {schema}.reaped_%s (LIKE {schema}.reaped INCLUDING DEFAULTS INCLUDING COMMENTS) '
@@ -40,7 +41,7 @@ BEGIN
         EXECUTE format(
             'ALTER TABLE {schema}.reaped ATTACH PARTITION {schema}.reaped_%s FOR VALUES FROM (%L) TO (%L)',
             to_char(missing, 'YYYYMMDD'), missing, missing + 1);
-        INSERT INTO {schema}.reaped_day (day) VALUES (missing);
+        INSERT INTO {schema}.reaped_day (day) VALUES (missing) ON CONFLICT DO NOTHING;
         made := made + 1;
     END LOOP;
     RETURN made;

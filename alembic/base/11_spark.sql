@@ -19,8 +19,7 @@ CREATE TABLE spark_staging (  -- Staging tables of Spark's tasks that are not dr
     schema   text        COLLATE "C" CHECK (schema ~ '^[a-z][a-z0-9_]*$'),  -- The schema that its table stands in, if that is not this one.
     part     integer,                              -- Its place in a decided large batch that still moves; otherwise null.
     messages bigint,                               -- How many messages that part has.
-    moved    bigint      NOT NULL DEFAULT 0,       -- How many of them were moved into the outbox.
-    moved_to text        NOT NULL DEFAULT '(0,0)'  -- The ctid of the last row that was moved.
+    moved    bigint      NOT NULL DEFAULT 0        -- How many of them were moved into the outbox: those with the numbers up to this.
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 
 CREATE TABLE spark_bulk (  -- Large batches of Spark that are decided, and of which messages are still to be moved into the outbox.

@@ -62,18 +62,18 @@ def _write(node: Node, sent: Count, stop: Count, committed: "Any") -> None:
 
 
 def _staged(node: Node, messages: int) -> "list[Staged]":
-    from outbox.bulk import table
+    from outbox.bulk import NTH, table
     from spark_jobs.arrow.content import BatchContent
     from spark_jobs.write.ledger import SparkBatch
     from spark_jobs.write.staging import Staged, creating
 
     staged = []
-    columns = (("message_id", "uuid"), ("key", "text"), ("value", "bytea"))
+    columns = ((NTH, "bigint"), ("message_id", "uuid"), ("key", "text"), ("value", "bytea"))
     for _ in range(TABLES):
         with node.connect() as connection:
             token = run(connection, creating(node.schema, SparkBatch(BULK), columns, is_large=True))
             connection.execute(
-                f"INSERT INTO {node.schema}.{table(token)} SELECT gen_random_uuid(), {KEY}, %(value)s::bytea "
+                f"INSERT INTO {node.schema}.{table(token)} SELECT nth, gen_random_uuid(), {KEY}, %(value)s::bytea "
                 "FROM generate_series(1, %(messages)s) AS nth".encode(),
                 {"keys": KEYS, "value": VALUE, "messages": messages // TABLES},
             )

@@ -20,7 +20,8 @@ MAKE = Sql("SELECT {schema}.make_reaped_days({now})", columns=("bigint",), now=N
 LACKING = Sql(
     """
 SELECT max(keep_reaped_days)::bigint + 15::bigint
-       - (SELECT count(*) FROM {schema}.reaped_day WHERE day > ({now} AT TIME ZONE 'UTC'::text)::date)
+       - (SELECT count(*) FROM {schema}.reaped_day WHERE day > ({now} AT TIME ZONE 'UTC'::text)::date
+          AND to_regclass(pg_catalog.concat('{schema}.reaped_', to_char(day, 'YYYYMMDD'))) IS NOT NULL)
 FROM {schema}.inbox_registry
 """,
     columns=("bigint",),

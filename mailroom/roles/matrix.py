@@ -174,7 +174,7 @@ SPARK_WRITER = (
     on("spark_batch", "SELECT", insert(["name", "batch", "query", "messages", "digest"])),
     on(
         "spark_staging", "SELECT", insert(["token", "name", "batch", "schema"]),
-        "UPDATE (part, messages, moved, moved_to)", "DELETE",
+        "UPDATE (part, messages, moved)", "DELETE",
     ),
     on(
         "spark_bulk", "SELECT", insert(["name", "batch", "source", "constants", "messages"]),

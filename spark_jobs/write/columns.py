@@ -18,6 +18,7 @@ from mailroom.message.columns import CHAR, MESSAGE_ROW, written
 from mailroom.message.headers import as_json, checked
 from mailroom.message.outgoing import EARLIEST, LATEST
 from mailroom.names import MAX_AFTER_CLOCK, MAX_KEY_BYTES, TOPIC, shown
+from outbox.bulk import NTH
 from spark_jobs.arrow.cbor import encoded
 
 INTEGERS = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType)
@@ -138,7 +139,8 @@ COLUMNS = {name: _sent(name, kind) for name, kind in written(MESSAGE_ROW)}
 
 # -- columns that no message has: rows of the user's own, beside the messages for the user's SQL ----------------------
 
-PARTITION, NTH = OURS = ("mailroom_partition", "mailroom_nth")
+PARTITION = "mailroom_partition"
+OURS = (PARTITION, NTH)
 MAX_NAME_BYTES = 63
 SYSTEM_COLUMNS = ("tableoid", "ctid", "xmin", "xmax", "cmin", "cmax")
 TYPES: dict[type[spark.DataType], str] = {

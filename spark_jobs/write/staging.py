@@ -13,14 +13,16 @@ from itertools import chain
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 import psycopg
+import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from mailroom.errors import MailroomError
 from mailroom.session.commit import NEW
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import end_of_copy, run
-from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, table_in
+from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, NTH, table_in
 from spark_jobs.arrow import binary_copy
 from spark_jobs.arrow.content import BatchContent
 from spark_jobs.node import Node
@@ -71,7 +73,7 @@ def stage(node: Node, batch: SparkBatch, shape: Shape, rows: Iterable[Any]) -> S
         return Staged(batch, None, content)
     is_large = _is_more_than_a_chunk(first)
     size = 0
-    columns = shape.staged()
+    columns = [(NTH, "bigint"), *shape.staged()]
     names, kinds = zip(*columns, strict=True)
     with node.connect("task") as connection, connection.transaction():
         token = run(connection, creating(node.schema, batch, columns, is_large=is_large, staging=node.staging))
@@ -80,9 +82,10 @@ def stage(node: Node, batch: SparkBatch, shape: Shape, rows: Iterable[Any]) -> S
             stream.write(binary_copy.HEADER)
             for some in chain(first, filled):
                 arrays = shape.prepared(some)
+                numbers = pa.array(np.arange(some.num_rows) + content.messages + 1)
                 content += shape.content(arrays)
                 size += some.nbytes
-                stream.write(binary_copy.rows(len(kinds), binary_copy.fields(arrays, kinds)))
+                stream.write(binary_copy.rows(len(kinds), binary_copy.fields([numbers, *arrays], kinds)))
             stream.write(binary_copy.TRAILER)
     return Staged(batch, token, content, size)
 

@@ -9,7 +9,8 @@ import psycopg
 
 from mailroom.errors import ConfigurationError
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from spark_jobs.write.columns import NTH, PARTITION
+from outbox.bulk import NTH
+from spark_jobs.write.columns import PARTITION
 from spark_jobs.write.shape import Shape
 
 ENDS_TRANSACTION = re.compile(r"\s*(commit|rollback|end|abort|prepare\s+transaction)\b", re.I)
@@ -82,9 +83,9 @@ def _call(transact: Transact, connection: psycopg.Connection, staging: Staging) 
 # A view, not a subquery: the user's SQL may give it any alias, or none.
 SHOW = Sql("CREATE VIEW {view} AS {rows}")
 ROWS = Sql(
-    "SELECT {columns}, {nth} AS {partition}, ctid AS {place} FROM {table}",
+    "SELECT {columns}, {part} AS {partition}, {nth} FROM {table}",
     partition=PARTITION,
-    place=NTH,
+    nth=NTH,
 )
 HIDE = Sql("DROP VIEW {view}")
 
@@ -95,7 +96,7 @@ def showing(shape: Shape, tables: Sequence[str]) -> Operation[str]:
     business = (f"{column.quoted}::{column.shown} AS {column.quoted}" for column in shape.business)
     columns = ", ".join([*shape.messages(), *business])
     rows = " UNION ALL ".join(
-        ROWS.at(table=table, columns=columns, nth=str(nth)).sql for nth, table in enumerate(tables)
+        ROWS.at(table=table, columns=columns, part=str(nth)).sql for nth, table in enumerate(tables)
     )
     view = f"{tables[0]}_rows"
     yield SHOW.at(view=view, rows=rows)()

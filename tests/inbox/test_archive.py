@@ -370,6 +370,17 @@ def test_days_are_made_ahead_and_dropped_when_they_are_over(node: Node, session:
     assert len(partitions(node)) == node.value("SELECT count(*) FROM mailroom.reaped_day") > 0
 
 
+def test_day_whose_row_came_without_its_partition_is_made(node: Node) -> None:
+    """Logical replication brings the rows of days, and not the tables that are made meanwhile."""
+    missing = partitions(node)[-1]
+    node.connection.execute(f"DROP TABLE {missing}".encode())
+    assert run(node.connection, lacking(SCHEMA))
+    with node.connection.transaction():
+        assert run(node.connection, making_ahead(SCHEMA)) == 1
+    assert missing in partitions(node)
+    assert not run(node.connection, lacking(SCHEMA))
+
+
 def test_emptied_day_is_dropped_a_minute_later(node: Node) -> None:
     [(day, _), *_] = run(node.connection, listing_over(SCHEMA, noon(5)))
     with node.connection.transaction():

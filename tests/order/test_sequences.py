@@ -1,5 +1,6 @@
 """A node whose rows were copied without their sequences: by replication, by a dump of some tables, row by row."""
 
+import re
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from outbox import Store
 from tests.support.command import json_of, mailroom
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
+from tests.support.pages import page_named
 from tests.support.waiting import eventually, wait_until_blocked
 
 pytestmark = pytest.mark.both_versions
@@ -279,7 +281,10 @@ def test_logical_replication_to_another_database(private_server: Server, binarie
     with database(private_server, "blue") as blue, database(private_server, "green", made=False) as green:
         used(blue)
         dump(binaries, blue, green, "--schema-only", "--schema=mailroom")
-        blue.connection.execute("CREATE PUBLICATION moving FOR TABLES IN SCHEMA mailroom")
+        told = re.search(r"SELECT 'CREATE PUBLICATION.*?(?= *\\gexec)", page_named("moving.md").read_text(), re.DOTALL)
+        assert told
+        [[publish]] = blue.connection.execute(told[0].encode()).fetchall()
+        blue.connection.execute(publish.encode())
         # Both databases are of one server, where a subscription cannot make its slot itself.
         blue.connection.execute("SELECT pg_create_logical_replication_slot('moving', 'pgoutput')")
         green.connection.execute(
@@ -288,6 +293,7 @@ def test_logical_replication_to_another_database(private_server: Server, binarie
             )
         )
         eventually(lambda: not green.value("SELECT count(*) FROM pg_subscription_rel WHERE srsubstate <> 'r'"))
+        blue.connection.execute(f"CREATE TABLE mailroom.staging_{'0' * 32} AS SELECT 1 AS row".encode())  # by Spark
         blue.deliver_all()
         send(blue, 70, 71)
         blue.connection.execute(EXECUTABLE, [b"by hand"])

@@ -770,7 +770,7 @@ DECLARE
 BEGIN
     FOR missing IN
         SELECT today + n FROM generate_series(1, (SELECT max(keep_reaped_days) + 15 FROM "mailroom".inbox_registry)) AS n
-        WHERE NOT EXISTS (SELECT FROM "mailroom".reaped_day AS d WHERE d.day = today + n) ORDER BY n
+        WHERE to_regclass(format('"mailroom".reaped_%s', to_char(today + n, 'YYYYMMDD'))) IS NULL ORDER BY n
     LOOP
         EXECUTE format(
             'CREATE TABLE "mailroom".reaped_%s (LIKE "mailroom".reaped INCLUDING DEFAULTS INCLUDING COMMENTS) '
@@ -778,7 +778,7 @@ BEGIN
         EXECUTE format(
             'ALTER TABLE "mailroom".reaped ATTACH PARTITION "mailroom".reaped_%s FOR VALUES FROM (%L) TO (%L)',
             to_char(missing, 'YYYYMMDD'), missing, missing + 1);
-        INSERT INTO "mailroom".reaped_day (day) VALUES (missing);
+        INSERT INTO "mailroom".reaped_day (day) VALUES (missing) ON CONFLICT DO NOTHING;
         made := made + 1;
     END LOOP;
     RETURN made;
@@ -2959,7 +2959,6 @@ CREATE TABLE mailroom.spark_staging (
     part integer,
     messages bigint,
     moved bigint DEFAULT 0 NOT NULL,
-    moved_to text DEFAULT '(0,0)'::text NOT NULL,
     CONSTRAINT spark_staging_schema_check CHECK ((schema ~ '^[a-z][a-z0-9_]*$'::text))
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
@@ -2980,9 +2979,7 @@ COMMENT ON COLUMN mailroom.spark_staging.part IS 'Its place in a decided large b
 
 COMMENT ON COLUMN mailroom.spark_staging.messages IS 'How many messages that part has.';
 
-COMMENT ON COLUMN mailroom.spark_staging.moved IS 'How many of them were moved into the outbox.';
-
-COMMENT ON COLUMN mailroom.spark_staging.moved_to IS 'The ctid of the last row that was moved.';
+COMMENT ON COLUMN mailroom.spark_staging.moved IS 'How many of them were moved into the outbox: those with the numbers up to this.';
 
 CREATE TABLE mailroom.stable (
     inbox text NOT NULL COLLATE pg_catalog."C",

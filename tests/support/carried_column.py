@@ -21,7 +21,7 @@ from mailroom.message.columns import MOVING
 from mailroom.message.outgoing import Outgoing, row_of, sending, sending_many
 from mailroom.sql.runner import run
 from mailroom.testing import carry, deliver, work
-from outbox.bulk import moving_rows, table, table_in
+from outbox.bulk import NTH, moving_rows, table_in
 from tests.support.drivers import opened
 from tests.support.links import linked
 from tests.support.node import SCHEMA, Node
@@ -70,11 +70,11 @@ def main(source: Node, target: Node) -> dict[str, str | None]:
 
 def stage(node: Node) -> None:
     """Move a staged table into the outbox, as Spark's batches are."""
-    staged = table_in(SCHEMA, token := uuid4())
+    staged = table_in(SCHEMA, uuid4())
     node.connection.execute(
-        f"CREATE TABLE mailroom.{table(token)} (message_id uuid, key text, value bytea, {ADDED} text)".encode()
+        f"CREATE TABLE {staged} ({NTH} bigint, message_id uuid, key text, value bytea, {ADDED} text)".encode()
     )
-    node.connection.execute(f"INSERT INTO {staged} VALUES (gen_random_uuid(), 'staged', '\\xf6', 'staged')".encode())
+    node.connection.execute(f"INSERT INTO {staged} VALUES (1, gen_random_uuid(), 'staged', '\\xf6', 'staged')".encode())
     with node.connection.transaction():
         moved = moving_rows(SCHEMA, staged, ("message_id", "key", "value", ADDED), {"topic": "order.paid"}, "tests")
         assert run(node.connection, moved).messages == 1
