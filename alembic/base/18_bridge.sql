@@ -18,6 +18,14 @@ CREATE TABLE bridge_known (  -- Messages that a bridge has published in a histor
     PRIMARY KEY (link, message_id)
 );
 
+CREATE TABLE bridge_parts (  -- Over how many partitions of a topic a bridge spreads what it publishes: a repeat goes where the first try went.
+    link  bigint NOT NULL,  -- The link.
+    topic text   COLLATE "C" NOT NULL,  -- The topic at the broker.
+    after bigint NOT NULL,  -- It holds for the rows of the link behind this one, up to the next such row.
+    parts bigint NOT NULL CHECK (parts > 0),  -- Over so many.
+    PRIMARY KEY (link, topic, after)
+);
+
 CREATE TABLE bridge_in (  -- Origins of which a broker is the source.
     origin   bigint PRIMARY KEY,  -- The number of the origin.
     settings jsonb  NOT NULL,     -- Which broker, and how records become messages.

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 from uuid import UUID, uuid4
 
+from dispatcher.bridges.spreading import Spreading
 from dispatcher.bridges.tending import LONGEST_PAUSE_S, OPEN_S, BridgeStopped, Tending, Trouble
 from dispatcher.delivery.dead import tell_of_dead
 from dispatcher.delivery.portion import Portion
@@ -34,7 +35,7 @@ from mailroom.bridges.out import (
     skipping,
     taking_link,
 )
-from mailroom.bridges.publisher import Publisher, RecordRefused
+from mailroom.bridges.publisher import Partitioned, Publisher, RecordRefused
 from mailroom.bridges.record import Carried, Record, Sender, Unencodable, carried, record_of
 from mailroom.errors import Coded, coded
 from mailroom.links.handshake.hello import LinkTaken
@@ -109,8 +110,9 @@ class Publishing(Tending):
                         "acknowledged; what it got since comes twice", self.row.name, position,
                     )  # fmt: skip
                 await source.listen(self.row.link)
+                spreading = Spreading(source, self._schema, self.row.link, run)
                 while not self._stopping.is_set():
-                    step = await self._step(source, publisher, run, position, mark)
+                    step = await self._step(source, publisher, spreading, run, position, mark)
                     if step is None:  # somebody has said meanwhile that history was lost: begin in the new one
                         return
                     position = step
@@ -157,7 +159,9 @@ class Publishing(Tending):
                 lost, self.row.name,
             )  # fmt: skip
 
-    async def _step(self, source: Source, publisher: Publisher, run: UUID, position: int, mark: int) -> int | None:
+    async def _step(
+        self, source: Source, publisher: Publisher, spreading: Spreading, run: UUID, position: int, mark: int
+    ) -> int | None:
         """Publish the next rows behind `position`, or sleep until there are some.
 
         Returns the new position, or None if this node has begun another history.
@@ -194,8 +198,9 @@ class Publishing(Tending):
         if part.records:
             try:
                 with self._portion.tried():
-                    await self._publish(publisher, part.records)
+                    await self._publish(publisher, spreading, part.records)
             except RecordRefused as error:
+                spreading.forget()
                 if len(part.records) > 1:
                     return position  # again, with fewer of them each time, down to the one that is refused
                 return await self._refuse(source, run, part.records[0].seq, error)
@@ -221,7 +226,12 @@ class Publishing(Tending):
             position = message.seq
         return _Part(position, records)
 
-    async def _publish(self, publisher: Publisher, records: Sequence[Record]) -> None:
+    async def _publish(self, publisher: Publisher, spreading: Spreading, records: Sequence[Record]) -> None:
+        if isinstance(publisher, Partitioned) and (topics := spreading.due(records)):
+            found = await self._waiting(publisher, publisher.parts(topics))
+            if not await spreading.looked(found):
+                raise LinkTaken(TAKEN)
+        spreading.spread(records)
         began = time.monotonic()
         await self._waiting(publisher, publisher.publish(records))
         self._marked_at = datetime.now(UTC)

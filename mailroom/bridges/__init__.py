@@ -7,7 +7,15 @@ from mailroom.lazy import imported
 if TYPE_CHECKING:
     from mailroom.bridges.arrival import Arrived, Intake
     from mailroom.bridges.bridges import AsyncBridges, Bridges
-    from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, Fenced, OutBridge, Publisher, RecordRefused
+    from mailroom.bridges.publisher import (
+        BrokerRefused,
+        BrokerTrouble,
+        Fenced,
+        OutBridge,
+        Partitioned,
+        Publisher,
+        RecordRefused,
+    )
     from mailroom.bridges.record import Form, Record
     from mailroom.bridges.settings import InSettings, OutSettings
     from mailroom.bridges.source import BrokerPosition, InBridge, PartsChanged, PositionGone, RecordSource
@@ -30,6 +38,7 @@ __all__ = [
     "OutBridge",
     "OutSettings",
     "OutState",
+    "Partitioned",
     "PartsChanged",
     "PositionGone",
     "Publisher",
@@ -47,6 +56,7 @@ _HOMES = {
         "BrokerTrouble",
         "Fenced",
         "OutBridge",
+        "Partitioned",
         "Publisher",
         "RecordRefused",
     ),

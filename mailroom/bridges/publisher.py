@@ -8,7 +8,7 @@ each partition of the broker.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from uuid import UUID
 
 from mailroom.bridges.record import Record
@@ -88,4 +88,13 @@ class Publisher(Protocol):
     @property
     def trouble(self) -> str | None:
         """What the broker's client has reported last while it waits; None while all is well."""
+        ...
+
+
+@runtime_checkable
+class Partitioned(Protocol):
+    """A publisher whose broker has topics with partitions: each record says over how many it is spread (`parts`)."""
+
+    async def parts(self, topics: Collection[str]) -> Mapping[str, int]:
+        """Return how many partitions each of these topics has now. Raises `RecordRefused` if there is no such topic."""
         ...

@@ -115,7 +115,8 @@ def carried(columns: Mapping[str, Sequence[Any]]) -> list[Carried]:
 class Record:
     """What goes to a broker: `topic`, `key`, `value` and `headers`; and of which row it is made.
 
-    `value` is None for a tombstone. `clock` is that of the send, and `at` when the row was stamped.
+    `value` is None for a tombstone. `clock` is that of the send, and `at` when the row was stamped. Of a topic that has
+    partitions it goes to one of the first `parts`: see `mailroom.bridges.parts`.
     """
 
     topic: str
@@ -126,6 +127,7 @@ class Record:
     clock: int
     id: UUID
     at: datetime
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ INDEXES = {
     'bridge_known_pkey': 'ALTER TABLE {schema}.bridge_known ADD CONSTRAINT bridge_known_pkey PRIMARY KEY (link, message_id);',
     'bridge_mark_pkey': 'ALTER TABLE {schema}.bridge_mark ADD CONSTRAINT bridge_mark_pkey PRIMARY KEY (origin, topic, part, sender, link);',
     'bridge_out_pkey': 'ALTER TABLE {schema}.bridge_out ADD CONSTRAINT bridge_out_pkey PRIMARY KEY (link);',
+    'bridge_parts_pkey': 'ALTER TABLE {schema}.bridge_parts ADD CONSTRAINT bridge_parts_pkey PRIMARY KEY (link, topic, after);',
     'bridge_position_pkey': 'ALTER TABLE {schema}.bridge_position ADD CONSTRAINT bridge_position_pkey PRIMARY KEY (origin, topic, part);',
     'commit_token_pkey': 'ALTER TABLE {schema}.commit_token ADD CONSTRAINT commit_token_pkey PRIMARY KEY (token);',
     'dead_letter_pkey': 'ALTER TABLE {schema}.dead_letter ADD CONSTRAINT dead_letter_pkey PRIMARY KEY (id);',

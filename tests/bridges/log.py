@@ -1,7 +1,7 @@
 """A broker of the tests' own: a log in memory that can hold, refuse and lose, by the protocols that users implement."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID
@@ -16,11 +16,13 @@ from mailroom.bridges.source import BrokerPosition, InBridge, PartsChanged, Posi
 class Log:
     """The broker: what was published, and what can be read, by topic and partition.
 
-    `mark` is kept for publishers that are exactly once. `refuse` says why a record is refused, None if it is not.
-    `away` says why nobody is reached. While `held` is set, what is in the log is not acknowledged.
+    Each topic has so many `partitions`. `mark` is kept for publishers that are exactly once. `refuse` says why a record
+    is refused, None if it is not. `away` says why nobody is reached. While `held` is set, what is in the log is not
+    acknowledged.
     """
 
     records: list[Record] = field(default_factory=list)
+    partitions: int = 1
     mark: int = 0
     parts: dict[tuple[str, int], list[Arrived | None]] = field(default_factory=dict)
     refuse: Callable[[Record], str | None] = lambda record: None
@@ -74,6 +76,10 @@ class LogPublisher:
     async def published(self, after: int, since: datetime) -> Collection[tuple[int, UUID]]:
         """Return what of it the log has."""
         return [(each.clock, each.id) for each in self._log.records if each.clock > after and each.at >= since]
+
+    async def parts(self, topics: Collection[str]) -> Mapping[str, int]:
+        """Return how many partitions the topics have."""
+        return dict.fromkeys(topics, self._log.partitions)
 
     async def publish(self, records: Sequence[Record]) -> None:
         """Append to the log, and acknowledge it unless it is held."""

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka.cimpl import NewPartitions
 
 from dispatcher.bridges.kafka import source as kafka_source
 from dispatcher.bridges.kafka.options import client_options, hiding
@@ -69,24 +71,34 @@ async def test_what_was_published_before_a_crash_comes_in_once(node: Node, mock_
     """The broker has it, and the database does not know: as if the dispatcher had died before it committed that."""
     mock_kafka.create("crash", 3)
     log = await crashed(node, {"bootstrap.servers": mock_kafka.bootstrap}, exactly_once=False)
-    assert len(log) == 3 * MESSAGES - 50
+    assert len(log) == 4 * MESSAGES - 50
 
 
-async def crashed(node: Node, client: dict[str, object], *, exactly_once: bool) -> list[tuple[int, int]]:
-    """Publish to the topic "crash", forget a part of what was acknowledged, and go on; return what is in the log."""
-    bridged(node, str(client["bootstrap.servers"]), "crash", exactly_once=exactly_once, encode="cbor")
+async def crashed(
+    node: Node, client: dict[str, object], *, exactly_once: bool, topic: str = "crash",
+    meanwhile: Callable[[], None] = lambda: None,
+) -> list[tuple[int, int]]:  # fmt: skip
+    """Publish to the topic, forget a part of what was acknowledged, and go on; return what is in the log."""
+    bridged(node, str(client["bootstrap.servers"]), topic, exactly_once=exactly_once, encode="cbor")
     send(node)
     node.connection.execute("UPDATE mailroom.link SET keep_s = 3600")
     async with tended(node):
         await eventually_async(lambda: out_state(node).acked == MESSAGES)
     node.connection.execute("UPDATE mailroom.link SET acked = 50")
+    meanwhile()
     send(node, MESSAGES)
     async with tended(node):
         await eventually_async(lambda: count(node) == 2 * MESSAGES)
         await eventually_async(lambda: out_state(node).acked == 2 * MESSAGES)
-    assert numbers(node) == expected(2 * MESSAGES)
-    log = clocks(read_log(client, "crash"))
-    assert len(set(log)) == 2 * MESSAGES
+    send(node, 2 * MESSAGES)
+    async with tended(node):
+        await eventually_async(lambda: count(node) == 3 * MESSAGES)
+        await eventually_async(lambda: out_state(node).acked == 3 * MESSAGES)
+    assert {key: sorted(each, key=str) for key, each in numbers(node).items()} == {
+        key: sorted(each, key=str) for key, each in expected(3 * MESSAGES).items()
+    }
+    log = clocks(read_log(client, topic))
+    assert len(set(log)) == 3 * MESSAGES
     return log
 
 
@@ -179,7 +191,19 @@ async def test_what_was_published_exactly_once_before_a_crash_is_not_repeated_in
 ) -> None:
     kafka.create("crash", 3)
     log = await crashed(node, dict(kafka.client), exactly_once=True)
-    assert len(log) == 2 * MESSAGES
+    assert len(log) == 3 * MESSAGES
+
+
+@pytest.mark.slow
+async def test_what_is_published_again_comes_in_once_though_partitions_were_added(node: Node, kafka: Kafka) -> None:
+    kafka.create("added", 2)
+
+    def add() -> None:
+        [done] = kafka.admin.create_partitions([NewPartitions("added", 5)]).values()
+        done.result()
+
+    log = await crashed(node, dict(kafka.client), exactly_once=False, topic="added", meanwhile=add)
+    assert len({part for part, _ in log}) == 5
 
 
 @pytest.mark.slow

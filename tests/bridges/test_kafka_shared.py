@@ -120,7 +120,7 @@ def lag(kafka: Kafka, node: Node, topic: str) -> int:
 async def test_partitions_that_are_added_are_written_and_read_without_a_restart(
     node: Node, kafka: Kafka, monkeypatch: pytest.MonkeyPatch, exactly_once: bool
 ) -> None:
-    monkeypatch.setenv("MAILROOM_BRIDGE_OUT_TOPIC_METADATA_REFRESH_INTERVAL_MS", "200")
+    monkeypatch.setattr("dispatcher.bridges.spreading.LOOK_S", 0.2)
     topic = f"grown-{exactly_once}"
     kafka.create(topic, 1)
     bridged(node, kafka.bootstrap, topic, exactly_once=exactly_once)

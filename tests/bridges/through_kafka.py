@@ -34,25 +34,29 @@ def bridged(
 
 
 def send(node: Node, first: int = 0, count: int = MESSAGES) -> None:
-    """Send messages of some keys, numbered, and stamp them for the bridge."""
+    """Send messages of some keys and some without, numbered, and stamp them for the bridge."""
     with node.connection.transaction():
         Outbox().send_many(
-            node.connection, [Outgoing("order.paid", n, key=f"k{n % KEYS}") for n in range(first, first + count)]
+            node.connection,
+            [Outgoing("order.paid", n, key=f"k{n % KEYS}" if n % KEYS else None) for n in range(first, first + count)],
         )
     node.deliver_all()
 
 
 def numbers(node: Node) -> dict[str, list[object]]:
-    """Return what came in, by key, in order."""
+    """Return what came in, by key, in order; what has none is sorted."""
     found: dict[str, list[object]] = defaultdict(list)
     for key, value in node.rows("SELECT key, value FROM mailroom.inbox ORDER BY clock"):
-        found[key].append(codec.decode(value))
+        found[key if key.startswith("k") else "k0"].append(codec.decode(value))
+    found["k0"].sort(key=str)
     return found
 
 
 def expected(count: int = MESSAGES) -> dict[str, list[object]]:
     """Return what is to come in."""
-    return {f"k{key}": list(range(key, count, KEYS)) for key in range(KEYS)}
+    found: dict[str, list[object]] = {f"k{key}": list(range(key, count, KEYS)) for key in range(KEYS)}
+    found["k0"].sort(key=str)
+    return found
 
 
 def count(node: Node) -> int:

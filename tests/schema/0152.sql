@@ -1355,6 +1355,24 @@ COMMENT ON COLUMN mailroom.bridge_out.since IS 'Since when nothing is published;
 
 COMMENT ON COLUMN mailroom.bridge_out.marked_at IS 'When the mark at the broker was last set, if it keeps one.';
 
+CREATE TABLE mailroom.bridge_parts (
+    link bigint NOT NULL,
+    topic text NOT NULL COLLATE pg_catalog."C",
+    after bigint NOT NULL,
+    parts bigint NOT NULL,
+    CONSTRAINT bridge_parts_parts_check CHECK ((parts > 0))
+);
+
+COMMENT ON TABLE mailroom.bridge_parts IS 'Over how many partitions of a topic a bridge spreads what it publishes: a repeat goes where the first try went.';
+
+COMMENT ON COLUMN mailroom.bridge_parts.link IS 'The link.';
+
+COMMENT ON COLUMN mailroom.bridge_parts.topic IS 'The topic at the broker.';
+
+COMMENT ON COLUMN mailroom.bridge_parts.after IS 'It holds for the rows of the link behind this one, up to the next such row.';
+
+COMMENT ON COLUMN mailroom.bridge_parts.parts IS 'Over so many.';
+
 CREATE TABLE mailroom.bridge_position (
     origin bigint NOT NULL,
     topic text NOT NULL COLLATE pg_catalog."C",
@@ -3093,6 +3111,9 @@ ALTER TABLE ONLY mailroom.bridge_mark
 
 ALTER TABLE ONLY mailroom.bridge_out
     ADD CONSTRAINT bridge_out_pkey PRIMARY KEY (link);
+
+ALTER TABLE ONLY mailroom.bridge_parts
+    ADD CONSTRAINT bridge_parts_pkey PRIMARY KEY (link, topic, after);
 
 ALTER TABLE ONLY mailroom.bridge_position
     ADD CONSTRAINT bridge_position_pkey PRIMARY KEY (origin, topic, part);

@@ -13,7 +13,7 @@ again, and never clocks.
 import contextlib
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import cast
 from uuid import UUID
@@ -23,6 +23,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from dispatcher.bridges.kafka.client import POLL_S, STEP_S, KafkaClient, headers_of, log
 from dispatcher.bridges.kafka.meaning import FENCED, OF_THE_RECORD, PURGED, REFUSED, advice
 from dispatcher.bridges.kafka.options import hiding
+from dispatcher.bridges.kafka.partition import partitioner
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, OutBridge, RecordRefused
 from mailroom.bridges.record import Record, id_of
 from mailroom.errors import ConfigurationError
@@ -58,6 +59,7 @@ class KafkaPublisher(KafkaClient):
         self._mark = 0
         self._topics: set[str] = set()
         self._absent: dict[str, tuple[float, str]] = {}
+        self._partition = partitioner(bridge.name, str(self._options.get("partitioner", "murmur2_random")))
 
     async def open(self) -> int:
         """Connect, fence a predecessor, and read the mark."""
@@ -66,6 +68,10 @@ class KafkaPublisher(KafkaClient):
     async def published(self, after: int, since: datetime) -> Collection[tuple[int, UUID]]:
         """Read this bridge's records of that time in all topics that it may have published to."""
         return await self._in_thread(lambda: self._published(after, since))
+
+    async def parts(self, topics: Collection[str]) -> Mapping[str, int]:
+        """Ask how many partitions these topics have."""
+        return await self._in_thread(lambda: self._parts(topics))
 
     async def publish(self, records: Sequence[Record]) -> None:
         """Publish in one transaction, or idempotently."""
@@ -94,8 +100,7 @@ class KafkaPublisher(KafkaClient):
             if self._exactly_once
             else {"message.timeout.ms": "0", "enable.gapless.guarantee": "true"}
         )
-        defaults = {"partitioner": "murmur2_random", "linger.ms": "1"}  # the partition that Java's clients choose
-        options = defaults | self._options | own | {"enable.idempotence": "true", "acks": "all"}
+        options = {"linger.ms": "1"} | self._options | own | {"enable.idempotence": "true", "acks": "all"}
         # A call of Python for each record that is acknowledged would be a fifth of what publishing one costs.
         options["delivery.report.only.error"] = True
         try:
@@ -148,6 +153,13 @@ class KafkaPublisher(KafkaClient):
 
     def _mark_at(self, clock: int) -> TopicPartition:
         return TopicPartition(self._bridge.settings.mark_topic or "", MARK_PART, clock)
+
+    def _parts(self, topics: Collection[str]) -> dict[str, int]:
+        if self._producer is None:
+            self._open()
+        found = {topic: self._find(topic, _right_to_publish([topic])) for topic in sorted(topics)}
+        self._topics |= found.keys()
+        return found
 
     def _publish(self, records: Sequence[Record]) -> None:
         if self._producer is None:
@@ -227,8 +239,11 @@ class KafkaPublisher(KafkaClient):
             self._find(topic, _right_to_publish([topic]))
             self._topics.add(topic)
 
-    def _find(self, topic: str, right: str) -> None:
-        """Look whether the topic is there, and may be known. A broker that creates topics by itself does so now."""
+    def _find(self, topic: str, right: str) -> int:
+        """Look whether the topic is there, and may be known; return how many partitions it has.
+
+        A broker that creates topics by itself does so now.
+        """
         since, why = self._absent.get(topic, (0.0, ""))
         if time.monotonic() - since < ABSENT_S:
             raise RecordRefused(why, code="MR-bridge-record-refused")
@@ -236,7 +251,7 @@ class KafkaPublisher(KafkaClient):
         while True:
             found = self._again(lambda: self._going().list_topics(topic, timeout=STEP_S)).topics[topic]
             if found.error is None:
-                return
+                return len(found.partitions)
             if found.error.code() in OF_THE_RECORD and time.monotonic() >= until:
                 what_to_do = advice(found.error.str(), right, self._own_name) or " Create it, or allow it."
                 why = f"topic {topic} cannot be published to ({self._text(found.error)}).{what_to_do}"
@@ -272,7 +287,7 @@ class KafkaPublisher(KafkaClient):
             while True:
                 try:
                     producer.produce(
-                        record.topic, record.value, record.key, on_delivery=ended,
+                        record.topic, record.value, record.key, self._partition(record), on_delivery=ended,
                         timestamp=int(record.at.timestamp() * 1000), headers=list(record.headers),
                     )  # fmt: skip
                     break

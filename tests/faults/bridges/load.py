@@ -15,11 +15,14 @@ from tests.faults.links.load import HANDLED, KEYS, ROLLED_BACK, Sender, Signals
 
 BATCH = 200  # messages of a transaction, at most
 PAUSE_S = 0.4  # between two transactions of a writer, on average
+KEYLESS = 0.3  # of the messages have no key
 FOREIGN_BATCH = 40  # records, at most
 
 
 class Writer(Sender):
     """Sends new messages, several in a transaction."""
+
+    keyless = KEYLESS
 
     def step(self, session: psycopg.Connection[Any]) -> float:
         if self._signals.rests.is_set() or self._signals.crowded.is_set():

@@ -1,5 +1,6 @@
 """Negative controls: rules of bridges broken in the campaign's own daemons, to see that the checker notices."""
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -113,6 +114,13 @@ def _finite_delivery_timeout() -> None:
             super().__init__(options, **others)
 
     _replace(publisher, "Producer", Impatient)
+
+
+@_mutant("a repeat goes to any partition", Aim(fault=REPEATED))
+def _partition_drawn_anew() -> None:
+    from dispatcher.bridges.kafka import publisher
+
+    _replace(publisher, "partitioner", lambda bridge, name: lambda record: random.randrange(record.parts))
 
 
 @_mutant("the marks of what is taken in are not stored", Aim(fault=REPEATED))

@@ -39,7 +39,12 @@ class Signals:
 
 
 class Sender:
-    """Sends to one topic from one thread. It alone uses its keys, so their messages have an order."""
+    """Sends to one topic from one thread. It alone uses its keys, so their messages have an order.
+
+    A share of them, `keyless`, has none.
+    """
+
+    keyless = 0.0
 
     def __init__(self, node: StruckNode, name: str, topic: str, signals: Signals, seed: int) -> None:
         self._node = node
@@ -69,8 +74,9 @@ class Sender:
         for left, cause in hops:
             id, key = uuid4(), f"{self._name}-{self._dice.randrange(KEYS)}"
             self._nth += 1
-            outgoing.append(Outgoing(self._topic, left, key=key, id=id))
-            rows.append((id, self._topic, key, self._nth, cause))
+            has_key = self._dice.random() >= self.keyless
+            outgoing.append(Outgoing(self._topic, left, key=key if has_key else None, id=id))
+            rows.append((id, self._topic, key if has_key else str(id), self._nth, cause))
         if outgoing:
             session.execute(SENT, [list(column) for column in zip(*rows, strict=True)])
             Outbox().send_many(session, outgoing)
