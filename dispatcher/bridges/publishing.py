@@ -29,12 +29,13 @@ from mailroom.bridges.out import (
     making_published,
     noting_marked,
     noting_published,
+    noting_tried,
     noting_trouble,
     settling_doubt,
     skipping,
     taking_link,
 )
-from mailroom.bridges.publisher import Publisher, RecordRefused
+from mailroom.bridges.publisher import NotingPublisher, PublishAgain, Publisher, RecordRefused
 from mailroom.bridges.record import Carried, Record, Sender, Unencodable, carried, record_of
 from mailroom.errors import Coded, coded
 from mailroom.links.handshake.hello import LinkTaken
@@ -98,6 +99,8 @@ class Publishing(Tending):
                 return
             position, self._is_known = start.acked, start.is_known
             publisher = self._make()
+            if start.tried is not None and isinstance(publisher, NotingPublisher):
+                publisher.remember(start.tried)
             try:
                 mark = await self._waiting(publisher, publisher.open(), OPEN_S)
                 self._check_reach(mark, start)
@@ -180,21 +183,24 @@ class Publishing(Tending):
         batch = await source.ask(
             fetching(self._schema, self.row.link, after=position, to=bounds.last, decoded=True), FETCH_S
         )
-        now, is_settled = await source.transaction(making_published(self._schema, self.row.link, run))
-        if is_settled is None:
-            raise LinkTaken(TAKEN)
-        if not is_settled:
-            return None
         messages = carried(cast(Mapping[str, Sequence[Any]], batch.columns))
         known: frozenset[UUID] = frozenset()
         if self._is_known:
             ids = [message.message_id for message in messages]
             known = await source.ask(knowing_published(self._schema, self.row.link, ids))
-        part = self._part(messages, position, mark, now, known)
+
+        def making(now: datetime) -> _Part:
+            return self._part(messages, position, mark, now, known)
+
+        part = await source.transaction(self._made_ready(publisher, run, making))
+        if part is None:
+            return None
         if part.records:
             try:
                 with self._portion.tried():
                     await self._publish(publisher, part.records)
+            except PublishAgain:
+                return position
             except RecordRefused as error:
                 if len(part.records) > 1:
                     return position  # again, with fewer of them each time, down to the one that is refused
@@ -204,6 +210,22 @@ class Publishing(Tending):
         await self._acknowledge(source, run, part.last)
         await self._goes_well()
         return part.last
+
+    def _made_ready(
+        self, publisher: Publisher, run: UUID, making: Callable[[datetime], "_Part"]
+    ) -> Operation["_Part | None"]:
+        """Make the records at the database's time, and durable what they are made of; None in another history."""
+        now, is_settled = yield from making_published(self._schema, self.row.link, run)
+        if is_settled is None:
+            raise LinkTaken(TAKEN)
+        if not is_settled:
+            return None
+        part = making(now)
+        if part.records and isinstance(publisher, NotingPublisher):
+            tried = publisher.plan(part.records)
+            if not (yield from noting_tried(self._schema, self.row.link, run, tried)):
+                raise LinkTaken(TAKEN)
+        return part
 
     def _part(
         self, messages: Sequence[Carried], position: int, mark: int, now: datetime, known: Collection[UUID]

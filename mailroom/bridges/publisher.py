@@ -8,7 +8,7 @@ each partition of the broker.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from uuid import UUID
 
 from mailroom.bridges.record import Record
@@ -44,6 +44,10 @@ class BrokerRefused(Coded):
 
 class Fenced(Exception):
     """Another process publishes for this bridge by now."""
+
+
+class PublishAgain(Exception):
+    """Not all of the records were published. They are given again, from what is not acknowledged on."""
 
 
 class RecordRefused(Coded):
@@ -88,4 +92,20 @@ class Publisher(Protocol):
     @property
     def trouble(self) -> str | None:
         """What the broker's client has reported last while it waits; None while all is well."""
+        ...
+
+
+@runtime_checkable
+class NotingPublisher(Publisher, Protocol):
+    """A publisher whose broker may delete what it has: the node notes for it what it sends."""
+
+    def remember(self, noted: str) -> None:
+        """Be told, before it is opened, what `plan` has said last for this bridge."""
+        ...
+
+    def plan(self, records: Sequence[Record]) -> str:
+        """Return what is to be known when these records were published, and nobody knows which of them.
+
+        It is noted, durably, before `publish` is called with the same records.
+        """
         ...

@@ -231,7 +231,7 @@ DISPATCHER = (
         "UPDATE (state, acks, acked_at, claim_seq, claim_clock, run, matched, acked, seen_at)",
         why="the last four for bridges, which it reads itself",
     ),
-    on("bridge_out", "SELECT", "UPDATE (state, trouble, why, since, marked_at)"),
+    on("bridge_out", "SELECT", "UPDATE (state, trouble, why, since, marked_at, tried)"),
     on("bridge_known", "SELECT", "INSERT"),
     on("bridge_in", "SELECT"),
     on("bridge_position", "SELECT", "INSERT", "UPDATE"),

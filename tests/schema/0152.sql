@@ -1258,6 +1258,7 @@ CREATE TABLE mailroom.bridge_out (
     why text,
     since timestamp with time zone,
     marked_at timestamp with time zone,
+    tried text,
     CONSTRAINT bridge_out_state_check CHECK ((state = ANY (ARRAY['open'::text, 'stopped'::text]))),
     CONSTRAINT bridge_out_trouble_check CHECK ((trouble = ANY (ARRAY['unreachable'::text, 'failing'::text])))
 )
@@ -1278,6 +1279,8 @@ COMMENT ON COLUMN mailroom.bridge_out.why IS 'Why, and what to do.';
 COMMENT ON COLUMN mailroom.bridge_out.since IS 'Since when nothing is published; null while it is.';
 
 COMMENT ON COLUMN mailroom.bridge_out.marked_at IS 'When the mark at the broker was last set, if it keeps one.';
+
+COMMENT ON COLUMN mailroom.bridge_out.tried IS 'What was sent last, and behind which place of the broker''s log, if records may be deleted there.';
 
 CREATE TABLE mailroom.bridge_position (
     origin bigint NOT NULL,
