@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 from uuid import UUID, uuid4
 
-from dispatcher.bridges.tending import LONGEST_PAUSE_S, OPEN_S, BridgeStopped, Tending, Trouble
+from dispatcher.bridges.tending import LONGEST_PAUSE_S, OPEN_S, BridgeStopped, Tending, Trouble, check_home
 from dispatcher.delivery.dead import tell_of_dead
 from dispatcher.delivery.portion import Portion
 from dispatcher.lanes.leading import open_session
@@ -54,10 +54,6 @@ MARK_EVERY = timedelta(days=1)  # brokers forget marks that are not set for a we
 STARTED_WITHIN_S, STARTED_PAUSE_S = 3.0, 0.2  # a dispatcher after its server; it is told if that takes longer
 TAKEN = "another dispatcher has the link now"
 NOT_STARTED = "no dispatcher of this node has started since its server did: mailroom dispatcher run"
-ELSEWHERE = (
-    "this node is in another database or server than before, and a copy must not publish for it. If it was moved: "
-    "mailroom node moved; if it is a copy of a node that lives on: mailroom node new-id"
-)
 # While a broker is away for long this session idles, outside of any transaction.
 READING = SESSION | {"idle_session_timeout": "0"}
 
@@ -129,8 +125,7 @@ class Publishing(Tending):
         began = time.monotonic()
         while not self._stopping.is_set():
             home = await source.ask(reading_home(self._schema))
-            if home.is_elsewhere:
-                raise BridgeStopped(ELSEWHERE, code="MR-node-moved")
+            check_home(home)
             if home.noted in (None, home.found):
                 return True
             if (waited_s := time.monotonic() - began) > STARTED_WITHIN_S:
