@@ -184,15 +184,17 @@ def taking_link(schema: str, link: int, run: UUID) -> Operation[OutStart | None]
     return OutStart(*(*rows[0], tried))
 
 
-# What the broker has and this node has not: the same clock was given to the same message in one history only.
+# What the broker has and this node does not know to be published: it was stamped in a history that is lost, or waits.
+# The same clock was given to the same message in one history only.
 SETTLE = Sql(
     """
 WITH lost AS (
     INSERT INTO {schema}.bridge_known (link, message_id)
     SELECT DISTINCT %(link)s::bigint, p.id
     FROM ROWS FROM (pg_catalog.unnest(%(ids)s::uuid[]), pg_catalog.unnest(%(clocks)s::bigint[])) AS p (id, clock)
-    WHERE NOT EXISTS (SELECT FROM {schema}.transit AS t
-                      WHERE t.link = %(link)s::bigint AND t.sent_clock = p.clock AND t.message_id = p.id)
+    WHERE NOT EXISTS (SELECT FROM {schema}.transit AS t JOIN {schema}.link AS l ON l.number = t.link
+                      WHERE t.link = %(link)s::bigint AND t.sent_clock = p.clock AND t.message_id = p.id
+                        AND t.seq <= l.acked)
     ON CONFLICT DO NOTHING RETURNING 1),
 matched AS (
     UPDATE {schema}.link AS l SET matched = n.life FROM {schema}.node AS n
@@ -211,7 +213,7 @@ WHERE link = %(link)s::bigint AND message_id = ANY (%(ids)s::uuid[])
 
 
 def settling_doubt(schema: str, link: int, run: UUID, published: Collection[tuple[int, UUID]]) -> Operation[int]:
-    """Note which of the messages that the broker has, each with its clock, this node has lost; return how many."""
+    """Note which of the messages that the broker has, each with its clock, this node would publish; return how many."""
     [(lost,)] = yield SETTLE.at(schema=schema)(
         link=link, run=run, ids=[id for _, id in published], clocks=[clock for clock, _ in published]
     )
