@@ -9,7 +9,8 @@ CREATE TABLE bridge_out (  -- Links of which a broker is the reader.
     trouble  text        COLLATE "C" CHECK (trouble IN ('unreachable', 'failing')),  -- Why nothing is published now: unreachable, or failing; null while neither.
     why      text,                     -- Why, and what to do.
     since    timestamptz,              -- Since when nothing is published; null while it is.
-    marked_at timestamptz              -- When the mark at the broker was last set, if it keeps one.
+    marked_at timestamptz,             -- When the mark at the broker was last set, if it keeps one.
+    tried    text                      -- What was sent last, and behind which place of the broker's log, if records may be deleted there.
 ) WITH ({busy});
 
 CREATE TABLE bridge_known (  -- Messages that a bridge has published in a history which this node has lost. They are not published again.

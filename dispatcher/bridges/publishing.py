@@ -13,7 +13,7 @@ from typing import Any, cast
 from uuid import UUID, uuid4
 
 from dispatcher.bridges.spreading import Spreading
-from dispatcher.bridges.tending import LONGEST_PAUSE_S, OPEN_S, BridgeStopped, Tending, Trouble
+from dispatcher.bridges.tending import LONGEST_PAUSE_S, OPEN_S, BridgeStopped, Tending, Trouble, check_home
 from dispatcher.delivery.dead import tell_of_dead
 from dispatcher.delivery.portion import Portion
 from dispatcher.lanes.leading import open_session
@@ -30,12 +30,13 @@ from mailroom.bridges.out import (
     making_published,
     noting_marked,
     noting_published,
+    noting_tried,
     noting_trouble,
     settling_doubt,
     skipping,
     taking_link,
 )
-from mailroom.bridges.publisher import Partitioned, Publisher, RecordRefused
+from mailroom.bridges.publisher import NotingPublisher, Partitioned, PublishAgain, Publisher, RecordRefused
 from mailroom.bridges.record import Carried, Record, Sender, Unencodable, carried, record_of
 from mailroom.errors import Coded, coded
 from mailroom.links.handshake.hello import LinkTaken
@@ -54,10 +55,6 @@ MARK_EVERY = timedelta(days=1)  # brokers forget marks that are not set for a we
 STARTED_WITHIN_S, STARTED_PAUSE_S = 3.0, 0.2  # a dispatcher after its server; it is told if that takes longer
 TAKEN = "another dispatcher has the link now"
 NOT_STARTED = "no dispatcher of this node has started since its server did: mailroom dispatcher run"
-ELSEWHERE = (
-    "this node is in another database or server than before, and a copy must not publish for it. If it was moved: "
-    "mailroom node moved; if it is a copy of a node that lives on: mailroom node new-id"
-)
 # While a broker is away for long this session idles, outside of any transaction.
 READING = SESSION | {"idle_session_timeout": "0"}
 
@@ -99,6 +96,8 @@ class Publishing(Tending):
                 return
             position, self._is_known = start.acked, start.is_known
             publisher = self._make()
+            if start.tried is not None and isinstance(publisher, NotingPublisher):
+                publisher.remember(start.tried)
             try:
                 mark = await self._waiting(publisher, publisher.open(), OPEN_S)
                 self._check_reach(mark, start)
@@ -128,8 +127,7 @@ class Publishing(Tending):
         began = time.monotonic()
         while not self._stopping.is_set():
             home = await source.ask(reading_home(self._schema))
-            if home.is_elsewhere:
-                raise BridgeStopped(ELSEWHERE, code="MR-node-moved")
+            check_home(home)
             if home.noted in (None, home.found):
                 return True
             if (waited_s := time.monotonic() - began) > STARTED_WITHIN_S:
@@ -184,21 +182,24 @@ class Publishing(Tending):
         batch = await source.ask(
             fetching(self._schema, self.row.link, after=position, to=bounds.last, decoded=True), FETCH_S
         )
-        now, is_settled = await source.transaction(making_published(self._schema, self.row.link, run))
-        if is_settled is None:
-            raise LinkTaken(TAKEN)
-        if not is_settled:
-            return None
         messages = carried(cast(Mapping[str, Sequence[Any]], batch.columns))
         known: frozenset[UUID] = frozenset()
         if self._is_known:
             ids = [message.message_id for message in messages]
             known = await source.ask(knowing_published(self._schema, self.row.link, ids))
-        part = self._part(messages, position, mark, now, known)
+
+        def making(now: datetime) -> _Part:
+            return self._part(messages, position, mark, now, known)
+
+        part = await source.transaction(self._made_ready(publisher, run, making))
+        if part is None:
+            return None
         if part.records:
             try:
                 with self._portion.tried():
                     await self._publish(publisher, spreading, part.records)
+            except PublishAgain:
+                return position
             except RecordRefused as error:
                 spreading.forget()
                 if len(part.records) > 1:
@@ -209,6 +210,22 @@ class Publishing(Tending):
         await self._acknowledge(source, run, part.last)
         await self._goes_well()
         return part.last
+
+    def _made_ready(
+        self, publisher: Publisher, run: UUID, making: Callable[[datetime], "_Part"]
+    ) -> Operation["_Part | None"]:
+        """Make the records at the database's time, and durable what they are made of; None in another history."""
+        now, is_settled = yield from making_published(self._schema, self.row.link, run)
+        if is_settled is None:
+            raise LinkTaken(TAKEN)
+        if not is_settled:
+            return None
+        part = making(now)
+        if part.records and isinstance(publisher, NotingPublisher):
+            tried = publisher.plan(part.records)
+            if not (yield from noting_tried(self._schema, self.row.link, run, tried)):
+                raise LinkTaken(TAKEN)
+        return part
 
     def _part(
         self, messages: Sequence[Carried], position: int, mark: int, now: datetime, known: Collection[UUID]

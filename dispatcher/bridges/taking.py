@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from uuid import UUID
 
-from dispatcher.bridges.tending import OPEN_S, BridgeStopped, Tending, Trouble
+from dispatcher.bridges.tending import OPEN_S, BridgeStopped, Tending, Trouble, check_home
 from dispatcher.links.at_source.bounds import Position, reading_position
 from dispatcher.links.at_source.fetch import FetchedBatch
 from dispatcher.links.receive import Reception
@@ -36,6 +36,7 @@ from mailroom.bridges.into import (
 from mailroom.bridges.source import BrokerPosition, PartsChanged, PositionGone, RecordSource
 from mailroom.links.handshake.target import failing, opening, stopping
 from mailroom.links.handshake.wire import COLUMNS
+from mailroom.links.start import reading_home
 from mailroom.message.headers import as_json
 from mailroom.sql.arrays import array
 from mailroom.sql.operation import Operation
@@ -76,6 +77,8 @@ class TakingIn(Tending):
 
     async def _serve(self) -> None:
         """Take in for as long as one client of the broker lasts."""
+        # The positions are this database's, but a queue gives each record to one only, and deletes what is taken.
+        check_home(await self._receiving.run(reading_home(self._schema)))
         source = self._make()
         try:
             self._place = await self._waiting(source, source.open(), OPEN_S)

@@ -21,6 +21,7 @@ from mailroom.bridges.into import Overtaken
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, Fenced
 from mailroom.errors import Coded, ConfigurationError, ConnectionFailed, coded
 from mailroom.links.handshake.hello import LinkTaken
+from mailroom.links.start import NodeHome
 from mailroom.session import backoff
 from mailroom.session.listener import heard
 from mailroom.sql.operation import Operation
@@ -33,12 +34,23 @@ LONGEST_PAUSE_S = 4.0
 LONGEST_STOP_S = 30.0
 OPEN_S = 30.0  # a client that has reached nobody for so long is made anew: its options may be right by now
 
+ELSEWHERE = (
+    "this node is in another database or server than before, and a copy must not do what its node does. If it was "
+    "moved: mailroom node moved; if it is a copy of a node that lives on: mailroom node new-id"
+)
+
 T = TypeVar("T")
 Trouble: TypeAlias = Literal["unreachable", "failing"]
 
 
 class BridgeStopped(Coded):
     """A message or a record holds the bridge up before somebody acts."""
+
+
+def check_home(home: NodeHome) -> None:
+    """Raise `BridgeStopped` if this may be a copy of the node: it would publish for it, or take away what is for it."""
+    if home.is_elsewhere:
+        raise BridgeStopped(ELSEWHERE, code="MR-node-moved")
 
 
 class BrokerClient(Protocol):

@@ -143,7 +143,8 @@ class OutStart:
     """Where a run of a bridge begins: everything up to the row `acked`, stamped at `since` with `clock`, is published.
 
     If it is `in_doubt`, this node may have lost history since: what it stamps again may be published already.
-    `is_known`: there are messages that are known to be. No clock above `reach` was given out by this node.
+    `is_known`: there are messages that are known to be. No clock above `reach` was given out by this node. `tried` is
+    what the publisher had noted before it sent what was sent last, if it notes anything.
     """
 
     acked: int
@@ -152,6 +153,7 @@ class OutStart:
     in_doubt: bool
     is_known: bool
     reach: int
+    tried: str | None
 
 
 # Whoever publishes takes the link, as a reader does by its hello. The row `acked` stays until a newer one is.
@@ -169,23 +171,30 @@ RETURNING l.acked,
 """,
     columns=("bigint", "bigint", "timestamptz", "boolean", "boolean", "bigint"),
 )
+# A statement of its own: the one before may have waited for a run that noted just then what it sends.
+TRIED = Sql("SELECT tried FROM {schema}.bridge_out WHERE link = %(link)s::bigint", columns=("text",))
 
 
 def taking_link(schema: str, link: int, run: UUID) -> Operation[OutStart | None]:
     """Take the link for this run of a dispatcher; return where it begins, None if there is no open link."""
     rows = yield TAKE.at(schema=schema)(link=link, run=run)
-    return OutStart(*rows[0]) if rows else None
+    if not rows:
+        return None
+    [(tried,)] = yield TRIED.at(schema=schema)(link=link)
+    return OutStart(*(*rows[0], tried))
 
 
-# What the broker has and this node has not: the same clock was given to the same message in one history only.
+# What the broker has and this node does not know to be published: it was stamped in a history that is lost, or waits.
+# The same clock was given to the same message in one history only.
 SETTLE = Sql(
     """
 WITH lost AS (
     INSERT INTO {schema}.bridge_known (link, message_id)
     SELECT DISTINCT %(link)s::bigint, p.id
     FROM ROWS FROM (pg_catalog.unnest(%(ids)s::uuid[]), pg_catalog.unnest(%(clocks)s::bigint[])) AS p (id, clock)
-    WHERE NOT EXISTS (SELECT FROM {schema}.transit AS t
-                      WHERE t.link = %(link)s::bigint AND t.sent_clock = p.clock AND t.message_id = p.id)
+    WHERE NOT EXISTS (SELECT FROM {schema}.transit AS t JOIN {schema}.link AS l ON l.number = t.link
+                      WHERE t.link = %(link)s::bigint AND t.sent_clock = p.clock AND t.message_id = p.id
+                        AND t.seq <= l.acked)
     ON CONFLICT DO NOTHING RETURNING 1),
 matched AS (
     UPDATE {schema}.link AS l SET matched = n.life FROM {schema}.node AS n
@@ -204,7 +213,7 @@ WHERE link = %(link)s::bigint AND message_id = ANY (%(ids)s::uuid[])
 
 
 def settling_doubt(schema: str, link: int, run: UUID, published: Collection[tuple[int, UUID]]) -> Operation[int]:
-    """Note which of the messages that the broker has, each with its clock, this node has lost; return how many."""
+    """Note which of the messages that the broker has, each with its clock, this node would publish; return how many."""
     [(lost,)] = yield SETTLE.at(schema=schema)(
         link=link, run=run, ids=[id for _, id in published], clocks=[clock for clock, _ in published]
     )
@@ -239,6 +248,22 @@ def making_published(schema: str, link: int, run: UUID) -> Operation[tuple[datet
     yield DURABLE.at()()
     [(now, _, is_settled)] = yield FLUSH.at(schema=schema)(link=link, run=run)
     return now, is_settled
+
+
+# The link stays this run's until it is noted: the next one reads what was sent last.
+TRY = Sql(
+    """
+WITH held AS MATERIALIZED (
+    SELECT number FROM {schema}.link WHERE number = %(link)s::bigint AND run = %(run)s::uuid FOR NO KEY UPDATE)
+UPDATE {schema}.bridge_out AS b SET tried = %(tried)s::text FROM held AS h WHERE b.link = h.number RETURNING true
+""",
+    columns=("boolean",),
+)
+
+
+def noting_tried(schema: str, link: int, run: UUID, tried: str) -> Operation[bool]:
+    """Record what is sent next, in the words of the publisher; return whether the link is still this run's."""
+    return bool((yield TRY.at(schema=schema)(link=link, run=run, tried=tried)))
 
 
 SINCE = "since = coalesce(b.since, clock_timestamp() - %(for_s)s::float8 * interval '1 second')"

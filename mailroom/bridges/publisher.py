@@ -46,6 +46,10 @@ class Fenced(Exception):
     """Another process publishes for this bridge by now."""
 
 
+class PublishAgain(Exception):
+    """Not all of the records were published. They are given again, from what is not acknowledged on."""
+
+
 class RecordRefused(Coded):
     """The broker refuses one of the records that it was given; the text says why.
 
@@ -97,4 +101,20 @@ class Partitioned(Protocol):
 
     async def parts(self, topics: Collection[str]) -> Mapping[str, int]:
         """Return how many partitions each of these topics has now. Raises `RecordRefused` if there is no such topic."""
+        ...
+
+
+@runtime_checkable
+class NotingPublisher(Publisher, Protocol):
+    """A publisher whose broker may delete what it has: the node notes for it what it sends."""
+
+    def remember(self, noted: str) -> None:
+        """Be told, before it is opened, what `plan` has said last for this bridge."""
+        ...
+
+    def plan(self, records: Sequence[Record]) -> str:
+        """Return what is to be known when these records were published, and nobody knows which of them.
+
+        It is noted, durably, before `publish` is called with the same records.
+        """
         ...

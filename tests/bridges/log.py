@@ -117,6 +117,7 @@ class LogSource:
 
     async def open(self) -> str:
         """Connect, unless the broker is away."""
+        self._log.opened += 1
         if self._log.away is not None:
             raise BrokerTrouble(self._log.away)
         return "log"

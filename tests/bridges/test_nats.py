@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import nats as nats_client
 import pytest
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, DeliverPolicy, RawStreamMsg
+from nats.js.api import ConsumerConfig, DeliverPolicy, PubAck, RawStreamMsg, RetentionPolicy
 
 from dispatcher.bridges.nats import publisher as nats_publisher
 from dispatcher.bridges.nats import reader as nats_reader
@@ -20,8 +21,8 @@ from dispatcher.bridges.nats.publisher import NatsPublisher
 from dispatcher.bridges.nats.reader import ConsumerLost, StreamReader
 from mailroom import codec, subscribe
 from mailroom.bridges.bridges import Bridges
-from mailroom.bridges.publisher import Fenced, RecordRefused
-from mailroom.bridges.record import Form
+from mailroom.bridges.publisher import PublishAgain, RecordRefused
+from mailroom.bridges.record import Form, Record
 from mailroom.bridges.settings import InSettings, OnFailure, OutSettings
 from mailroom.bridges.source import BrokerPosition
 from mailroom.errors import ConfigurationError
@@ -33,6 +34,7 @@ from tests.support.nats import Nats
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually_async
 
+WORK_QUEUE = RetentionPolicy.WORK_QUEUE
 KEYS, MESSAGES = 5, 100
 ODD_KEY = "köy %41\r\nNats-Rollup: all "
 
@@ -51,6 +53,17 @@ async def jetstream(nats: Nats) -> AsyncIterator[JetStreamContext]:
         yield client.jetstream()
     finally:
         await client.close()
+
+
+async def published(publisher: NatsPublisher, records: list[Record]) -> str:
+    """Publish as the node does, again and again; return what was noted last."""
+    while True:
+        noted = publisher.plan(records)
+        try:
+            await publisher.publish(records)
+        except PublishAgain:
+            continue
+        return noted
 
 
 async def create(nats: Nats, stream: str) -> None:
@@ -153,10 +166,10 @@ async def test_zombie_is_fenced_and_others_who_write_there_are_not_taken_for_one
         await zombie.publish([record(1, "fenced.x", bridge), record(2, "fenced.x", bridge)])
         async with jetstream(nats) as js:
             await js.publish("fenced.x", b"foreign")
-        await zombie.publish([record(3, "fenced.x", bridge)])
+        await published(zombie, [record(3, "fenced.x", bridge)])
         assert await next_one.open() == 3
         await next_one.publish([record(4, "fenced.x", bridge), record(5, "fenced.x", bridge)])
-        with pytest.raises(Fenced):
+        with pytest.raises(PublishAgain):  # and the node says that another one has the link
             await zombie.publish([record(6, "fenced.x", bridge)])
         since = datetime.now(UTC) - timedelta(minutes=1)
         assert await next_one.published(3, since) == [(4, UUID(int=4)), (5, UUID(int=5))]
@@ -165,13 +178,92 @@ async def test_zombie_is_fenced_and_others_who_write_there_are_not_taken_for_one
         async with jetstream(nats) as js:
             await js.publish("fenced.x", b"foreign")
         assert await last_one.open() == 0
-        await last_one.publish([record(5, "fenced.x", bridge), record(6, "fenced.x", bridge)])
+        await published(last_one, [record(5, "fenced.x", bridge), record(6, "fenced.x", bridge)])
     finally:
         await zombie.close()
         await next_one.close()
         await last_one.close()
     written = [each.data for each in await log(nats, "fenced")]
     assert written == [b"1", b"2", b"foreign", b"3", b"4", b"5", b"foreign", b"6"]
+
+
+async def test_record_of_somebody_else_in_between_is_overtaken_by_none_behind_it(nats: Nats) -> None:
+    """The one behind was expected just where the stream ended by then: it was added, and the one before was lost."""
+    await create(nats, "between")
+    bridge = a_bridge(nats.url, "between")
+    publisher = NatsPublisher(bridge)
+    foreign = [b"foreign"]
+    publish = publisher._js.publish
+
+    async def publish_late(subject: str, payload: bytes, *others: Any, **more: Any) -> PubAck:
+        if payload == b"3" and foreign:
+            await publisher._nats.publish(subject, foreign.pop())
+        return await publish(subject, payload, *others, **more)
+
+    publisher._js.publish = publish_late  # type: ignore[method-assign, assignment]
+    try:
+        await publisher.open()
+        await published(publisher, [record(n, "between.x", bridge) for n in range(1, 6)])
+    finally:
+        await publisher.close()
+    assert [each.data for each in await log(nats, "between")] == [b"1", b"2", b"foreign", b"3", b"4", b"5"]
+
+
+async def lose_answers(nats: Nats, monkeypatch: pytest.MonkeyPatch, stream: str, *, first: int) -> None:
+    """Make a work queue whose consumer acknowledges at once; the first answers to what is published there are lost."""
+    async with jetstream(nats) as js:
+        await js.add_stream(name=stream, subjects=[f"{stream}.>"], duplicate_window=0.1, retention=WORK_QUEUE)
+    publish = JetStreamContext.publish
+
+    async def eaten(self: JetStreamContext, *given: Any, **more: Any) -> PubAck:
+        nonlocal first
+        ack = await publish(self, *given, **more)
+        await self.delete_msg(stream, ack.seq)
+        if (first := first - 1) >= 0:
+            raise TimeoutError
+        return ack
+
+    monkeypatch.setattr(JetStreamContext, "publish", eaten)
+
+
+async def test_what_a_queue_has_had_and_deleted_is_not_published_again_though_its_answer_was_lost(
+    node: Node, nats: Nats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await lose_answers(nats, monkeypatch, "eager", first=10)
+    bridged(node, nats, "eager", into=False)
+    send(node, 0, 10)
+    async with tended(node):
+        await eventually_async(lambda: out_state(node).acked == 10)
+        send(node, 10, 3)
+        await eventually_async(lambda: out_state(node).acked == 13)
+    node.connection.execute("UPDATE mailroom.link SET acked = 10")  # as if the dispatcher had died
+    async with tended(node):
+        await eventually_async(lambda: out_state(node).acked == 13)
+    async with jetstream(nats) as js:
+        assert (await js.stream_info("eager")).state.last_seq == 13
+
+
+async def test_what_is_deleted_counts_as_published_until_others_write_there(
+    nats: Nats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await lose_answers(nats, monkeypatch, "deleted", first=4)
+    bridge = a_bridge(nats.url, "deleted")
+    first, second, third = (NatsPublisher(bridge) for _ in range(3))
+    four, eight = ([record(n, "deleted.x", bridge) for n in range(end - 3, end + 1)] for end in (4, 8))
+    try:
+        await first.open()
+        noted = first.plan(four)
+        with pytest.raises(PublishAgain):
+            await first.publish(four)
+        second.remember(noted)
+        assert await second.open() == 4
+        await first._js.publish("deleted.x", b"foreign")
+        noted = await published(second, eight)
+        third.remember(noted)
+        assert await third.open() == 4
+    finally:
+        for each in (first, second, third):
+            await each.close()
 
 
 async def test_record_that_the_server_drops_for_the_id_of_another_one_is_told(nats: Nats) -> None:

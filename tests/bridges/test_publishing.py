@@ -298,6 +298,24 @@ async def test_what_a_lost_history_has_published_is_not_published_again(node: No
     assert log.ids() == [*ids, lost, new]
 
 
+async def test_what_waited_at_the_time_of_a_dump_and_was_published_since_is_not_published_again(node: Node) -> None:
+    log = bridge_out(node)
+    ids = [node.send("orders", {"n": n}, key="k") for n in range(3)]
+    node.deliver_all()
+    node.connection.execute("UPDATE mailroom.link SET keep_s = 3600")
+    async with tended(node):
+        await rest(node, 3)
+    with node.connection.transaction():
+        node.connection.execute("UPDATE mailroom.link SET acked = 1")
+        node.connection.execute("UPDATE mailroom.node SET database_oid = database_oid + 1")
+        assert run(node.connection, saying_moved(SCHEMA, actor="me"))
+    ids += [node.send("orders", {"n": 3}, key="k")]
+    node.deliver_all()
+    async with tended(node):
+        await rest(node, 4)
+    assert log.ids() == ids
+
+
 @pytest.mark.usefixtures("impatient")
 async def test_bridge_that_is_there_before_the_dispatcher_has_started_waits_for_it(
     node: Node, monkeypatch: pytest.MonkeyPatch

@@ -10,11 +10,13 @@ from mailroom.bridges.source import BrokerPosition
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, NotSubscribed
 from mailroom.links.links import Links
+from mailroom.links.restored import saying_moved
+from mailroom.sql.runner import run
 from mailroom.testing import publish
 from outbox import Outbox
 from tests.bridges.log import Log
 from tests.bridges.tended import bridge_in, bridge_out, in_state, tended, why_stopped
-from tests.support.node import Node
+from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
 
 OURS = UUID("11111111-1111-4111-8111-111111111111")
@@ -49,6 +51,20 @@ def ours(log: Log, clock: int, *, link: int = 1, part: int = 0, value: int | Non
         "log", str(clock if value is None else value).encode(), part, mailroom_origin=str(sender),
         mailroom_link=str(link), mailroom_clock=str(clock), mailroom_id=str(UUID(int=clock)),
     )  # fmt: skip
+
+
+async def test_copy_of_a_node_takes_nothing_in_before_somebody_says_that_it_is_the_node(node: Node, log: Log) -> None:
+    """From a queue it would take away what the node then lacks."""
+    log.add("log", b"1")
+    node.connection.execute("UPDATE mailroom.node SET database_oid = database_oid + 1")
+    async with tended(node) as lane:
+        await eventually_async(lambda: "mailroom node moved" in why_stopped(node))
+        assert log.opened == 0
+        with node.connection.transaction():
+            assert run(node.connection, saying_moved(SCHEMA, actor="me"))
+            Bridges().resume(node.connection, "in", actor="me")
+        await lane.follow()
+        await eventually_async(lambda: taken(node) == [1])
 
 
 async def test_records_become_messages_once_and_the_position_moves_with_them(node: Node, log: Log) -> None:

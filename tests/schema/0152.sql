@@ -1334,6 +1334,7 @@ CREATE TABLE mailroom.bridge_out (
     why text,
     since timestamp with time zone,
     marked_at timestamp with time zone,
+    tried text,
     CONSTRAINT bridge_out_state_check CHECK ((state = ANY (ARRAY['open'::text, 'stopped'::text]))),
     CONSTRAINT bridge_out_trouble_check CHECK ((trouble = ANY (ARRAY['unreachable'::text, 'failing'::text])))
 )

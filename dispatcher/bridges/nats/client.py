@@ -168,6 +168,11 @@ class NatsClient:
         return hiding(self._given, text or type(error).__name__)
 
 
+def made(info: StreamInfo) -> str | None:
+    """Return when a stream was made, in microseconds: one that was made anew is another one."""
+    return None if info.created is None else str(int(info.created.timestamp() * 1_000_000))
+
+
 def quoted(subject: str) -> str:
     """Return a subject as it stands in an error: the server escapes it, and nats-py makes it lower case."""
     return subject.replace("\\", "\\\\").replace('"', '\\"').lower()

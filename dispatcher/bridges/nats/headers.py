@@ -2,6 +2,7 @@
 
 import string
 from urllib.parse import quote
+from uuid import UUID
 
 from nats.js.api import Header
 
@@ -15,8 +16,11 @@ CLOCK = "mailroom-clock"
 AS_IT_IS = "".join(set(string.punctuation) - set('"%'))
 
 
-def headers_of(record: Record, stream: str, expected_last: int) -> dict[str, str]:
-    """Return what goes with the record, which is added to `stream` only if that ends at `expected_last`."""
+def headers_of(record: Record, stream: str, expected_last: int, behind: UUID | None) -> dict[str, str]:
+    """Return what goes with the record, which is added to `stream` only if that ends at `expected_last`.
+
+    With `behind`, its last record has to be that one, too.
+    """
     headers = {
         # A key can have any characters, and so can those that are made of it. The others are one line of text.
         name: quote(value, safe=AS_IT_IS) if name.startswith("ce_") else value.decode()
@@ -28,4 +32,6 @@ def headers_of(record: Record, stream: str, expected_last: int) -> dict[str, str
         Header.MSG_ID: str(record.id), Header.EXPECTED_STREAM: stream,
         Header.EXPECTED_LAST_SEQUENCE: str(expected_last),
     }  # fmt: skip
+    if behind is not None:
+        own[Header.EXPECTED_LAST_MSG_ID] = str(behind)
     return headers | {name.value: text for name, text in own.items()}

@@ -1,34 +1,42 @@
 """Publishes to a stream of NATS JetStream: in order, and once.
 
-Each record says at which sequence the stream is to end before it (`Nats-Expected-Last-Sequence`). So what is missing
-after an end is a suffix, and of two publishers only one goes on: the other finds records of this bridge that it has not
-written, and is fenced. The mark is in the stream: the clock of its last record of this bridge. What is up to that clock
-is not published again, at the start and whenever an acknowledgement was lost.
+Each record says at which sequence the stream is to end before it, and all but the first which record that is to be
+(`Nats-Expected-Last-Sequence`, `Nats-Expected-Last-Msg-Id`). So of what is sent at once the stream has a beginning, in
+a row, and a record of somebody else that comes in between ends it: nothing is overtaken.
+
+The mark is in the stream: the clock of its last record of this bridge. What is up to that clock is not published again,
+at the start and whenever an acknowledgement was lost. But a stream may delete what it has, and a work queue does so at
+once. So the node notes before each try where the stream ended, and what is sent (`plan`). A sequence is never given
+out twice: from how far the stream has come since is known how much of that it has had.
 
 That is exactly once while this bridge alone writes to the stream. Others may write there, too; then the stream is
-looked at again for each of their records that comes in between, which is slow. If they have written more than
-`LOOK_BACK` records since the last one of this bridge, its mark is not found. Then it goes on behind what this node
-knows to be acknowledged: at least once. `Nats-Msg-Id` is the message's id, by which the server drops repeats, too, for
-as long as the stream's duplicate window.
+looked at again for each of their records that comes in between, which is slow. From then on, what is deleted may have
+been theirs, and is published again. If they have written more than `LOOK_BACK` records since the last one of this
+bridge, its mark is not found. Then it goes on behind what this node knows to be acknowledged: at least once.
+`Nats-Msg-Id` is the message's id, by which the server drops repeats, too, for as long as the stream's duplicate window.
 """
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from itertools import accumulate, pairwise
 from typing import Any
 from uuid import UUID
 
 from nats.errors import ConnectionClosedError
-from nats.js.api import ConsumerConfig, DeliverPolicy, PubAck
+from nats.js.api import ConsumerConfig, DeliverPolicy, PubAck, RawStreamMsg, StreamInfo
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
-from dispatcher.bridges.nats.client import ANSWER_S, PASSING, POLL_S, NatsClient, quoted
+from dispatcher.bridges.nats.client import ANSWER_S, PASSING, POLL_S, NatsClient, made, quoted
 from dispatcher.bridges.nats.headers import CLOCK, LINK, ORIGIN, headers_of
 from dispatcher.bridges.nats.reader import ConsumerLost, StreamReader
-from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, Fenced, OutBridge, RecordRefused
+from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, OutBridge, PublishAgain, RecordRefused
 from mailroom.bridges.record import Record, id_of
+
+log = logging.getLogger("mailroom.dispatcher")
 
 LOOK_BACK = 1_000  # records of the stream, in which the mark is looked for
 LOOK_AT_ONCE = 20
@@ -36,12 +44,15 @@ READ_S = 1.0
 ACKNOWLEDGED_S = 10.0  # then it is looked whether the stream has it
 SUBJECT = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*\Z")
 
-WRONG_LAST_SEQUENCE = 10071
+WRONG_LAST = (10070, 10071)  # the id of the last record, its sequence
 WRONG_STREAM = 10060
 
 
 class _Unknown(Exception):
-    """What the stream has of a batch has to be looked up. With `is_overtaken`, another one has written there."""
+    """What the stream has of what was sent has to be looked up.
+
+    With `is_overtaken` another one has written there, and the stream has nothing but what it has acknowledged.
+    """
 
     def __init__(self, why: str, *, is_overtaken: bool = False) -> None:
         super().__init__(why)
@@ -55,19 +66,41 @@ class NatsPublisher(NatsClient):
         super().__init__(bridge.name, bridge.settings.address, bridge.options)
         self._bridge = bridge
         self._mine = {ORIGIN: str(bridge.node_id), LINK: str(bridge.link)}
+        self._noted: str | None = None
         self._stream = ""
-        self._last = 0  # the stream's last sequence
-        self._mark = 0
+        self._made: str | None = None
+        self._last = 0  # the stream's last sequence, as far as it is known
+        self._mark = 0  # up to this clock it has had this bridge's records
+        self._is_alone = True  # no record of somebody else was seen since the bridge was made
+        self._unsure: list[int] = []  # the clocks of records that it may have, in a row behind `_last`
+        self._sent: set[int] = set()  # the clocks of those that it may ever have had
+        self._put_back_at = 0  # up to this sequence it may have records of a history that this node has lost
+
+    def remember(self, noted: str) -> None:
+        """Be told what `plan` has said before what was sent last."""
+        self._noted = noted
 
     async def open(self) -> int:
-        """Connect, find the stream, and read the mark in it."""
+        """Connect, find the stream, and learn what it has had."""
         await self._connect()
         self._stream = await self._find()
-        self._mark = await self._look()
+        info = await self._info(self._stream)
+        self._made = made(info)
+        await self._look(info, is_known=self._recall())
         return self._mark
+
+    def plan(self, records: Sequence[Record]) -> str:
+        """Say what is sent when these are published, and behind which sequence."""
+        clocks = [record.clock for record in records if record.clock > self._mark]
+        noted = {
+            "of": self._own(), "last": self._last, "mark": self._mark, "alone": self._is_alone,
+            "clocks": clocks[:1] + [after - before for before, after in pairwise(clocks)],
+        }  # fmt: skip
+        return json.dumps(noted, separators=(",", ":"))
 
     async def published(self, after: int, since: datetime) -> Collection[tuple[int, UUID]]:
         """Read this bridge's records of that time in the stream."""
+        self._put_back_at = self._last
         while True:
             reader = StreamReader(self._nats, self._js, self._stream)
             start = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_TIME, opt_start_time=since)
@@ -90,24 +123,17 @@ class NatsPublisher(NatsClient):
         """Publish them one behind the other, and look what the stream has of them if that is not known."""
         for record in records:
             self._check(record)
-        is_unsure = False
-        while records:
-            try:
-                await self._publish(records)
-            except _Unknown as unknown:
-                self._error = self._error or str(unknown)
-                mark = await self._look()
-                is_unsure = is_unsure or not unknown.is_overtaken
-                # What was on its way when an acknowledgement was lost may be ours; else nobody but another publisher
-                # of this bridge can have written it.
-                if mark > self._mark and not is_unsure:
-                    raise Fenced(f"another one publishes to {self._stream}") from None
-                self._mark = max(mark, self._mark)
-                records = [record for record in records if record.clock > self._mark]
-                if not unknown.is_overtaken:
-                    await self._unless_ended(asyncio.sleep(POLL_S))
-            else:
-                break
+        left = [record for record in records if record.clock > self._mark]
+        try:
+            await self._publish(left)
+        except _Unknown as unknown:
+            self._error = self._error or str(unknown)
+            if not unknown.is_overtaken:
+                self._unsure = [record.clock for record in left if record.clock > self._mark]
+                self._sent.update(self._unsure)
+                await self._unless_ended(asyncio.sleep(POLL_S))
+            await self._look(await self._info(self._stream))
+            raise PublishAgain from None  # the node is to note from where
         self._error = None
 
     async def keep(self) -> None:
@@ -141,26 +167,64 @@ class NatsPublisher(NatsClient):
             APIError.from_error(answer["error"])
         return [str(name) for name in answer["streams"] or ()]
 
-    async def _look(self) -> int:
-        """Learn at which sequence the stream ends; return the clock of its last record of this bridge, or 0."""
-        state = (await self._info(self._stream)).state
-        self._last = at = state.last_seq
-        end = max(1, state.first_seq, at - LOOK_BACK + 1)
-        count = 1  # in a stream of this bridge alone, it is the last one
+    def _own(self) -> list[str | None]:
+        """Return what a note is of: another stream, and a copy of the node, has its own."""
+        return [self._stream, self._made, *self._mine.values()]
+
+    def _recall(self) -> bool:
+        """Take over what was noted of this stream; return whether there was anything."""
+        noted = json.loads(self._noted or "{}")
+        if noted.get("of") != self._own():
+            return False
+        self._last, self._mark, self._is_alone = noted["last"], noted["mark"], noted["alone"]
+        self._unsure = list(accumulate(noted["clocks"]))
+        self._sent = set(self._unsure)
+        return True
+
+    async def _look(self, info: StreamInfo, *, is_known: bool = True) -> None:
+        """Learn how far the stream has come, and what it has had of this bridge. `is_known` is where it ended."""
+        end, unsure, self._unsure = info.state.last_seq, self._unsure, []
+        if end < self._last:
+            log.warning(
+                "bridges: the stream %s of %s ends at %d and ended at %d: it has lost what it had acknowledged",
+                self._stream, self._name, end, self._last,
+            )  # fmt: skip
+            is_known, self._last, self._mark = False, 0, 0
+        at, clock, is_others = await self._last_own(info, max(LOOK_BACK, len(unsure)))
+        if clock is not None:
+            self._mark = max(self._mark, clock)
+        beyond = end - self._last
+        if is_known and at < end:  # what lies behind this bridge's last one there is somebody else's, or is deleted
+            self._is_alone = self._is_alone and not is_others and beyond <= len(unsure)
+            if self._is_alone:
+                self._mark = max(self._mark, unsure[beyond - 1])
+        self._last = end
+
+    async def _last_own(self, info: StreamInfo, most: int) -> tuple[int, int | None, bool]:
+        """Return the sequence and the clock of this bridge's last record there, and whether others lie behind it.
+
+        It is looked for among the last `most` records, behind what is known. If there is none, the clock is None.
+        """
+        at = info.state.last_seq
+        end = max(1, info.state.first_seq, at - most + 1, self._last + 1)
+        count, is_others = 1, False  # in a stream of this bridge alone, it is the last one
         while at >= end:
             below = max(at - count, end - 1)
-            found = await asyncio.gather(*(self._clock_at(sequence) for sequence in range(at, below, -1)))
-            if clocks := [clock for clock in found if clock is not None]:
-                return clocks[0]
+            sequences = range(at, below, -1)
+            for sequence, message in zip(sequences, await asyncio.gather(*map(self._at, sequences)), strict=True):
+                if message is not None:
+                    if (clock := self._clock(message.headers or {})) is not None:
+                        return sequence, clock, is_others
+                    is_others = True
             at, count = below, LOOK_AT_ONCE
-        return 0
+        return self._last, None, is_others
 
-    async def _clock_at(self, sequence: int) -> int | None:
+    async def _at(self, sequence: int) -> RawStreamMsg | None:
+        """Return the record at a sequence, None if it is deleted."""
         try:
-            message = await self._asked(lambda: self._js.get_msg(self._stream, sequence))
+            return await self._asked(lambda: self._js.get_msg(self._stream, sequence))
         except NotFoundError:
-            return None  # it is deleted
-        return self._clock(message.headers or {})
+            return None
 
     def _clock(self, headers: dict[str, Any]) -> int | None:
         """Return the clock of a record of this bridge, None of another one's."""
@@ -175,7 +239,7 @@ class NatsPublisher(NatsClient):
                 "or >. Change the template (--topic).",
                 code="MR-bridge-record-refused",
             )
-        headers = headers_of(record, self._stream, self._last)
+        headers = headers_of(record, self._stream, self._last, record.id)
         size = len(record.value or b"") + sum(len(name) + len(text.encode()) + 4 for name, text in headers.items()) + 64
         if size > self._nats.max_payload:
             raise RecordRefused(
@@ -195,7 +259,7 @@ class NatsPublisher(NatsClient):
             asyncio.create_task(
                 self._js.publish(
                     record.topic, record.value or b"", ACKNOWLEDGED_S,
-                    headers=headers_of(record, self._stream, self._last + nth),
+                    headers=headers_of(record, self._stream, self._last + nth, records[nth - 1].id if nth else None),
                 )
             )
             for nth, record in enumerate(records)
@@ -232,8 +296,7 @@ class NatsPublisher(NatsClient):
         return left
 
     async def _acknowledged(self, record: Record, ack: PubAck) -> None:
-        # The server has dropped it by its id. So the stream has it, unless that is the id of another one's record.
-        if ack.duplicate and await self._clock_at(ack.seq) != record.clock:
+        if ack.duplicate and not await self._is_own(record, ack.seq):
             raise RecordRefused(
                 f"the stream {self._stream} has a record with the id of message {record.id} at {ack.seq}, which this "
                 "bridge has not written. Let one bridge publish a message to a stream.",
@@ -242,9 +305,16 @@ class NatsPublisher(NatsClient):
         self._mark = record.clock
         self._last = max(self._last, ack.seq)
 
+    async def _is_own(self, record: Record, sequence: int) -> bool:
+        """Return whether it is a record of this bridge by whose id the server has dropped this one."""
+        message = await self._at(sequence)
+        if message is None:
+            return record.clock in self._sent or sequence <= self._put_back_at
+        return self._clock(message.headers or {}) == record.clock
+
     async def _meaning(self, record: Record, error: BaseException) -> Exception:
         code = error.err_code if isinstance(error, APIError) else None
-        if code == WRONG_LAST_SEQUENCE:
+        if code in WRONG_LAST:
             return _Unknown(self._text(error), is_overtaken=True)
         if isinstance(error, NoStreamResponseError):
             await self._info(self._stream)  # nobody answers if the stream is gone, too

@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig, DeliverPolicy, StreamInfo
 
-from dispatcher.bridges.nats.client import PASSING, POLL_S, NatsClient
+from dispatcher.bridges.nats.client import PASSING, POLL_S, NatsClient, made
 from dispatcher.bridges.nats.headers import KEY, ORIGIN
 from dispatcher.bridges.nats.reader import ConsumerLost, StreamReader
 from mailroom.bridges.arrival import Arrived
@@ -64,7 +64,7 @@ class NatsSource(NatsClient):
             info = await self._info(name)
             is_first = self._bridge.settings.start == "earliest"
             start = max(1, info.state.first_seq) if is_first else info.state.last_seq + 1
-            new.append(BrokerPosition(name, 0, start, log=_made(info)))
+            new.append(BrokerPosition(name, 0, start, log=made(info)))
         return new
 
     async def read(self, wait_s: float) -> Sequence[Arrived]:
@@ -124,7 +124,7 @@ class NatsSource(NatsClient):
     async def _begin(self, stream: _Stream) -> StreamReader:
         info = await self._info(stream.name)
         _check(stream, info)
-        stream.log = _made(info)
+        stream.log = made(info)
         reader = StreamReader(self._nats, self._js, stream.name)
         start = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=stream.next)
         await self._asked(lambda: reader.open(start))
@@ -146,17 +146,12 @@ def _check(stream: _Stream, info: StreamInfo) -> None:
     """Look whether the stream still has what comes next."""
     first, last = max(1, info.state.first_seq), info.state.last_seq
     position = BrokerPosition(stream.name, 0, stream.next, log=stream.log)
-    if stream.next > last + 1 or stream.log not in (None, _made(info)):
+    if stream.next > last + 1 or stream.log not in (None, made(info)):
         why = f"the stream was made anew, or put back: it ends at {last}, and was read up to {stream.next - 1}"
         raise PositionGone(position, first, why)
     if stream.next < first:
         why = f"records {stream.next} to {first - 1} ({first - stream.next:,}) are deleted there"
         raise PositionGone(position, first, why)
-
-
-def _made(info: StreamInfo) -> str | None:
-    """Return when the stream was made, in microseconds."""
-    return None if info.created is None else str(int(info.created.timestamp() * 1_000_000))
 
 
 def _arrived(stream: _Stream, message: Msg) -> Arrived:
