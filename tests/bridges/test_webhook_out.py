@@ -15,7 +15,8 @@ import httpx
 import psycopg
 import pytest
 
-from dispatcher.bridges.webhook.connecting import is_public, resolve
+from dispatcher.bridges.webhook.addresses import is_public
+from dispatcher.bridges.webhook.connecting import resolve
 from dispatcher.bridges.webhook.publisher import AT_ONCE, WebhookPublisher
 from dispatcher.bridges.webhook.request import headers_of, retry_after_s
 from mailroom.bridges.bridges import Bridges
@@ -375,11 +376,25 @@ async def test_refused_connection_is_told_until_somebody_listens(receiver: Recei
 
 
 def test_private_addresses_are_known() -> None:
-    public = ["93.184.216.34", "2606:2800:220:1::1", "64:ff9b::5db8:d822"]
+    """Also those that Python takes for public, in one version or in all."""
+    public = [
+        "93.184.216.34", "192.0.1.1", "168.63.129.15", "2606:2800:220:1::1", "2001:4860:4860::8888",
+        "64:ff9b::5db8:d822", "::ffff:93.184.216.34",
+    ]  # fmt: skip
     private = [
         "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
         "255.255.255.255", "::1", "::", "fe80::1", "fe80::1%eth0", "fd00::1", "ff02::1", "ff0e::1",
-        "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "2001:0:1::1",
+        # of special use, also where it is said to be reachable
+        "192.0.0.8", "192.0.0.9", "192.88.99.1", "198.18.0.1", "192.31.196.1", "100::1", "2001:2::1", "2001:20::1",
+        "3fff::1", "5f00::1", "fec0::1", "4000::1",
+        # of clouds
+        "192.0.0.192", "100.100.100.200", "168.63.129.16", "199.36.153.8", "161.26.0.7", "166.9.1.1", "fd00:ec2::254",
+        "2600:2d00:2:2000::", "2001:4860:8050::1",
+        # standing for an IPv4 address: mapped, translated, compatible, NAT64, 6to4, Teredo, ISATAP
+        "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:192.0.0.192", "::ffff:0:127.0.0.1", "::127.0.0.1",
+        "64:ff9b::7f00:1", "64:ff9b::a83f:8110", "64:ff9b:1::7f00:1", "64:ff9b:1::5db8:d822", "64:ff9b:0:1::5db8:d822",
+        "2002:7f00:1::", "2002:5db8:d822::", "2001:0:1::1", "2606:2800:220:1:0:5efe:10.0.0.1",
+        "2606:2800:220:1:200:5efe:10.0.0.1",
     ]  # fmt: skip
     assert [address for address in public + private if is_public(address)] == public
 

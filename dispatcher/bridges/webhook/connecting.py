@@ -5,18 +5,15 @@ resolved again by the client, a name could lead to another address the second ti
 """
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 
 import httpcore
 
+from dispatcher.bridges.webhook.addresses import is_public
 from mailroom.bridges.publisher import BrokerRefused
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-
-# IPv6 addresses that lead to an IPv4 address (RFC 6052); it is in the last four bytes.
-NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 async def resolve(host: str, port: int) -> list[str]:
@@ -26,20 +23,6 @@ async def resolve(host: str, port: int) -> list[str]:
     except OSError as error:
         raise httpcore.ConnectError(f"its name is not resolved: {error.strerror}") from None
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
-
-
-def is_public(text: str) -> bool:
-    """Return whether an address is one of the internet's; those that stand for an IPv4 address are as that is."""
-    address = ipaddress.ip_address(text)
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour
-        if address in NAT64:
-            inner = ipaddress.IPv4Address(address.packed[12:])
-        if address.teredo is not None:
-            return False
-        if inner is not None:
-            return is_public(str(inner))
-    return address.is_global and not address.is_multicast
 
 
 class CheckedBackend(httpcore.AsyncNetworkBackend):
