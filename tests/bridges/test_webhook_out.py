@@ -324,8 +324,13 @@ async def test_retry_after_is_obeyed_by_all_keys(receiver: Receiver, status: int
 
 def test_retry_after_is_read() -> None:
     given = {
-        None: 0, "7": 7, "99999": 3_600, "-7": 0, "soon": 0, "": 0, "7.5": 0,
+        None: 0, "7": 7, "99999": 3_600, "-7": 0, "soon": 0, "": 0, "7.5": 0, "9" * 10: 3_600, "9" * 5_000: 3_600,
         formatdate(NOW + 90, usegmt=True): 90, formatdate(NOW - 90, usegmt=True): 0, formatdate(NOW + 90_000): 3_600,
+        "Fri, 31 Dec 9999 23:59:59 GMT": 3_600, "Fri, 31 Dec 9999 23:59:59 -9959": 3_600,
+        "Fri, 01 Jan 10000 00:00:00 GMT": 3_600, f"Fri, 01 Jan {'9' * 40} 00:00:00 GMT": 3_600,
+        "Mon, 01 Jan 0001 00:00:00 +9999": 0, "Mon, 31 Feb 2030 00:00:00 GMT": 0, "Mon, 01 Jan 2030 99:00:00 GMT": 0,
+        f"Mon, {'9' * 40} Jan 2030 00:00:00 GMT": 0, f"Mon, 01 Jan 2030 00:00:00 +{'9' * 40}": 0,
+        f"Mon, 01 Jan {'9' * 5_000} 00:00:00 GMT": 0,
     }  # fmt: skip
     assert {text: retry_after_s(text, NOW) for text in given} == given
 
