@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -439,8 +441,31 @@ async def test_address_that_was_checked_is_connected_to_and_each_connection_is_c
 
 
 async def test_name_that_does_not_exist_is_trouble() -> None:
-    with pytest.raises(httpcore.ConnectError, match="its name is not resolved"):
-        await resolve("nowhere.invalid", 80)
+    for name in ("nowhere.invalid", f"{'a' * 64}.example"):
+        with pytest.raises(httpcore.ConnectError, match="its name is not resolved"):
+            await resolve(name, 80)
+
+
+async def test_name_whose_server_does_not_answer_holds_one_thread_and_no_other_bridge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, answered, getaddrinfo = list[str](), threading.Event(), socket.getaddrinfo
+
+    def asking(host: str, *rest: Any, **more: Any) -> Any:
+        asked.append(host)
+        if host == "dead.example":
+            answered.wait(WITHIN_S)
+        return getaddrinfo("127.0.0.1", *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", asking)
+    waiting = [asyncio.create_task(resolve("dead.example", 80)) for _ in range(40)]
+    await eventually_async(lambda: asked == ["dead.example"])
+    waiting[0].cancel()  # as a time-out does; the others still get the answer
+    assert await resolve("hooks.example", 80) == ["127.0.0.1"]
+    answered.set()
+    assert await asyncio.gather(*waiting[1:]) == [["127.0.0.1"]] * 39
+    assert await resolve("dead.example", 80) == ["127.0.0.1"]
+    assert asked == ["dead.example", "hooks.example", "dead.example"]
 
 
 def test_url_that_is_none_or_would_show_a_secret_is_refused_and_not_repeated() -> None:
