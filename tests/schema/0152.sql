@@ -1201,6 +1201,18 @@ COMMENT ON COLUMN mailroom.breaker.tries IS 'How many were given to be tried.';
 
 COMMENT ON COLUMN mailroom.breaker.trying IS 'The key that was given last to be tried; null once that has failed.';
 
+CREATE TABLE mailroom.bridge_done (
+    link bigint NOT NULL,
+    seq bigint NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='20000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_scale_factor='0', autovacuum_vacuum_insert_threshold='100000', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000');
+
+COMMENT ON TABLE mailroom.bridge_done IS 'Rows above what a bridge has acknowledged that need no publishing: they are published, or skipped by somebody.';
+
+COMMENT ON COLUMN mailroom.bridge_done.link IS 'The link.';
+
+COMMENT ON COLUMN mailroom.bridge_done.seq IS 'The row of transit.';
+
 CREATE TABLE mailroom.bridge_in (
     origin bigint NOT NULL,
     settings jsonb NOT NULL,
@@ -1258,8 +1270,9 @@ CREATE TABLE mailroom.bridge_out (
     why text,
     since timestamp with time zone,
     marked_at timestamp with time zone,
+    skips bigint DEFAULT 0 NOT NULL,
     CONSTRAINT bridge_out_state_check CHECK ((state = ANY (ARRAY['open'::text, 'stopped'::text]))),
-    CONSTRAINT bridge_out_trouble_check CHECK ((trouble = ANY (ARRAY['unreachable'::text, 'failing'::text])))
+    CONSTRAINT bridge_out_trouble_check CHECK ((trouble = ANY (ARRAY['unreachable'::text, 'refused'::text, 'failing'::text])))
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
 
@@ -1271,13 +1284,15 @@ COMMENT ON COLUMN mailroom.bridge_out.settings IS 'Which broker, and how message
 
 COMMENT ON COLUMN mailroom.bridge_out.state IS 'The state: open, or stopped (for the reason in why) until somebody acts; both are tried again.';
 
-COMMENT ON COLUMN mailroom.bridge_out.trouble IS 'Why nothing is published now: unreachable, or failing; null while neither.';
+COMMENT ON COLUMN mailroom.bridge_out.trouble IS 'Why something is not published now: the broker is unreachable, messages are refused, or it is failing; null while neither.';
 
 COMMENT ON COLUMN mailroom.bridge_out.why IS 'Why, and what to do.';
 
 COMMENT ON COLUMN mailroom.bridge_out.since IS 'Since when nothing is published; null while it is.';
 
 COMMENT ON COLUMN mailroom.bridge_out.marked_at IS 'When the mark at the broker was last set, if it keeps one.';
+
+COMMENT ON COLUMN mailroom.bridge_out.skips IS 'How often somebody has skipped a row: who publishes begins anew.';
 
 CREATE TABLE mailroom.bridge_position (
     origin bigint NOT NULL,
@@ -2994,6 +3009,9 @@ ALTER TABLE ONLY mailroom.audit
 
 ALTER TABLE ONLY mailroom.breaker
     ADD CONSTRAINT breaker_pkey PRIMARY KEY (inbox, prefix);
+
+ALTER TABLE ONLY mailroom.bridge_done
+    ADD CONSTRAINT bridge_done_pkey PRIMARY KEY (link, seq);
 
 ALTER TABLE ONLY mailroom.bridge_in
     ADD CONSTRAINT bridge_in_pkey PRIMARY KEY (origin);
