@@ -25,6 +25,7 @@ from dispatcher.housekeeping.janitor import Janitor, moving_all_parked
 from dispatcher.housekeeping.periodic import PeriodicSends
 from dispatcher.lanes.lane import POLL_INTERVAL_S, Lane, Work
 from dispatcher.lanes.leading import LANE, Leading, open_session
+from dispatcher.lanes.threads import ThreadEach
 from dispatcher.lanes.waits import told
 from dispatcher.links.lane import LinksLane
 from mailroom import schema as node
@@ -190,6 +191,7 @@ async def run_until_signalled(lanes: Sequence[Leading]) -> None:
             lane.stop()
 
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadEach())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     running = [asyncio.create_task(lane.run()) for lane in lanes]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
-from mailroom.links.states import SourceState, reading_sources
+from mailroom.links.states import DONE, SourceState, reading_sources
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.order.sequences import Numbers, finding_behind
 from mailroom.order.total import Waiting
@@ -315,7 +315,8 @@ WITH outgoing AS MATERIALIZED (
 coming AS MATERIALIZED (
     SELECT link, sum(messages)::bigint AS messages, min(since) AS since
     FROM outgoing JOIN link_route USING (topic) WHERE {carries} GROUP BY link)
-SELECT l.name, l.state, coalesce(c.messages, 0), greatest(coalesce(newest.seq, 0::bigint) - l.acked, 0::bigint),
+SELECT l.name, l.state, coalesce(c.messages, 0),
+       greatest(coalesce(newest.seq, 0::bigint) - l.acked - {done}, 0::bigint),
        extract(epoch FROM clock_timestamp() - least(c.since, oldest.sent_at))::float8
 FROM {schema}.link AS l
 LEFT JOIN coming AS c ON c.link = l.number
@@ -331,6 +332,7 @@ ORDER BY l.name
     link_route=LINK_ROUTE,
     sent="outgoing",
     carries=CARRIES,
+    done=DONE,
 )
 
 

@@ -6,11 +6,12 @@ CREATE TABLE bridge_out (  -- Links of which a broker is the reader.
     link     bigint      PRIMARY KEY,  -- The link.
     settings jsonb       NOT NULL,     -- Which broker, and how messages become records.
     state    text        COLLATE "C" NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'stopped')),  -- The state: open, or stopped (for the reason in why) until somebody acts; both are tried again.
-    trouble  text        COLLATE "C" CHECK (trouble IN ('unreachable', 'failing')),  -- Why nothing is published now: unreachable, or failing; null while neither.
+    trouble  text        COLLATE "C" CHECK (trouble IN ('unreachable', 'refused', 'failing')),  -- Why something is not published now: the broker is unreachable, messages are refused, or it is failing; null while neither.
     why      text,                     -- Why, and what to do.
     since    timestamptz,              -- Since when nothing is published; null while it is.
     marked_at timestamptz,             -- When the mark at the broker was last set, if it keeps one.
-    tried    text                      -- What was sent last, and behind which place of the broker's log, if records may be deleted there.
+    tried    text,                     -- What was sent last, and behind which place of the broker's log, if records may be deleted there.
+    skips    bigint      NOT NULL DEFAULT 0  -- How often somebody has skipped a row: who publishes begins anew.
 ) WITH ({busy});
 
 CREATE TABLE bridge_known (  -- Messages that a bridge has published in a history which this node has lost. They are not published again.
@@ -26,6 +27,14 @@ CREATE TABLE bridge_parts (  -- Over how many partitions of a topic a bridge spr
     parts bigint NOT NULL CHECK (parts > 0),  -- Over so many.
     PRIMARY KEY (link, topic, after)
 );
+
+
+-- Its rows go as `acked` passes them.
+CREATE TABLE bridge_done (  -- Rows above what a bridge has acknowledged that need no publishing: they are published, or skipped by somebody.
+    link bigint NOT NULL,  -- The link.
+    seq  bigint NOT NULL,  -- The row of transit.
+    PRIMARY KEY (link, seq)
+) WITH ({hot});
 
 CREATE TABLE bridge_in (  -- Origins of which a broker is the source.
     origin   bigint PRIMARY KEY,  -- The number of the origin.

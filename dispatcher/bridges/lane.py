@@ -90,4 +90,4 @@ class BridgesBeside:
 
 def _way(row: OutRow | InRow) -> tuple[object, ...]:
     """Return what a task cannot change while it runs."""
-    return row.name, row.settings, row.node_id, row.moves if isinstance(row, InRow) else None
+    return row.name, row.settings, row.node_id, row.moves if isinstance(row, InRow) else row.skips

@@ -12,8 +12,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 from uuid import UUID, uuid4
 
+from dispatcher.bridges.ahead import Ahead
 from dispatcher.bridges.spreading import Spreading
-from dispatcher.bridges.tending import LONGEST_PAUSE_S, OPEN_S, BridgeStopped, Tending, Trouble, check_home
+from dispatcher.bridges.tending import LONGEST_PAUSE_S, OPEN_S, BridgeStopped, Tending, Trouble, check_home, kind_of
 from dispatcher.delivery.dead import tell_of_dead
 from dispatcher.delivery.portion import Portion
 from dispatcher.lanes.leading import open_session
@@ -26,6 +27,8 @@ from mailroom import events
 from mailroom.bridges.out import (
     OutRow,
     OutStart,
+    advancing,
+    knowing_done,
     knowing_published,
     making_published,
     noting_marked,
@@ -36,7 +39,16 @@ from mailroom.bridges.out import (
     skipping,
     taking_link,
 )
-from mailroom.bridges.publisher import NotingPublisher, Partitioned, PublishAgain, Publisher, RecordRefused
+from mailroom.bridges.publisher import (
+    Answered,
+    BrokerRefused,
+    BrokerTrouble,
+    NotingPublisher,
+    Partitioned,
+    PublishAgain,
+    Publisher,
+    RecordRefused,
+)
 from mailroom.bridges.record import Carried, Record, Sender, Unencodable, carried, record_of
 from mailroom.errors import Coded, coded
 from mailroom.links.handshake.hello import LinkTaken
@@ -53,6 +65,7 @@ FETCH_S = 30.0
 SLACK = timedelta(minutes=1)  # by which the broker's clock may be behind this node's
 MARK_EVERY = timedelta(days=1)  # brokers forget marks that are not set for a week
 STARTED_WITHIN_S, STARTED_PAUSE_S = 3.0, 0.2  # a dispatcher after its server; it is told if that takes longer
+AROUND_S = 1.0  # how often to look how those are that wait while others are published
 TAKEN = "another dispatcher has the link now"
 NOT_STARTED = "no dispatcher of this node has started since its server did: mailroom dispatcher run"
 # While a broker is away for long this session idles, outside of any transaction.
@@ -77,6 +90,9 @@ class Publishing(Tending):
         self._portion = Portion()
         self._marked_at = row.marked_at
         self._is_known = False
+        self._ahead = Ahead(None)
+        self._ahead_to = 0  # behind the position, rows up to this one may be done
+        self._waits_since: float | None = None
 
     def _noting(self, trouble: Trouble | None, why: str, for_s: float) -> Operation[object]:
         return noting_trouble(self._schema, self.row.link, trouble, why, for_s)
@@ -94,8 +110,9 @@ class Publishing(Tending):
             if start is None:
                 await heard(self._stopping, LONGEST_PAUSE_S)  # cut: the lane ends it
                 return
-            position, self._is_known = start.acked, start.is_known
+            position, self._is_known, self._ahead_to = start.acked, start.is_known, start.ahead_to
             publisher = self._make()
+            self._ahead = Ahead(publisher)
             if start.tried is not None and isinstance(publisher, NotingPublisher):
                 publisher.remember(start.tried)
             try:
@@ -170,10 +187,13 @@ class Publishing(Tending):
         )  # fmt: skip
         bounds = await source.ask(look)
         if bounds is None or bounds.last is None:
-            await self._goes_well()
+            if self._ahead.waiting:
+                await self._publish(source, publisher, spreading, run, position, [])
+            await self._reached(source, run, position)
             await self._keep_mark(source, publisher, mark)
             if source.is_asleep:
-                await source.wait(self._rung, self._poll_interval_s)
+                at_most_s = min(AROUND_S, self._poll_interval_s) if self._ahead.waiting else self._poll_interval_s
+                await source.wait(self._rung, at_most_s)
             else:
                 await source.fall_asleep()  # and look once more
             return position
@@ -187,9 +207,12 @@ class Publishing(Tending):
         if self._is_known:
             ids = [message.message_id for message in messages]
             known = await source.ask(knowing_published(self._schema, self.row.link, ids))
+        done: frozenset[int] = frozenset()
+        if position < self._ahead_to:
+            done = await source.ask(knowing_done(self._schema, self.row.link, position, bounds.last))
 
         def making(now: datetime) -> _Part:
-            return self._part(messages, position, mark, now, known)
+            return self._part(messages, position, mark, now, known, done)
 
         part = await source.transaction(self._made_ready(publisher, run, making))
         if part is None:
@@ -197,7 +220,7 @@ class Publishing(Tending):
         if part.records:
             try:
                 with self._portion.tried():
-                    await self._publish(publisher, spreading, part.records)
+                    await self._publish(source, publisher, spreading, run, position, part.records)
             except PublishAgain:
                 return position
             except RecordRefused as error:
@@ -207,8 +230,7 @@ class Publishing(Tending):
                 return await self._refuse(source, run, part.records[0].seq, error)
         elif part.unfit is not None and part.last == position:
             return await self._refuse(source, run, *part.unfit)
-        await self._acknowledge(source, run, part.last)
-        await self._goes_well()
+        await self._reached(source, run, part.last)
         return part.last
 
     def _made_ready(
@@ -228,13 +250,14 @@ class Publishing(Tending):
         return part
 
     def _part(
-        self, messages: Sequence[Carried], position: int, mark: int, now: datetime, known: Collection[UUID]
-    ) -> "_Part":
+        self, messages: Sequence[Carried], position: int, mark: int, now: datetime, known: Collection[UUID],
+        done: Collection[int],
+    ) -> "_Part":  # fmt: skip
         """Make the records, up to the first message that its form cannot hold."""
         records = []
         for message in messages:
             is_expired = message.expires_at is not None and message.expires_at <= now
-            is_published = message.sent_clock <= mark or message.message_id in known
+            is_published = message.sent_clock <= mark or message.message_id in known or message.seq in done
             if not (message.is_mark or is_published or is_expired):
                 try:
                     records.append(record_of(message, self.row.settings.form, self._sender))
@@ -243,36 +266,84 @@ class Publishing(Tending):
             position = message.seq
         return _Part(position, records)
 
-    async def _publish(self, publisher: Publisher, spreading: Spreading, records: Sequence[Record]) -> None:
+    async def _publish(
+        self, source: Source, publisher: Publisher, spreading: Spreading, run: UUID, position: int,
+        records: Sequence[Record],
+    ) -> None:  # fmt: skip
         if isinstance(publisher, Partitioned) and (topics := spreading.due(records)):
             found = await self._waiting(publisher, publisher.parts(topics))
             if not await spreading.looked(found):
                 raise LinkTaken(TAKEN)
         spreading.spread(records)
         began = time.monotonic()
-        await self._waiting(publisher, publisher.publish(records))
+        self._ahead.give(record.seq for record in records)
+        try:
+            await self._waiting(publisher, publisher.publish(records))
+        except (BrokerRefused, BrokerTrouble):
+            if self._ahead.waiting:  # what is published beside them is not published again by each try
+                await self._acknowledge(source, run, position)
+            raise
         self._marked_at = datetime.now(UTC)
-        if events.heard(events.MessagesPublished):
+        if records and events.heard(events.MessagesPublished):
             took_s = time.monotonic() - began
             events.emit(events.MessagesPublished(self._schema, self.row.name, len(records), took_s))
 
-    async def _acknowledge(self, source: Source, run: UUID, seq: int) -> None:
-        if not await source.ask(acknowledging(self._schema, self.row.link, run, seq)):
+    async def _reached(self, source: Source, run: UUID, position: int) -> None:
+        """Acknowledge what is done up to `position`, and tell what waits."""
+        if self.row.settings.on_failure == "skip":
+            for row, each in list(self._ahead.waiting.items()):
+                if each is not None and each.error is not None:
+                    await self._skip(source, run, row, each.error)
+                    self._ahead.leave_out(row)
+        await self._acknowledge(source, run, position)
+        if (why := self._waits_for()) is None:
+            self._waits_since = None
+            await self._goes_well()
+            return
+        self._failures = 0
+        if self._waits_since is None:
+            self._waits_since = time.monotonic()
+        await self._note(kind_of(why), why, time.monotonic() - self._waits_since)
+
+    def _waits_for(self) -> str | None:
+        for row, each in self._ahead.waiting.items():
+            if each is not None:
+                text = (
+                    f"row {row} waits, and what is behind it in its key: {each.why}. To leave it out: mailroom bridge "
+                    f"skip {self.row.name} --row {row}"
+                )
+                return Answered(text) if isinstance(each.why, Answered) else text
+        return None
+
+    async def _acknowledge(self, source: Source, run: UUID, position: int) -> None:
+        acked, done = self._ahead.reached(position)
+        if done or self._ahead_to:
+            self._ahead_to = max(self._ahead_to, *done, 0)
+            is_ours = await source.ask(advancing(self._schema, self.row.link, run, acked, done))
+            if acked >= self._ahead_to:
+                self._ahead_to = 0
+        else:
+            is_ours = await source.ask(acknowledging(self._schema, self.row.link, run, acked))
+        if not is_ours:
             raise LinkTaken(TAKEN)
 
     async def _refuse(self, source: Source, run: UUID, seq: int, error: Coded) -> int:
         """Do with a message that cannot be published what the bridge says; return the new position."""
-        why = f"bridge {self.row.name}: {coded(str(error), error)}"
         if self.row.settings.on_failure == "stop":
             raise BridgeStopped(
-                f"row {seq} cannot be published: {error} To leave such messages out: mailroom bridge out "
-                f"{self.row.name} ... --on-failure skip",
+                f"row {seq} cannot be published: {error} To leave it out: mailroom bridge skip {self.row.name} --row "
+                f"{seq}. To leave all such messages out: mailroom bridge out {self.row.name} ... --on-failure skip",
                 code=error.code,
             )
-        if not await source.transaction(skipping(self._schema, self.row.link, run, seq, why)):
-            raise LinkTaken(TAKEN)
-        await tell_of_dead(source.connection, self._schema, ["publish"], 1)
+        await self._skip(source, run, seq, error)
+        await self._acknowledge(source, run, seq)
         return seq
+
+    async def _skip(self, source: Source, run: UUID, seq: int, error: Coded) -> None:
+        self._ahead_to = max(self._ahead_to, seq)
+        why = f"bridge {self.row.name}: {coded(str(error), error)}"
+        await source.transaction(skipping(self._schema, self.row.link, run, seq, why))
+        await tell_of_dead(source.connection, self._schema, ["publish"], 1)
 
     async def _keep_mark(self, source: Source, publisher: Publisher, mark: int) -> None:
         """Set the mark of an idle bridge anew, daily: from what is acknowledged it is known what it was."""

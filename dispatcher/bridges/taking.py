@@ -70,7 +70,7 @@ class TakingIn(Tending):
     def _noting(self, trouble: Trouble | None, why: str, for_s: float) -> Operation[object]:
         if trouble is None:
             return stopping(self._schema, self.row.origin, why, for_s)
-        return failing(self._schema, self.row.origin, trouble, why, for_s)
+        return failing(self._schema, self.row.origin, "failing" if trouble == "refused" else trouble, why, for_s)
 
     def _noting_well(self) -> Operation[object]:
         return opening(self._schema, self.row.origin)

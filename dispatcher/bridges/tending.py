@@ -18,7 +18,7 @@ from dispatcher.links.at_source.source import SourceFailed
 from dispatcher.links.receiver import LinkStopped
 from dispatcher.links.receiving import Receiving
 from mailroom.bridges.into import Overtaken
-from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, Fenced
+from mailroom.bridges.publisher import Answered, BrokerRefused, BrokerTrouble, Fenced
 from mailroom.errors import Coded, ConfigurationError, ConnectionFailed, coded
 from mailroom.links.handshake.hello import LinkTaken
 from mailroom.links.start import NodeHome
@@ -40,7 +40,7 @@ ELSEWHERE = (
 )
 
 T = TypeVar("T")
-Trouble: TypeAlias = Literal["unreachable", "failing"]
+Trouble: TypeAlias = Literal["unreachable", "refused", "failing"]
 
 
 class BridgeStopped(Coded):
@@ -85,6 +85,10 @@ class Tending(ABC):
     @abstractmethod
     async def _serve(self) -> None:
         """Work for as long as one client of the broker lasts."""
+
+    def _waits_for(self) -> str | None:
+        """Return what waits, if that is known better than by the broker's client."""
+        return None
 
     @abstractmethod
     def _noting(self, trouble: Trouble | None, why: str, for_s: float) -> Operation[object]:
@@ -157,8 +161,8 @@ class Tending(ABC):
                     await client.close()
                     await asyncio.wait([task])
                 elif not task.done():
-                    why = client.trouble or "the broker has not answered"
-                    await self._note("unreachable", why, time.monotonic() - began)
+                    why = self._waits_for() or client.trouble or "the broker has not answered"
+                    await self._note(kind_of(why), why, time.monotonic() - began)
                     if time.monotonic() - began >= at_most_s:
                         await client.close()
                         await asyncio.wait([task])
@@ -203,6 +207,11 @@ class Tending(ABC):
             if self._receiving.is_lost:
                 raise
             log.warning("bridges: the trouble of %s could not be noted", self._name)
+
+
+def kind_of(why: str) -> Trouble:
+    """Return which trouble this is of a broker."""
+    return "refused" if isinstance(why, Answered) else "unreachable"
 
 
 def _told(error: Exception) -> str:

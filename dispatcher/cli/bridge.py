@@ -272,8 +272,8 @@ def _tell_options(name: str) -> None:
 def status(call: Call) -> None:
     """Show the bridges of this node: what waits for each, and if nothing is published, why and what to do.
 
-    A bridge is open, or nothing is published: it is unreachable or failing, which is tried again and again, stopped
-    until somebody acts, or cut. Then the command exits with 1.
+    A bridge is open, or something is not published: it is unreachable or failing, or a message is refused, which is
+    tried again and again; it is stopped until somebody acts, or cut. Then the command exits with 1.
 
     \b
     Examples:
@@ -473,6 +473,28 @@ def resume(call: Call, name: str, at: str | None, actor: str, why: str | None) -
         document({"bridge": name, "resumed": was})
     else:
         say(f"The bridge {name} is tried again." if was or at else f"Nothing was wrong with the bridge {name}.")
+
+
+@bridge.command()
+@click.argument("name", metavar="NAME", type=NODE)
+@click.option("--row", type=click.IntRange(1), required=True, help="The row, as `mailroom bridge status` names it.")
+@answering
+@pass_call
+def skip(call: Call, name: str, row: int, actor: str, why: str | None) -> None:
+    """Let one row that waits for the bridge NAME go to dead_letter, and what is behind it go on.
+
+    `mailroom bridge show NAME` shows what waits; `mailroom dead-letter requeue` gives it to the bridge again.
+
+    \b
+    Example:
+      mailroom bridge skip hooks --row 17 --why "the receiver does not know that customer any more"
+    """
+    with call.connection("bridge skip") as connection:
+        message_id = Bridges(schema=call.schema).skip(connection, name, row, actor=actor, why=why)
+    if call.json:
+        document({"bridge": name, "row": row, "message_id": message_id})
+    else:
+        say(f"Row {row} of the bridge {name}, message {message_id}, is a dead letter.")
 
 
 @bridge.command()

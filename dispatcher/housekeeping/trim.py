@@ -17,6 +17,7 @@ import logging
 from dataclasses import dataclass
 
 from mailroom.links.handshake.diverged import DISPATCHER
+from mailroom.links.states import DONE
 from mailroom.schema.audit import auditing
 from mailroom.sql.operation import Operation, Sql
 
@@ -33,13 +34,14 @@ LINKS = Sql(
 SELECT l.number, l.name, l.acked, least(coalesce(t.seq, 0), l.acked, coalesce((
            SELECT max(a.seq) FROM unnest(l.acks, l.acked_at) AS a (seq, at)
            WHERE a.at <= clock_timestamp() - l.keep_s * interval '1 second'), 0)),
-       l.state = 'cut', l.state = 'open' AND coalesce(t.seq - l.acked > l.max_rows, false), coalesce(t.seq, 0),
+       l.state = 'cut', l.state = 'open' AND coalesce(t.seq - l.acked - {done} > l.max_rows, false), coalesce(t.seq, 0),
        EXISTS (SELECT FROM {schema}.bridge_out AS b WHERE b.link = l.number)
 FROM {schema}.link AS l LEFT JOIN LATERAL (
     SELECT seq FROM {schema}.transit WHERE link = l.number ORDER BY seq DESC LIMIT 1) AS t ON true
 ORDER BY l.number
 """,
     columns=("bigint", "text", "bigint", "bigint", "boolean", "boolean", "bigint", "boolean"),
+    done=DONE,
 )
 # For each link, what it has acknowledged by now; recorded at most `parts` times within the time for which it is kept.
 # Of older records only the newest counts. If the server's clock was set back, a time in the future becomes now. A
@@ -83,10 +85,11 @@ CUT = Sql(
     """
 UPDATE {schema}.link AS l SET state = 'cut'
 WHERE number = %(link)s::bigint AND state = 'open' AND max_rows < (
-    SELECT seq FROM {schema}.transit WHERE link = l.number ORDER BY seq DESC LIMIT 1) - acked
+    SELECT seq FROM {schema}.transit WHERE link = l.number ORDER BY seq DESC LIMIT 1) - acked - {done}
 RETURNING max_rows
 """,
     columns=("bigint",),
+    done=DONE,
 )
 
 

@@ -1,7 +1,9 @@
 """Bridges as users handle them: to which brokers this node publishes, and from which it takes in."""
 
+from uuid import UUID
+
 from mailroom.bridges.into import bridging_in, reading_ins, removing_in, resuming_in
-from mailroom.bridges.out import bridging_out, finding_out, resuming_out
+from mailroom.bridges.out import bridging_out, finding_out, resuming_out, skipping_row
 from mailroom.bridges.record import Record
 from mailroom.bridges.settings import InSettings, OutSettings
 from mailroom.bridges.source import BrokerPosition
@@ -108,6 +110,20 @@ class _Operations:
             )
         return (yield from resuming_out(self.schema, name, actor=actor, why=why))
 
+    def _skip(self, name: str, row: int, *, actor: str, why: str | None = None) -> Operation[UUID]:
+        """Let a row that waits for a bridge out go to `dead_letter`, and what is behind it go on; return the message.
+
+        `status` names the row that holds a bridge up. It may have been published already, if its answer was lost.
+        """
+        states = yield from self._begin(name, actor, why)
+        if name in {each.name for each in states.into}:
+            raise ConfigurationError(
+                f"{name} is a bridge into this node, which has no rows to skip. To go on elsewhere: mailroom bridge "
+                f"resume {name} --at TOPIC/PART=OFFSET",
+                code="MR-bridge-settings",
+            )
+        return (yield from skipping_row(self.schema, name, row, actor=actor, why=why))
+
     def _remove(self, name: str, *, actor: str, why: str | None = None, dry_run: bool = False) -> Operation[int]:
         """Remove a bridge, and give up what waits for it; return how many messages that are.
 
@@ -149,6 +165,7 @@ class Bridges(_Operations):
     waiting = on_connection(_Operations._waiting)
     cut = on_connection(_Operations._cut)
     resume = on_connection(_Operations._resume)
+    skip = on_connection(_Operations._skip)
     remove = on_connection(_Operations._remove)
 
 
@@ -161,4 +178,5 @@ class AsyncBridges(_Operations):
     waiting = on_async_connection(_Operations._waiting)
     cut = on_async_connection(_Operations._cut)
     resume = on_async_connection(_Operations._resume)
+    skip = on_async_connection(_Operations._skip)
     remove = on_async_connection(_Operations._remove)

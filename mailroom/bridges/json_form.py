@@ -20,13 +20,16 @@ from types import NoneType
 from typing import Any, NoReturn
 from uuid import UUID
 
-from mailroom.codec import MAX_DECIMAL_DIGITS, MAX_INT, MIN_INT
+from mailroom.codec import MAX_DECIMAL_DIGITS, MAX_INT, MAX_ITEMS, MIN_INT
 from mailroom.errors import DecodeError
 from mailroom.message.headers import TEXT
 
 # A longer number has more digits than a decimal of ours: sign, digits, point, and an exponent of four digits.
 LONG = re.compile(r"[0-9]{19}")
 MAX_NUMBER = MAX_DECIMAL_DIGITS * 2 + 10
+ITEMS = "[{,"
+# Also one that never ends, so that none is looked at twice.
+QUOTED = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 EXACT_DIGITS = 15  # of so many digits every decimal is a float's own text again (DBL_DIG of C)
 
 
@@ -48,6 +51,7 @@ def _written(value: object) -> str:
 
 def of_json(text: str) -> object:
     """Return the value of JSON. Raises `NotJson`, or `DecodeError` for JSON that no value of ours can hold."""
+    check_items(text)
     try:
         # Whole numbers of up to 18 digits are read by the decoder itself, without a call of Python for each.
         return (_DECODER if LONG.search(text) else _SHORT_DECODER).decode(text)
@@ -55,6 +59,13 @@ def of_json(text: str) -> object:
         raise DecodeError("it is nested too deep") from None
     except json.JSONDecodeError as error:
         raise NotJson(f"it is no JSON (at character {error.pos})") from None
+
+
+def check_items(text: str) -> None:
+    """Raise `DecodeError` for JSON of more items than a value may have, before they take many times its memory."""
+    # Each container and each comma outside of texts begins an item. Most have few, whatever their texts hold.
+    if sum(map(text.count, ITEMS)) > MAX_ITEMS and sum(map(QUOTED.sub("", text).count, ITEMS)) > MAX_ITEMS:
+        raise DecodeError(f"it has more than {MAX_ITEMS:,} items")
 
 
 def _map(value: dict[Any, object]) -> str:

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from mailroom.bridges.settings import OutSettings
 from mailroom.errors import ConfigurationError, UnknownBridge
+from mailroom.links.handshake.hello import LinkTaken
 from mailroom.links.readers import MAX_ROWS, giving_link
 from mailroom.message.columns import MESSAGE
 from mailroom.names import node_name
@@ -99,7 +100,7 @@ class OutRow:
     """A bridge out, as its dispatcher reads it: its link and settings, and the node that it belongs to.
 
     What is to be published has seqs above `acked`. `marked_at` is when the mark at the broker was last set. If
-    `is_well`, no trouble is recorded.
+    `is_well`, no trouble is recorded. `skips` counts the rows that somebody has skipped.
     """
 
     link: int
@@ -110,15 +111,16 @@ class OutRow:
     node: str
     marked_at: datetime | None
     is_well: bool
+    skips: int
 
 
 OUTS = Sql(
     """
-SELECT l.number, l.name, b.settings::text, l.acked, n.id, n.name, b.marked_at, b.why IS NULL
+SELECT l.number, l.name, b.settings::text, l.acked, n.id, n.name, b.marked_at, b.why IS NULL, b.skips
 FROM {schema}.bridge_out AS b JOIN {schema}.link AS l ON l.number = b.link CROSS JOIN {schema}.node AS n
 WHERE l.state = 'open' AND (%(name)s::text IS NULL OR l.name = %(name)s::text) ORDER BY l.number
 """,
-    columns=("bigint", "text", "text", "bigint", "uuid", "text", "timestamptz", "boolean"),
+    columns=("bigint", "text", "text", "bigint", "uuid", "text", "timestamptz", "boolean", "bigint"),
 )
 
 
@@ -143,8 +145,9 @@ class OutStart:
     """Where a run of a bridge begins: everything up to the row `acked`, stamped at `since` with `clock`, is published.
 
     If it is `in_doubt`, this node may have lost history since: what it stamps again may be published already.
-    `is_known`: there are messages that are known to be. No clock above `reach` was given out by this node. `tried` is
-    what the publisher had noted before it sent what was sent last, if it notes anything.
+    `is_known`: there are messages that are known to be; behind `acked`, rows up to `ahead_to` may need no publishing. No
+    clock above `reach` was given out by this node. `tried` is what the publisher had noted before it sent what was sent
+    last, if it notes anything.
     """
 
     acked: int
@@ -152,6 +155,7 @@ class OutStart:
     since: datetime
     in_doubt: bool
     is_known: bool
+    ahead_to: int
     reach: int
     tried: str | None
 
@@ -167,9 +171,10 @@ RETURNING l.acked,
              l.created_at),
     l.matched IS DISTINCT FROM n.life,
     EXISTS (SELECT FROM {schema}.bridge_known AS k WHERE k.link = l.number),
+    coalesce((SELECT max(d.seq) FROM {schema}.bridge_done AS d WHERE d.link = l.number), 0::bigint),
     greatest(n.clock_ceiling, (SELECT c.last_value FROM {schema}.clock AS c))
 """,
-    columns=("bigint", "bigint", "timestamptz", "boolean", "boolean", "bigint"),
+    columns=("bigint", "bigint", "timestamptz", "boolean", "boolean", "bigint", "bigint"),
 )
 # A statement of its own: the one before may have waited for a run that noted just then what it sends.
 TRIED = Sql("SELECT tried FROM {schema}.bridge_out WHERE link = %(link)s::bigint", columns=("text",))
@@ -290,7 +295,7 @@ MARKED = Sql("UPDATE {schema}.bridge_out SET marked_at = clock_timestamp() WHERE
 def noting_trouble(schema: str, link: int, trouble: str | None, why: str, for_s: float) -> Operation[None]:
     """Record why nothing is published, which has been so for so many seconds.
 
-    `trouble` is unreachable or failing; None if it is stopped.
+    `trouble` is unreachable, refused or failing; None if it is stopped.
     """
     yield NOTE.at(schema=schema)(link=link, trouble=trouble, why=why, for_s=for_s)
 
@@ -322,27 +327,97 @@ def resuming_out(schema: str, name: str, *, actor: str, why: str | None) -> Oper
     return bool(was)
 
 
-SKIP = Sql(
+# -- Rows that are published, or left out, before older ones are published -------------------------------------------
+
+DONE = Sql(
+    """
+SELECT seq FROM {schema}.bridge_done
+WHERE link = %(link)s::bigint AND seq > %(after)s::bigint AND seq <= %(to)s::bigint
+""",
+    columns=("bigint",),
+)
+ADVANCE = Sql(
     """
 WITH held AS MATERIALIZED (
-    SELECT number, name FROM {schema}.link
-    WHERE number = %(link)s::bigint AND run = %(run)s::uuid FOR NO KEY UPDATE),
-skipped AS (
-    INSERT INTO {schema}.dead_letter (stage, reason, bridge, sent_clock, {message})
-    SELECT 'publish', %(why)s::text, h.name, sent_clock, {message}
-    FROM {schema}.transit AS t JOIN held AS h ON t.link = h.number WHERE t.seq = %(seq)s::bigint),
-told AS (
-    UPDATE {schema}.link AS l SET acked = %(seq)s::bigint, seen_at = clock_timestamp() FROM held AS h
-    WHERE l.number = h.number)
-SELECT EXISTS (SELECT FROM held)
+    SELECT number FROM {schema}.link WHERE number = %(link)s::bigint AND run = %(run)s::uuid FOR NO KEY UPDATE),
+told AS MATERIALIZED (
+    SELECT {schema}.link_acknowledge(h.number, %(run)s::uuid, %(acked)s::bigint) AS is_ours FROM held AS h),
+done AS (
+    INSERT INTO {schema}.bridge_done (link, seq) SELECT h.number, d.seq
+    FROM held AS h CROSS JOIN pg_catalog.unnest(%(done)s::bigint[]) AS d (seq) ON CONFLICT DO NOTHING),
+gone AS (
+    DELETE FROM {schema}.bridge_done AS d USING held AS h WHERE d.link = h.number AND d.seq <= %(acked)s::bigint)
+SELECT coalesce(pg_catalog.bool_and(is_ours), false) FROM told
 """,
     columns=("boolean",),
-    message=MESSAGE,
 )
 
 
-def skipping(schema: str, link: int, run: UUID, seq: int, why: str) -> Operation[bool]:
-    """Let the message `seq`, which cannot be published, go to `dead_letter`; return whether the link is this run's."""
-    yield DURABLE.at()()
-    [(ours,)] = yield SKIP.at(schema=schema)(link=link, run=run, seq=seq, why=why)
+def knowing_done(schema: str, link: int, after: int, to: int) -> Operation[frozenset[int]]:
+    """Return which rows behind `after` up to `to` need no publishing any more."""
+    return frozenset(seq for (seq,) in (yield DONE.at(schema=schema)(link=link, after=after, to=to)))
+
+
+def advancing(schema: str, link: int, run: UUID, acked: int, done: Collection[int]) -> Operation[bool]:
+    """Acknowledge all rows up to `acked`, and those of `done` above it; return whether the link is this run's."""
+    [(ours,)] = yield ADVANCE.at(schema=schema)(link=link, run=run, acked=acked, done=list(done))
     return bool(ours)
+
+
+# The lock first, and then what is to be skipped: it may just have been noted that it is published.
+HOLD = Sql(
+    """
+SELECT number, name FROM {schema}.link
+WHERE number = %(link)s::bigint AND (%(run)s::uuid IS NULL OR run = %(run)s::uuid) FOR NO KEY UPDATE
+""",
+    columns=("bigint", "text"),
+)
+SKIP = Sql(
+    """
+WITH skipped AS (
+    INSERT INTO {schema}.dead_letter (stage, reason, bridge, sent_clock, {message})
+    SELECT 'publish', %(why)s::text, l.name, sent_clock, {message}
+    FROM {schema}.transit AS t JOIN {schema}.link AS l ON l.number = t.link
+    WHERE t.link = %(link)s::bigint AND t.seq = %(seq)s::bigint AND t.seq > l.acked AND t.kind <> 'H'
+      AND NOT EXISTS (SELECT FROM {schema}.bridge_done AS d WHERE d.link = t.link AND d.seq = t.seq)
+    RETURNING message_id),
+done AS (
+    INSERT INTO {schema}.bridge_done (link, seq) SELECT %(link)s::bigint, %(seq)s::bigint FROM skipped)
+SELECT message_id FROM skipped
+""",
+    columns=("uuid",),
+    message=MESSAGE,
+)
+SKIPPED = Sql(
+    "UPDATE {schema}.bridge_out SET skips = skips + 1, state = 'open', trouble = NULL, why = NULL, since = NULL "
+    "WHERE link = %(link)s::bigint"
+)
+
+
+def skipping(schema: str, link: int, run: UUID | None, seq: int, why: str) -> Operation[UUID | None]:
+    """Let the message `seq` go to `dead_letter`, so that it is done; return its id, None if it is already done.
+
+    Raises `LinkTaken` if another run than `run` has the link; None is anybody.
+    """
+    yield DURABLE.at()()
+    if not (yield HOLD.at(schema=schema)(link=link, run=run)):
+        raise LinkTaken("another dispatcher has the link now")
+    rows = yield SKIP.at(schema=schema)(link=link, seq=seq, why=why)
+    return rows[0][0] if rows else None
+
+
+def skipping_row(schema: str, name: str, seq: int, *, actor: str, why: str | None) -> Operation[UUID]:
+    """`Bridges.skip` as an operation. A dispatcher that has the row in hand begins anew."""
+    whole(seq, "row", 1, MAX_ROWS, ConfigurationError)
+    bridge = yield from finding_out(schema, name)
+    told = f"bridge {name}: row {seq} was skipped by {actor}"
+    message_id = yield from skipping(schema, bridge.link, None, seq, told if why is None else f"{told}: {why}")
+    if message_id is None:
+        raise ConfigurationError(
+            f"Row {seq} does not wait for bridge {name}: it is published, or skipped, or there is none. See: mailroom "
+            f"bridge show {name}",
+            code="MR-bridge-no-row",
+        )
+    yield SKIPPED.at(schema=schema)(link=bridge.link)
+    yield from auditing(schema, "bridge skip", [(None, name, 1)], actor, why)
+    return message_id

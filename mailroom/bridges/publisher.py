@@ -59,6 +59,23 @@ class RecordRefused(Coded):
     code = "MR-bridge-record-refused"
 
 
+class Answered(str):
+    """A trouble of a broker that is reached, and refuses."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A record that waits, with all later ones of its key, while others are published around it.
+
+    `why` is what became of its last attempt, `Answered` if it was answered. With `error` no further attempt helps.
+    """
+
+    why: str
+    error: RecordRefused | None = None
+
+
 class Publisher(Protocol):
     """Publishes the records of one bridge, in order. Its class is called with an `OutBridge`."""
 
@@ -117,4 +134,21 @@ class NotingPublisher(Publisher, Protocol):
 
         It is noted, durably, before `publish` is called with the same records.
         """
+        ...
+
+
+@runtime_checkable
+class PublishesAround(Publisher, Protocol):
+    """A publisher that has a key wait for itself: `publish` returns once all other ones are acknowledged.
+
+    It goes on to try those that wait. `publish` raises what ends all of them, also without records.
+    """
+
+    @property
+    def waiting(self) -> Mapping[int, Waiting | None]:
+        """Which rows it was given and are not acknowledged, the oldest first; None stands for those behind others."""
+        ...
+
+    def leave_out(self, row: int) -> None:
+        """Give a record up that waits; the next one of its key is tried."""
         ...

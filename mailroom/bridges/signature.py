@@ -62,11 +62,10 @@ def sign(id: str, timestamp: int, body: bytes, secrets: Sequence[str]) -> str:
     return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
-def verify(headers: Mapping[str, str], body: bytes, secrets: Sequence[str], now: float) -> str:
-    """Return the id of a request that is signed by one of the secrets, and was sent within 5 minutes of `now`.
+def check_stamp(headers: Mapping[str, str], now: float) -> tuple[str, int]:
+    """Return id and time of a request that says that it is signed, and was sent within 5 minutes of `now`.
 
-    `headers` have names in lower case; `body` is as it was received, and `now` in seconds since 1970. Raises
-    `SignatureRefused`: a header is missing, it is too old or of the future, or no signature fits.
+    It needs no body, so it is looked at before that is read. Raises `SignatureRefused`.
     """
     if missing := [name for name in (ID, TIMESTAMP, SIGNATURE) if not headers.get(name)]:
         raise SignatureRefused(
@@ -85,14 +84,36 @@ def verify(headers: Mapping[str, str], body: bytes, secrets: Sequence[str], now:
             "clock.",
             code="MR-webhook-signature-stale",
         )
-    # Only these: without secrets there is an empty text to compare with, which two blanks in the header would equal.
-    given = [each.encode() for each in headers[SIGNATURE].split(" ") if each.startswith("v1,")]
-    wanted = [each.encode() for each in sign(id, int(timestamp), body, secrets).split(" ")]
+    if not _given(headers):
+        raise _unfit()
+    return id, int(timestamp)
+
+
+def verify(headers: Mapping[str, str], body: bytes, secrets: Sequence[str], now: float) -> str:
+    """Return the id of a request that is signed by one of the secrets, and was sent within 5 minutes of `now`.
+
+    `headers` have names in lower case; `body` is as it was received, and `now` in seconds since 1970. Raises
+    `SignatureRefused`: a header is missing, it is too old or of the future, or no signature fits.
+    """
+    id, timestamp = check_stamp(headers, now)
+    given = _given(headers)
+    wanted = [each.encode() for each in sign(id, timestamp, body, secrets).split(" ")]
     # All are compared, each in constant time: how long it takes tells nothing of which one fits, or how far.
     if sum(hmac.compare_digest(one, other) for one in wanted for other in given) == 0:
-        raise SignatureRefused(
-            "No v1 signature in webhook-signature fits: check the secret, and that the body is signed byte for byte as "
-            "it is sent.",
-            code="MR-webhook-signature-wrong",
-        )
+        raise _unfit()
     return id
+
+
+def _given(headers: Mapping[str, str]) -> list[bytes]:
+    # Only these: without secrets there is an empty text to compare with, which two blanks in the header would equal.
+    # A digest of SHA-256 has 44 characters in base64.
+    signatures = [each.encode() for each in headers[SIGNATURE].split(" ") if each.startswith("v1,")]
+    return [each for each in signatures if len(each) == len("v1,") + 44]
+
+
+def _unfit() -> SignatureRefused:
+    return SignatureRefused(
+        "No v1 signature in webhook-signature fits: check the secret, and that the body is signed byte for byte as "
+        "it is sent.",
+        code="MR-webhook-signature-wrong",
+    )

@@ -15,14 +15,14 @@ from mailroom.sql.operation import Operation, Sql
 class OutState:
     """A bridge out of this node.
 
-    `state` is open, or nothing is published: `since` says since when, and `why` why and what to do. The state is then
-    unreachable or failing, which is tried again and again; stopped, which is tried again as well, and needs somebody to
-    act; or cut, when nothing is stamped for it any more. `backlog` counts the messages that wait for it, or that were
-    given up when it was cut, and `lag_s` is the age in seconds of the oldest of them, 0 if there is none. Up to row
-    `acked` of its link the broker has everything; `seen_at` is when it last acknowledged something or was connected to,
-    None if never. `topics` are those that it publishes, `commands` those whose commands and replies it gets unless an
-    inbox here does. With more than `max_rows` waiting it is cut, and what it has published is kept for `keep_s` seconds
-    more.
+    `state` is open, or something is not published: `since` says since when, and `why` why and what to do. The state is
+    then unreachable or failing, or refused if some keys wait, which is tried again and again; stopped, which is tried
+    again as well, and needs somebody to act; or cut, when nothing is stamped for it any more. `backlog` counts the
+    messages that wait for it, or that were given up when it was cut, and `lag_s` is the age in seconds of the oldest of
+    them, 0 if there is none. Up to row `acked` of its link the broker has everything; `seen_at` is when it last
+    acknowledged something or was connected to, None if never. `topics` are those that it publishes, `commands` those
+    whose commands and replies it gets unless an inbox here does. With more than `max_rows` waiting it is cut, and what
+    it has published is kept for `keep_s` seconds more.
     """
 
     name: str

@@ -12,8 +12,10 @@ LIMIT = 100
 NEXT = Sql(
     """
 SELECT count(*), {gathered}
-FROM (SELECT {names} FROM {schema}.transit
-      WHERE link = %(link)s::bigint AND seq > %(after)s::bigint ORDER BY seq LIMIT %(limit)s::bigint) AS t
+FROM (SELECT {names} FROM {schema}.transit AS w
+      WHERE link = %(link)s::bigint AND seq > %(after)s::bigint
+        AND NOT EXISTS (SELECT FROM {schema}.bridge_done AS d WHERE d.link = w.link AND d.seq = w.seq)
+      ORDER BY seq LIMIT %(limit)s::bigint) AS t
 """,
     columns=("bigint", *TYPES),
     gathered=GATHERED,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import uvicorn
 
 STOP_S = 5  # for requests in hand, once told to stop
-MOST_CONNECTIONS = 1_000  # uvicorn has no limit of time for the head of a request, so there is one of connections
+BACKLOG = 1_000
 
 
 def asgi_server(app: Any, command: str, extra: str) -> "uvicorn.Server":
@@ -22,6 +22,8 @@ def asgi_server(app: Any, command: str, extra: str) -> "uvicorn.Server":
             f"`mailroom {command}` needs uvicorn. Run: pip install 'pg-mailroom[{extra}]'",
             code="MR-command-unavailable",
         ) from None
+    from mailroom.cli.connections import MOST_HEAD_BYTES, BoundedProtocol, most_connections
+
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -32,7 +34,9 @@ def asgi_server(app: Any, command: str, extra: str) -> "uvicorn.Server":
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=MOST_CONNECTIONS,
+            http=BoundedProtocol,
+            h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+            limit_concurrency=most_connections() + 2,  # if all are being answered
             timeout_graceful_shutdown=STOP_S,
         )
     )
@@ -42,7 +46,7 @@ def listening(host: str, port: int, code: str) -> socket.socket:
     """Listen there; raises `ConfigurationError` with this code if nobody can."""
     try:
         return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=MOST_CONNECTIONS
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=BACKLOG
         )
     except OSError as error:
         raise ConfigurationError(

@@ -67,7 +67,7 @@ FROM (SELECT CASE WHEN b.origin IS NULL THEN 'link' ELSE 'bridge' END AS command
       UNION ALL
       SELECT 'bridge', 'bridge', l.name, b.since, b.why, l.state = 'cut'
       FROM {schema}.bridge_out AS b JOIN {schema}.link AS l ON l.number = b.link
-      WHERE b.state = 'stopped' OR l.state = 'cut') AS s
+      WHERE b.state = 'stopped' OR b.trouble = 'refused' OR l.state = 'cut') AS s
 ORDER BY s.command, s.since
 """,
     columns=FOUND,

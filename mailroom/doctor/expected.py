@@ -13,6 +13,7 @@ INDEXES = {
     'audit_at': 'CREATE INDEX audit_at ON {schema}.audit USING btree (at);',
     'audit_pkey': 'ALTER TABLE {schema}.audit ADD CONSTRAINT audit_pkey PRIMARY KEY (id);',
     'breaker_pkey': 'ALTER TABLE {schema}.breaker ADD CONSTRAINT breaker_pkey PRIMARY KEY (inbox, prefix);',
+    'bridge_done_pkey': 'ALTER TABLE {schema}.bridge_done ADD CONSTRAINT bridge_done_pkey PRIMARY KEY (link, seq);',
     'bridge_in_pkey': 'ALTER TABLE {schema}.bridge_in ADD CONSTRAINT bridge_in_pkey PRIMARY KEY (origin);',
     'bridge_known_pkey': 'ALTER TABLE {schema}.bridge_known ADD CONSTRAINT bridge_known_pkey PRIMARY KEY (link, message_id);',
     'bridge_mark_pkey': 'ALTER TABLE {schema}.bridge_mark ADD CONSTRAINT bridge_mark_pkey PRIMARY KEY (origin, topic, part, sender, link);',

@@ -253,9 +253,9 @@ KINDS = {
     ),
     "M044": Kind(
         "a link or a bridge has stopped",
-        "Nothing comes from another node or a broker, or nothing is published there, before somebody acts. What is "
-        "meant for it waits in the database, unless it is cut.",
+        "Nothing comes from another node or a broker, or a message is not published there, before somebody acts. What "
+        "is meant for it waits in the database, unless it is cut.",
         "The evidence says why, and what to do. It is tried again by itself; `resume` of the same command does so at "
-        "once. One that is cut has to be made anew.",
+        "once, and `mailroom bridge skip` leaves a message out that is refused. One that is cut has to be made anew.",
     ),
 }

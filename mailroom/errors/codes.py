@@ -18,6 +18,7 @@ CODES: Mapping[str, str] = {
     "MR-bridge-cut": "A bridge is cut: nothing is stamped for it any more, and what waited for it is given up.",
     "MR-bridge-name-taken": "A link and a bridge, or two ends of them, would have the same name.",
     "MR-bridge-no-client": "The client of a bridge's broker, or a class of your own, cannot be imported.",
+    "MR-bridge-no-row": "A row that is to be skipped does not wait for the bridge.",
     "MR-bridge-no-topic": "A topic from which a bridge takes in is not at the broker, or may not be read.",
     "MR-bridge-not-decodable": "A record at a broker cannot become a message.",
     "MR-bridge-not-encodable": "A message cannot become a record in the form that the bridge was given.",

@@ -81,11 +81,13 @@ class LinkStates:
     sources: tuple[SourceState, ...]
 
 
+# Of a bridge: what is published though it stands above `acked`.
+DONE = "(SELECT count(*) FROM {schema}.bridge_done AS d WHERE d.link = l.number AND d.seq > l.acked)"
 # Each probe walks one row of the primary key.
 READERS = Sql(
     """
 SELECT l.name, l.state, l.matched IS DISTINCT FROM n.life,
-       greatest(coalesce(newest.seq, 0::bigint) - l.acked, 0::bigint),
+       greatest(coalesce(newest.seq, 0::bigint) - l.acked - {done}, 0::bigint),
        greatest(extract(epoch FROM clock_timestamp() - oldest.stamped_at)::float8, 0::float8), l.acked,
        coalesce(newest.seq, 0::bigint),
        ARRAY(SELECT topic FROM {schema}.link_topic AS t WHERE t.link = l.number ORDER BY topic)::text[],
@@ -105,6 +107,7 @@ ORDER BY l.name
         *("text", "text", "boolean", "bigint", "float8", "bigint", "bigint", "text[]", "text[]", "text[]"),
         *("timestamptz", "uuid", "bigint", "float8", "bigint"),
     ),
+    done=DONE,
 )
 SOURCES = Sql(
     """

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 from uuid import UUID
 
-from mailroom.bridges.signature import SignatureRefused, secret_bytes, verify
+from mailroom.bridges.signature import SignatureRefused, check_stamp, secret_bytes, verify
 from mailroom.errors import ConfigurationError, ConnectionFailed, InvalidMessage, MailroomError, coded
 from mailroom.message.patterns import Patterns
 from mailroom.message.topic import Topic, pattern_text
@@ -19,6 +19,7 @@ from mailroom.names import DEFAULT_SCHEMA, MAX_VALUE_BYTES, shown
 from mailroom.numbers import count, whole
 from mailroom.session.repeats import Repeats, cause
 from mailroom.sql.sqlstate import BLAMES, meaning, primary_message, sqlstate
+from outbox.webhooks.reading import Bodies
 from outbox.webhooks.refusal import RETRY_AFTER_S, RequestRefused, unavailable
 from outbox.webhooks.request import (
     Headers,
@@ -44,7 +45,7 @@ Secrets: TypeAlias = "Sequence[str] | Mapping[str, Sequence[str]]"
 MIB = 2**20
 READ_S = 30.0  # for a client to send its request
 LINGER_S = 2.0  # for one that was refused to read the answer while it is still sending
-# Requests at once, with those that are still being read: each holds up to max_bytes, before anything is verified.
+# Requests at once, of those that are still being read and of those that are verified: each holds up to max_bytes.
 MOST_AT_ONCE = 256
 LOCKED = "55P03"  # the lock timeout: somebody else has this id, and has not committed yet
 
@@ -106,6 +107,7 @@ class WebhookApp:
         self._sessions = Sessions(usable(source), schema, count(parallel, "parallel"))
         self._max_bytes = whole(max_bytes, "max_bytes", 1, MAX_VALUE_BYTES)
         self._now = now
+        self._bodies = Bodies(MOST_AT_ONCE, READ_S)
         self._at_once = 0
         self._refused, self._failed = Repeats(), Repeats()
 
@@ -151,11 +153,8 @@ class WebhookApp:
         if scope["path"].endswith("/healthz") and scope["method"] in ("GET", "HEAD"):
             await _respond(scope, send, 200, {"state": "alive"})
             return
-        self._at_once += 1
         reading = _Reading(receive)
         try:
-            if self._at_once > MOST_AT_ONCE:
-                raise unavailable()
             message_id = await self._take(scope, reading)
         except RequestRefused as refusal:
             self._tell(refusal)
@@ -164,8 +163,6 @@ class WebhookApp:
         else:
             if message_id is not None:
                 await _respond(scope, send, 202, {"id": str(message_id)})
-        finally:
-            self._at_once -= 1
 
     async def _take(self, scope: Scope, receive: Receive) -> UUID | None:
         """Return the id of the message once it is committed; None if the client has gone before it had sent all."""
@@ -177,7 +174,9 @@ class WebhookApp:
         headers = Headers.of(scope["headers"])
         kind = content_type(headers)
         check_length(headers, self._max_bytes)
-        body = await self._body(receive)
+        if secrets:  # before a body is waited for
+            self._verified(headers, None, secrets)
+        body = await self._body(scope, receive)
         if body is None:
             return None
         # Nothing of the body is looked at before this.
@@ -185,9 +184,21 @@ class WebhookApp:
         check_cloud_event(headers, topic)
         key = key_of(headers, scope.get("query_string", b""))
         told = {f"ce_{name}": value for name, value in headers.cloud_event.items()}
-        value = value_of(body, kind)
+        if self._at_once >= MOST_AT_ONCE:
+            raise unavailable()
+        self._at_once += 1
         try:
-            message_id = await self._sessions.send(topic, value, key, told, once)
+            return await self._sent(topic, lambda: value_of(body, kind), key, told, once)
+        finally:
+            self._at_once -= 1
+
+    async def _sent(
+        self, topic: str, read: Callable[[], object], key: str | None, headers: Mapping[str, str], once: str
+    ) -> UUID:
+        try:
+            message_id = await self._sessions.send(topic, read, key, headers, once)
+        except RequestRefused:
+            raise
         except InvalidMessage as error:
             raise RequestRefused(422, str(error), code=error.code) from None
         except Exception as error:
@@ -195,10 +206,11 @@ class WebhookApp:
         self._failed.over()
         return message_id
 
-    async def _body(self, receive: Receive) -> bytes | None:
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         body = bytearray()
+        peer, *_ = scope.get("client") or ("",)
         with suppress(TimeoutError):
-            async with asyncio.timeout(READ_S):
+            async with self._bodies.one(peer):
                 while (event := await receive())["type"] == "http.request":
                     body += event.get("body", b"")
                     if len(body) > self._max_bytes:
@@ -206,10 +218,16 @@ class WebhookApp:
                     if not event.get("more_body", False):
                         return bytes(body)
                 return None
-        raise RequestRefused(408, f"The body did not arrive in {READ_S:g} s.", code="MR-webhook-request-invalid")
+        raise RequestRefused(
+            408,
+            f"The body did not arrive in time, which is {READ_S:g} s, or less if many are sent.",
+            code="MR-webhook-request-invalid",
+        )
 
-    def _verified(self, headers: Headers, body: bytes, secrets: Sequence[str]) -> str:
+    def _verified(self, headers: Headers, body: bytes | None, secrets: Sequence[str]) -> str:
         try:
+            if body is None:
+                return check_stamp(headers.named, self._now())[0]
             return verify(headers.named, body, secrets, self._now())
         except SignatureRefused as error:
             raise RequestRefused(401, str(error), code=error.code) from None

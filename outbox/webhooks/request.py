@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from urllib.parse import parse_qs, unquote
 
 from mailroom import codec
+from mailroom.bridges.json_form import check_items
 from mailroom.bridges.signature import ID, SIGNATURE, TIMESTAMP
 from mailroom.errors import DecodeError
 from mailroom.names import shown
@@ -106,9 +107,13 @@ def value_of(body: bytes, kind: str) -> object:
         except DecodeError as fault:
             raise unreadable(f"The body cannot be read as CBOR: {fault}.") from None
     try:
-        return json.loads(body.decode(), parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_object)
+        text = body.decode()
+        check_items(text)
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_object)
     except UnicodeDecodeError:
         raise unreadable("The body is not UTF-8.") from None
+    except DecodeError as fault:
+        raise RequestRefused(422, f"The body cannot be a value: {fault}.", code="MR-value-too-large") from None
     except json.JSONDecodeError as fault:
         raise unreadable(f"The body is not JSON: {fault.msg} at character {fault.pos + 1}.") from None
     except (ValueError, RecursionError):

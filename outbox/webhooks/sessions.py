@@ -4,7 +4,7 @@ Nothing here waits for longer than a sender does.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -51,6 +51,8 @@ class Sessions:
         self._source = source
         self._outbox = AsyncOutbox(schema=schema)
         self._parallel = parallel
+        # Who has one has a session soon, and only then is a body read: values are larger than what they are read from.
+        self._slots = asyncio.Semaphore(parallel if isinstance(source, str) else source.max_size)
         self._lock = asyncio.Lock()
         self._pool: AsyncConnectionPool[Any] | None = None
 
@@ -69,9 +71,15 @@ class Sessions:
             if pool is not None and isinstance(self._source, str):
                 await pool.close(CLOSE_S)
 
-    async def send(self, topic: str, value: object, key: str | None, headers: Mapping[str, str], once: str) -> UUID:
-        """Commit one message, once for this text, and return its id. Raises what the database does, in `ANSWER_S`."""
-        async with asyncio.timeout(ANSWER_S):
+    async def send(
+        self, topic: str, read: Callable[[], object], key: str | None, headers: Mapping[str, str], once: str
+    ) -> UUID:
+        """Commit one message, once for this text, and return its id. Its value is what `read` returns.
+
+        Raises what that or the database does, in `ANSWER_S`.
+        """
+        async with asyncio.timeout(ANSWER_S), self._slots:
+            value = read()
             pool = await self.open()
             async with pool.connection(timeout=ANSWER_S) as connection:
                 # A server that does not answer is cut off, also when this task is cancelled.

@@ -171,7 +171,7 @@ def test_cbor_stays_as_it_was_written() -> None:
         (b'"SECRET\\ud800"', "auto", "a number or text that no value can have"),
         (b"9" * 1001, "auto", "a number or text that no value can have"),
         (b"9" * 9999, "auto", "more than 1,000 digits"),
-        (b"[" + b"1," * 250_000 + b"1]", "auto", "more items or bytes"),
+        (b"[" + b"1," * 250_000 + b"1]", "auto", "more than 250,000 items"),
         (b"\0" * (MAX_VALUE_BYTES + 1), "bytes", "its value has 16,777,217 bytes, and 16,777,216 are allowed"),
         (b"\0" * MAX_VALUE_BYTES, "bytes", "more items or bytes"),
     ],

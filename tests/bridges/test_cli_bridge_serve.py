@@ -83,7 +83,8 @@ def test_process_takes_requests_as_a_writer_and_answers_those_in_hand_when_it_is
         assert "server" not in first.headers
         assert client.get("/healthz").status_code == 200
         assert client.post("/topics/order.paid", content=ORDER).status_code == 415
-        head = b"POST /topics/order.paid HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        lines = "".join(f"{name}: {text}\r\n" for name, text in now_signed(b"", "msg_2").items())
+        head = f"POST /topics/order.paid HTTP/1.1\r\nhost: x\r\n{lines}".encode()
         chunk = b"32\r\n" + b"1" * 50 + b"\r\n"
         for text in (b"transfer-encoding: chunked\r\n\r\n" + chunk * 3, b"content-length: 101\r\n\r\n"):
             assert raw(port, head + text) == b"HTTP/1.1 413"  # before the rest, which never comes

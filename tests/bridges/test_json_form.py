@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from mailroom import codec
-from mailroom.bridges.json_form import NotJson, as_json, of_json
+from mailroom.bridges.json_form import NotJson, as_json, check_items, of_json
 from mailroom.errors import DecodeError
 from tests.message.test_codec import GOLDEN_VALUES, supported
 from tests.support.listed import listed
@@ -146,3 +146,11 @@ def test_what_is_no_json_is_refused(text: str) -> None:
 def test_json_that_no_value_can_hold_is_refused_as_that(text: str) -> None:
     with pytest.raises(DecodeError):
         of_json(text)
+
+
+def test_items_are_counted_before_they_are_read_and_texts_have_none() -> None:
+    for few in ('"' + "[," * 300_000 + '"', '["' + '\\",[' * 300_000 + '", 1]', '"' + '\\"' * 500_000):
+        check_items(few)
+    for many in ("[" + "[]," * 200_000 + "1]", '["' + "," * 9 + '"' + ',"a"' * 250_000 + "]"):
+        with pytest.raises(DecodeError, match="more than 250,000 items"):
+            of_json(many)

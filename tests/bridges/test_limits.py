@@ -175,3 +175,24 @@ def test_commands_tell_that_a_bridge_is_cut(node: Node) -> None:
     assert "it is cut, and publishes nothing" in done(*out, "--max-rows", "9", dsn=node.dsn)
     assert "Bridge orders is cut: more than 9" in error_of(mailroom("bridge", "resume", "orders", dsn=node.dsn))
     assert json_of("bridge", "remove", "orders", dsn=node.dsn)["given_up"] == 2
+
+
+def test_command_skips_a_row_and_what_is_published_ahead_counts_neither_as_waiting_nor_against_the_limit(
+    node: Node,
+) -> None:
+    bridge_out(node, max_rows=3)
+    put(node, 4)
+    node.connection.execute("INSERT INTO mailroom.bridge_done (link, seq) SELECT link, 2 FROM mailroom.bridge_out")
+    keep_house(node)
+    assert (out_state(node).state, out_state(node).backlog) == ("open", 3)
+    node.connection.execute(
+        "UPDATE mailroom.bridge_out SET trouble = 'refused', why = 'the receiver answers 400', since = now()"
+    )
+    assert "bridge out: for 00:00:0" in done("doctor", dsn=node.dsn, exit_code=1)
+    assert json_of("bridge", "skip", "out", "--row", "1", dsn=node.dsn)["row"] == 1
+    assert "is a dead letter" in done("bridge", "skip", "out", "--row", "3", "--why", "old", dsn=node.dsn)
+    assert "Row 2 does not wait" in error_of(mailroom("bridge", "skip", "out", "--row", "2", dsn=node.dsn))
+    assert out_state(node).backlog == 1
+    assert [row for (row,) in node.rows("SELECT seq FROM mailroom.bridge_done ORDER BY seq")] == [1, 2, 3]
+    audited = "SELECT messages, reason FROM mailroom.audit WHERE action = 'bridge skip' ORDER BY id"
+    assert node.rows(audited) == [(1, None), (1, "old")]

@@ -120,6 +120,32 @@ async def test_bridge_that_skips_keeps_the_message_and_the_order_of_the_rest(nod
     assert [clock for _, clock in clocks] == sorted(clock for _, clock in clocks)
 
 
+async def test_row_that_holds_a_bridge_up_is_skipped_by_hand_and_comes_after_a_requeue(node: Node) -> None:
+    log, bridges = bridge_out(node), Bridges()
+    ids = [node.send("orders", {"n": n}, key="k") for n in range(3)]
+    node.deliver_all()
+    log.refuse = lambda record: "policy." if record.id == ids[1] else None
+    async with tended(node) as lane:
+        await eventually_async(lambda: out_state(node).state == "stopped")
+        assert "To leave it out: mailroom bridge skip out --row 2." in (out_state(node).why or "")
+        with node.connection.transaction():
+            assert bridges.skip(node.connection, "out", 2, actor="me", why="an old customer") == ids[1]
+        assert out_state(node).state == "open"
+        await lane.follow_until(lambda: acked(node) == 3)
+        assert list(dict.fromkeys(log.ids())) == [ids[0], ids[2]]
+        with node.connection.transaction():
+            for row in (1, 2, 4):  # published, skipped, none
+                with pytest.raises(ConfigurationError, match=f"Row {row} does not wait for bridge out"):
+                    bridges.skip(node.connection, "out", row, actor="me")
+        reason = node.value("SELECT reason FROM mailroom.dead_letter")
+        assert reason == "bridge out: row 2 was skipped by me: an old customer"
+        log.refuse = lambda record: None
+        with node.connection.transaction():
+            assert DeadLetters().requeue(node.connection, None, stage="publish", actor="me") == 1
+        await rest(node, 4)
+    assert list(dict.fromkeys(log.ids())) == [ids[0], ids[2], ids[1]]
+
+
 async def test_message_without_a_record_holds_up_or_is_skipped_but_never_lost(node: Node) -> None:
     log = bridge_out(node)
     first = node.send("orders", key="k")

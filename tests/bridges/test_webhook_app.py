@@ -22,12 +22,13 @@ from mailroom.testing import SentMessage
 from outbox import Outbox, WebhookApp
 from outbox.webhooks import app as app_module
 from outbox.webhooks import sessions
+from outbox.webhooks.request import value_of
 from tests.bridges.webhooks import NOW, OTHER, SECRET, client_of, post, refused, signed
 from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.proxy import CommitFault, Proxy, proxied
 from tests.support.roles import rights, role
-from tests.support.waiting import eventually_async, wait_until_blocked
+from tests.support.waiting import WITHIN_S, eventually_async, wait_until_blocked
 
 TOPICS = ["order.paid", "stripe.#"]
 ORDER = b'{"order": 1}'
@@ -224,6 +225,7 @@ async def test_hostile_bodies_are_refused(node: Node, client: httpx.AsyncClient)
         (JSON, b'"\\ud800"', 422, "value-unsupported"),
         (JSON, b"[" * 40 + b"]" * 40, 422, "value-unsupported"),
         (JSON, b"[" + b"1," * 250_000 + b"1]", 422, "value-too-large"),
+        (JSON, b"[" + b"[]," * 349_000 + b"1]", 422, "value-too-large"),
         (CBOR, b"", 400, "request-invalid"),
         (CBOR, b"\x82\x01", 400, "request-invalid"),
         (CBOR, b"\x01\x01", 400, "request-invalid"),
@@ -277,8 +279,9 @@ async def test_header_that_is_given_twice_or_is_not_text_is_refused(client: http
 
 
 async def called(
-    app: WebhookApp, *events: dict[str, Any], headers: dict[str, str] | None = None, steps: list[str] | None = None
-) -> list[Any]:
+    app: WebhookApp, *events: dict[str, Any], headers: dict[str, str] | None = None, steps: list[str] | None = None,
+    peer: str = "stranger"
+) -> list[Any]:  # fmt: skip
     """Hand the events to the app, and return what it sends; where they end, the client says nothing more."""
     waiting, answers = list(events), []
     steps = [] if steps is None else steps
@@ -295,7 +298,14 @@ async def called(
 
     given = signed(ORDER) if headers is None else headers
     raw = [(name.encode(), value.encode()) for name, value in given.items()]
-    scope = {"type": "http", "method": "POST", "path": "/topics/order.paid", "query_string": b"", "headers": raw}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": "/topics/order.paid",
+        "query_string": b"",
+        "headers": raw,
+    }
+    scope["client"] = (peer, 1)
     await app(scope, receive, send)
     if answers:
         start, *parts = answers
@@ -341,23 +351,67 @@ async def test_client_that_goes_away_leaves_nothing(node: Node, app: WebhookApp)
     assert sent(node) == []
 
 
-async def test_client_that_sends_nothing_more_is_given_up(
-    node: Node, app: WebhookApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_client_that_sends_nothing_more_is_given_up(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_module, "READ_S", 0.01)
-    assert await called(app, part(b"{")) == [408, "MR-webhook-request-invalid"]
+    assert await called(app_of(node.dsn), part(b"{")) == [408, "MR-webhook-request-invalid"]
     assert sent(node) == []
 
 
-async def test_more_requests_than_can_be_held_are_sent_away(app: WebhookApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_module, "MOST_AT_ONCE", 1)
-    reading = asyncio.ensure_future(called(app, part(b"{")))
-    await asyncio.sleep(0)
-    async with client_of(app) as client:
-        assert refused(await post(client)) == (503, "unavailable")
-        reading.cancel()
-        await asyncio.wait([reading])
+async def test_of_bodies_that_do_not_come_the_oldest_of_who_sends_most_make_room(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app_module, "MOST_AT_ONCE", 3)
+    async with app_of(node.dsn) as app, client_of(app) as client:
+        first, one, *others = (
+            asyncio.ensure_future(called(app, part(b"{"), peer=peer)) for peer in ("one", "other", "one")
+        )
+        await asyncio.sleep(0)
         assert (await post(client)).status_code == 202
+        assert await first == [408, "MR-webhook-request-invalid"]
+        for reading in (one, *others):
+            assert not reading.done()
+            reading.cancel()
+
+
+async def test_what_says_of_itself_that_it_is_not_signed_is_refused_before_its_body_is_waited_for(
+    app: WebhookApp,
+) -> None:
+    given = signed(ORDER)
+    for headers in (
+        *({name: text for name, text in given.items() if name != left} for left in given if left != "content-type"),
+        signed(ORDER, at=NOW - 400),
+        given | {"webhook-signature": f"v1,{'A' * 43} v1a,{'A' * 44}"},
+    ):
+        steps: list[str] = []
+        assert (await called(app, part(b"", more=False), headers=headers, steps=steps))[0] == 401
+        assert steps[0] == "sent"
+
+
+async def test_body_is_read_into_a_value_only_when_there_is_a_session_for_it(
+    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value takes many times the memory of its body."""
+    read: list[bytes] = []
+
+    def reading(body: bytes, kind: str) -> object:
+        read.append(body)
+        return value_of(body, kind)
+
+    monkeypatch.setattr(app_module, "value_of", reading)
+    monkeypatch.setattr(sessions, "ANSWER_S", WITHIN_S)
+    monkeypatch.setattr(sessions, "PATIENCE", "SET LOCAL lock_timeout = '60s'")
+    async with serving(node.dsn, parallel=1) as client:
+        with connect() as other:
+            Outbox().send(other, "order.paid", 0, once="msg_1")
+            held = asyncio.ensure_future(post(client, b"1", id="msg_1"))
+            await eventually_async(lambda: read == [b"1"])
+            second = asyncio.ensure_future(post(client, b"2", id="msg_2"))
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert read == [b"1"]
+            other.rollback()
+        assert [(await each).status_code for each in (held, second)] == [202, 202]
+    assert read == [b"1", b"2"]
 
 
 # -- The database ------------------------------------------------------------------------------------------------------

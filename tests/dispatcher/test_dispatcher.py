@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from functools import partial
 
@@ -473,6 +474,23 @@ async def test_daemon_both_of_whose_lanes_fail_raises_the_error_and_logs_none(
         await run_until_signalled([Failing(node.dsn), Failing(node.dsn)])
     gc.collect()
     assert [record.message for record in caplog.records] == []
+
+
+async def test_what_one_lane_looks_up_in_vain_holds_up_no_other_one() -> None:
+    """More of them than asyncio has threads; nor does the daemon wait for them when it ends."""
+    freed, found = threading.Event(), list[str]()
+
+    class Looking(Dispatcher):
+        async def run(self) -> None:
+            for _ in range(40):
+                asyncio.get_running_loop().run_in_executor(None, freed.wait)
+            found.append(await asyncio.to_thread(str, "found"))
+
+    try:
+        await asyncio.wait_for(run_until_signalled([Looking("dbname=none")]), WITHIN_S)
+    finally:
+        freed.set()
+    assert found == ["found"]
 
 
 async def test_cancelled_dispatcher_leaves_no_task_and_no_session(node: Node) -> None:

@@ -1336,7 +1336,7 @@ CREATE TABLE mailroom.bridge_out (
     marked_at timestamp with time zone,
     tried text,
     CONSTRAINT bridge_out_state_check CHECK ((state = ANY (ARRAY['open'::text, 'stopped'::text]))),
-    CONSTRAINT bridge_out_trouble_check CHECK ((trouble = ANY (ARRAY['unreachable'::text, 'failing'::text])))
+    CONSTRAINT bridge_out_trouble_check CHECK ((trouble = ANY (ARRAY['unreachable'::text, 'refused'::text, 'failing'::text])))
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
 
@@ -1348,7 +1348,7 @@ COMMENT ON COLUMN mailroom.bridge_out.settings IS 'Which broker, and how message
 
 COMMENT ON COLUMN mailroom.bridge_out.state IS 'The state: open, or stopped (for the reason in why) until somebody acts; both are tried again.';
 
-COMMENT ON COLUMN mailroom.bridge_out.trouble IS 'Why nothing is published now: unreachable, or failing; null while neither.';
+COMMENT ON COLUMN mailroom.bridge_out.trouble IS 'Why something is not published now: the broker is unreachable, messages are refused, or it is failing; null while neither.';
 
 COMMENT ON COLUMN mailroom.bridge_out.why IS 'Why, and what to do.';
 
@@ -3100,6 +3100,9 @@ ALTER TABLE ONLY mailroom.audit
 
 ALTER TABLE ONLY mailroom.breaker
     ADD CONSTRAINT breaker_pkey PRIMARY KEY (inbox, prefix);
+
+ALTER TABLE ONLY mailroom.bridge_done
+    ADD CONSTRAINT bridge_done_pkey PRIMARY KEY (link, seq);
 
 ALTER TABLE ONLY mailroom.bridge_in
     ADD CONSTRAINT bridge_in_pkey PRIMARY KEY (origin);

@@ -5,41 +5,42 @@ resolved again by the client, a name could lead to another address the second ti
 """
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
 
 import httpcore
 
+from dispatcher.bridges.webhook.addresses import is_public
+from dispatcher.lanes.threads import ThreadEach
 from mailroom.bridges.publisher import BrokerRefused
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
-# IPv6 addresses that lead to an IPv4 address (RFC 6052); it is in the last four bytes.
-NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+THREADS = ThreadEach()
+# Under way: one of each name, whoever asks for it and however often. Its server may answer none for a minute.
+_lookups: "dict[tuple[str, int], Future[list[str]]]" = {}
 
 
 async def resolve(host: str, port: int) -> list[str]:
     """Return the addresses of a host, in the order in which the system would try them."""
+    place = host, port
+    lookup = _lookups.get(place)
+    if lookup is None:
+        lookup = _lookups[place] = THREADS.submit(_looked_up, host, port)
+        lookup.add_done_callback(lambda _: _lookups.pop(place))
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return await asyncio.wrap_future(lookup)
     except OSError as error:
         raise httpcore.ConnectError(f"its name is not resolved: {error.strerror}") from None
+    except UnicodeError:
+        raise httpcore.ConnectError("its name is not resolved: no host can have it") from None
+
+
+def _looked_up(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
-
-
-def is_public(text: str) -> bool:
-    """Return whether an address is one of the internet's; those that stand for an IPv4 address are as that is."""
-    address = ipaddress.ip_address(text)
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour
-        if address in NAT64:
-            inner = ipaddress.IPv4Address(address.packed[12:])
-        if address.teredo is not None:
-            return False
-        if inner is not None:
-            return is_public(str(inner))
-    return address.is_global and not address.is_multicast
 
 
 class CheckedBackend(httpcore.AsyncNetworkBackend):

@@ -5,20 +5,24 @@ What an answer means, so that a receiver needs to know nothing but Standard Webh
 - 2xx: it has the message. The body of the answer does not matter.
 - 410: it wants no more messages. The bridge stops, and says so.
 - 413, 431: this record is too large for it: what `--on-failure` says.
-- 429, 503: posted again, and nothing else meanwhile, for as long as `Retry-After` says, at most for an hour.
+- 429, and 503 with `Retry-After`: posted again, and nothing else meanwhile, for as long as that says, at most for an
+  hour.
 - All others, such as 400, 401, 404, 422 and 500, no answer within 15 s, and no connection: posted again with a backoff.
   A receiver that is being deployed gives any of them for a while, and a message that is skipped is not there any more.
 - 3xx is one of these: a redirect is not followed, since it would take messages, and a signature, to another place.
 
-While one key waits, others go on, up to the end of the batch. Nothing is read back from the receiver, so what a crash
-leaves unacknowledged is posted again with the same `webhook-id`, which tells the receiver so.
+A key whose message fails waits for itself: others are posted around it, unless nobody is reached at all, as long as it
+and what is behind it are few. Nothing is read back from the receiver, so what a crash leaves unacknowledged is posted
+again with the same `webhook-id`, which tells the receiver so.
 """
 
 import asyncio
 import ssl
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from datetime import datetime
 from http import HTTPStatus
 from uuid import UUID
@@ -29,13 +33,16 @@ from dispatcher.bridges.webhook.connecting import CheckedBackend, Resolve, resol
 from dispatcher.bridges.webhook.endpoint import endpoint_of
 from dispatcher.bridges.webhook.request import LONGEST_AFTER_S, headers_of, retry_after_s
 from mailroom.bridges.environment import variables
-from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, OutBridge, RecordRefused
+from mailroom.bridges.publisher import Answered, BrokerRefused, BrokerTrouble, OutBridge, RecordRefused, Waiting
 from mailroom.bridges.record import Record
 from mailroom.session.backoff import pause_s
 
 TIMEOUT_S = 15.0
 AT_ONCE = 16  # requests
 LONGEST_PAUSE_S = 30.0
+AGAIN_AT_ONCE = 4  # of them, of keys that wait apart: those that are answered late are not to take all
+MOST_APART = 1_000  # records that wait while others are posted around them
+MOST_BYTES_APART = 4 * 1024 * 1024
 IDLE_S = 15.0  # servers close connections that idle, many after 20 s or more
 MAX_ANSWER = 64 * 1024  # bytes that are read to keep the connection; what is longer costs it
 
@@ -44,6 +51,28 @@ MAX_ANSWER = 64 * 1024  # bytes that are read to keep the connection; what is lo
 class _Answer:
     status: int
     retry_after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """What became of an attempt. `is_apart`: others may be posted meanwhile; with `error` no further one helps."""
+
+    why: str
+    is_apart: bool = True
+    error: RecordRefused | None = None
+
+
+@dataclass(slots=True)
+class _Key:
+    """The records of a key that are not acknowledged. `failed` is of the first of them; it is left out, if that is set.
+
+    If `is_apart`, nobody waits for it.
+    """
+
+    records: deque[Record] = field(default_factory=deque)
+    failed: _Failed | None = None
+    is_apart: bool = False
+    left_out: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class WebhookPublisher:
@@ -62,17 +91,38 @@ class WebhookPublisher:
         self._now = now
         self._pause = pause
         self._resolve = resolve
+        self._skips = bridge.settings.on_failure == "skip"
         self._pool: httpcore.AsyncConnectionPool | None = None
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._again = asyncio.Semaphore(AGAIN_AT_ONCE)
         self._quiet_until = 0.0
-        self._troubles: dict[int, str] = {}
+        self._keys: dict[bytes | UUID, _Key] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_closed = False
+        self._changed = asyncio.Event()
+        self._error: Exception | None = None
 
     @property
     def trouble(self) -> str | None:
         """What became of the last attempt of the key that has waited longest."""
-        return next(iter(self._troubles.values()), None)
+        return next((each.failed.why for each in self._keys.values() if each.failed is not None), None)
+
+    @property
+    def waiting(self) -> dict[int, Waiting | None]:
+        """The rows that are not acknowledged."""
+        found: dict[int, Waiting | None] = {}
+        for key in self._keys.values():
+            found |= dict.fromkeys((record.seq for record in key.records), None)
+            if key.failed is not None:
+                found[key.records[0].seq] = Waiting(key.failed.why, key.failed.error)
+        return dict(sorted(found.items()))
+
+    def leave_out(self, row: int) -> None:
+        """Give a record up that no attempt helps, and go on behind it."""
+        for key in self._keys.values():
+            if key.failed is not None and key.records[0].seq == row:
+                key.records.popleft()
+                key.failed = None
+                key.left_out.set()
 
     async def open(self) -> int:
         """Make the pool of connections. Nothing is asked: an endpoint has no request that is no message."""
@@ -94,64 +144,81 @@ class WebhookPublisher:
         return ()
 
     async def publish(self, records: Sequence[Record]) -> None:
-        """Post the records, and return once each was answered with a 2xx."""
-        if self._is_closed:
-            raise BrokerTrouble("given up")
-        by_key: dict[bytes | UUID, list[Record]] = {}
+        """Post the records, and return once each was answered with a 2xx, or waits apart with others of its key."""
         for record in records:
-            by_key.setdefault(record.id if record.key is None else record.key, []).append(record)
-        tasks = {asyncio.create_task(self._deliver(n, each)) for n, each in enumerate(by_key.values())}
-        self._tasks |= tasks
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION) if tasks else ((), ())
-        finally:
-            await self._end(tasks)
-            self._tasks -= tasks
-            self._troubles.clear()
-        if self._is_closed:
-            raise BrokerTrouble("given up")
-        errors = [error for task in done if (error := task.exception()) is not None]
-        if errors:
-            # Who wants nothing more says more than who finds one record too large.
-            raise next((error for error in errors if isinstance(error, BrokerRefused)), errors[0])
+            of = record.id if record.key is None else record.key
+            if (key := self._keys.get(of)) is None:
+                key = self._keys[of] = _Key()
+                task = asyncio.create_task(self._deliver(of, key))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            key.records.append(record)
+        while self._error is None and not self._is_settled():
+            self._changed.clear()
+            await self._changed.wait()
+        if self._error is not None:
+            raise self._error
+
+    def _is_settled(self) -> bool:
+        if not all(key.is_apart for key in self._keys.values()):
+            return False
+        apart = [record for key in self._keys.values() for record in key.records]
+        return len(apart) <= MOST_APART and sum(len(record.value or b"") for record in apart) <= MOST_BYTES_APART
 
     async def keep(self) -> None:
         """Do nothing: there is no mark."""
 
     async def close(self) -> None:
         """Break off the requests that are under way."""
-        self._is_closed = True
-        await self._end(set(self._tasks))
+        await self._give_up(BrokerTrouble("given up"))
         if self._pool is not None:
             await self._pool.aclose()
 
-    async def _end(self, tasks: Collection[asyncio.Task[None]]) -> None:
-        for task in tasks:
+    async def _give_up(self, error: Exception) -> None:
+        self._error = self._error or error
+        self._changed.set()
+        others = self._tasks - {asyncio.current_task()}
+        for task in others:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*others, return_exceptions=True)
 
-    async def _deliver(self, number: int, records: Sequence[Record]) -> None:
+    async def _deliver(self, of: bytes | UUID, key: _Key) -> None:
         """Post the records of one key, one after another."""
-        for record in records:
-            failures = 0
-            while (trouble := await self._attempt(record)) is not None:
-                self._troubles[number] = f"{trouble} (message {record.id})"
+        failures = 0
+        try:
+            while key.records:
+                async with self._again if key.is_apart else nullcontext():
+                    failed = await self._attempt(key.records[0])
+                if failed is None:
+                    key.records.popleft()
+                    key.failed, key.is_apart, failures = None, False, 0
+                    continue
                 failures += 1
-                await self._pause(pause_s(failures, LONGEST_PAUSE_S))
-            self._troubles.pop(number, None)
+                key.failed, key.is_apart = failed, key.is_apart or failed.is_apart
+                self._changed.set()
+                if failed.error is None or not self._skips:
+                    await self._pause(pause_s(failures, LONGEST_PAUSE_S))
+                else:
+                    await key.left_out.wait()
+                    key.left_out.clear()
+                    failures = 0
+            del self._keys[of]
+            self._changed.set()
+        except Exception as error:
+            await self._give_up(error)
 
-    async def _attempt(self, record: Record) -> str | None:
+    async def _attempt(self, record: Record) -> _Failed | None:
         """Post a record once; return None if the receiver has it, or why not."""
         async with self._slots:
             # In the slot: whoever waited for one may have been overtaken by a 429. The bound is for a clock set back.
             while 0 < (left := self._quiet_until - self._now()) <= LONGEST_AFTER_S:
                 await self._pause(left)
             answer = await self._post(record)
-        return answer if isinstance(answer, str) else self._meaning(answer, record)
+        return self._meaning(answer, record) if isinstance(answer, _Answer) else answer
 
-    async def _post(self, record: Record) -> _Answer | str:
+    async def _post(self, record: Record) -> _Answer | _Failed:
         """Send one request; return its answer, or why there is none. No text has a part of the URL, or of a header."""
-        endpoint, answer, why = self._endpoint, None, ""
+        endpoint, answer, failed = self._endpoint, None, _Failed("")
         body = record.value or b""
         headers = [(b"host", endpoint.authority.encode())]
         headers += headers_of(record, int(self._now()), endpoint.secrets)
@@ -176,14 +243,14 @@ class WebhookPublisher:
                     if size > MAX_ANSWER:
                         break
         except (TimeoutError, httpcore.TimeoutException):
-            why = f"the receiver has not answered within {self._timeout_s:g} s"
+            failed = _Failed(f"the receiver has not answered within {self._timeout_s:g} s (message {record.id})")
         except httpcore.ConnectError as error:
-            why = f"the receiver is not reached: {error}"
+            failed = _Failed(f"the receiver is not reached: {error} (message {record.id})", is_apart=False)
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:
-            why = f"the receiver broke off ({type(error).__name__})"
-        return why if answer is None else answer  # once there is a status, nothing behind it matters
+            failed = _Failed(f"the receiver broke off: {type(error).__name__} (message {record.id})")
+        return failed if answer is None else answer  # once there is a status, nothing behind it matters
 
-    def _meaning(self, answer: _Answer, record: Record) -> str | None:
+    def _meaning(self, answer: _Answer, record: Record) -> _Failed | None:
         status = answer.status
         if 200 <= status < 300:
             return None
@@ -194,17 +261,17 @@ class WebhookPublisher:
                 f"{self._name}. Else: mailroom bridge remove {self._name}",
                 code="MR-bridge-broker-refused",
             )
+        error, is_apart = None, True
         if status in (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE):
-            raise RecordRefused(
-                f"{text} to message {record.id}, whose value has {len(record.value or b''):,} bytes.",
-                code="MR-bridge-record-refused",
-            )
-        if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+            text = f"{text} to a value of {len(record.value or b''):,} bytes"
+            error = RecordRefused(f"{text} (message {record.id})", code="MR-bridge-record-refused")
+        elif status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
             after_s = retry_after_s(answer.retry_after, self._now())
             self._quiet_until = max(self._quiet_until, self._now() + after_s)
-        if 300 <= status < 400:
-            return f"{text}, and redirects are not followed: give the bridge the URL that takes messages"
-        return text
+            is_apart = status == HTTPStatus.SERVICE_UNAVAILABLE and not after_s
+        elif 300 <= status < 400:
+            text = f"{text}, and redirects are not followed: give the bridge the URL that takes messages"
+        return _Failed(Answered(f"{text} (message {record.id})"), is_apart, error)
 
 
 def _named(status: int) -> str:

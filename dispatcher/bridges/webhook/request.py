@@ -7,8 +7,8 @@ the message's own is sent as it is if HTTP, and the servers on the way, leave it
 
 import json
 import re
-from datetime import UTC
-from email.utils import parsedate_to_datetime
+from datetime import MAXYEAR, UTC, datetime
+from email.utils import parsedate_tz
 from urllib.parse import quote
 
 from mailroom.bridges.record import CONTENT_TYPE, Record, is_reserved
@@ -57,14 +57,21 @@ def headers_of(record: Record, timestamp: int, secrets: tuple[str, ...]) -> list
 
 
 def retry_after_s(text: str | None, now: float) -> float:
-    """Return for how many seconds an answer asks to wait, at most an hour; 0 if it says nothing that can be read."""
+    """Return for how many seconds an answer asks to wait, at most an hour; 0 if it says nothing that can be read.
+
+    It raises for no text: that comes from a stranger.
+    """
     if text is None:
         return 0.0
-    if re.fullmatch(r"[0-9]{1,9}", text):
-        return min(float(text), LONGEST_AFTER_S)
+    if re.fullmatch(r"[0-9]+", text):
+        return min(float(text), LONGEST_AFTER_S)  # infinity, if there are hundreds of digits
     try:
-        moment = parsedate_to_datetime(text)
-    except ValueError:
+        parts = parsedate_tz(text)
+        if parts is None:
+            return 0.0
+        if parts[0] > MAXYEAR:
+            return LONGEST_AFTER_S
+        moment = datetime(*parts[:6], tzinfo=UTC).timestamp() - (parts[9] or 0)
+    except (ValueError, OverflowError):  # there is no such day, or no such hour
         return 0.0
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return min(max(0.0, moment.timestamp() - now), LONGEST_AFTER_S)
+    return min(max(0.0, moment - now), LONGEST_AFTER_S)
