@@ -19,6 +19,7 @@ from mailroom.metrics.catalog import EXACT, estimated
 from mailroom.metrics.family import Family, Samples
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.registry.inboxes import BY_CLOCK
+from mailroom.roles.advice import advise
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.session import backoff, settings
 from mailroom.session.home import Home
@@ -112,9 +113,14 @@ GROUP BY inbox
 """,
     columns=("text", "bigint", "bigint", "float8"),
 )
+# Whether this role may read the inbox by itself: an inbox that was made after its grants it may not.
 NAMES = Sql(
-    "SELECT name, {partitions} FROM {schema}.inbox_registry ORDER BY name",
-    columns=("text", "bigint"),
+    """
+SELECT name, {partitions}, coalesce(pg_catalog.has_table_privilege(
+           pg_catalog.to_regclass(pg_catalog.concat('{schema}.inbox_', name))::oid, 'SELECT'), false)
+FROM {schema}.inbox_registry ORDER BY name
+""",
+    columns=("text", "bigint", "boolean"),
     partitions=PARTITIONS,
 )
 # Above the healthy floor there are hardly any messages of failing keys, or none; below it there are no others.
@@ -133,7 +139,7 @@ OLDEST_WHERE = filled(
     by_clock=BY_CLOCK,
 )
 OLDEST_OF = filled(OLDEST_WHERE, messages="inbox_{inbox}", chosen="")
-# It takes longer, but no right to each inbox: for roles that may read all, also those that are still to come.
+# It takes longer, but no right to each inbox: for what this role may read only as a part of all inboxes.
 OLDEST_THROUGH_PARENT = filled(OLDEST_WHERE, messages="inbox", chosen="inbox = '{inbox}' AND ")
 OLDEST = Sql(
     """
@@ -227,19 +233,15 @@ class Added:
         self._floor = floor
 
 
-def sampling(
-    schema: str, added: Added, *, now: datetime | None = None, oldest_of: str = OLDEST_OF
-) -> Operation[dict[Family, Samples]]:
+def sampling(schema: str, added: Added, *, now: datetime | None = None) -> Operation[dict[Family, Samples]]:
     """Return a sample of the node `schema`. `now` is when it is taken; None is the database's clock.
-
-    `oldest_of` is how the oldest message of an inbox is found: by the name of its table, which takes a right to each,
-    or through the table of all.
 
     In autocommit it holds no snapshot for longer than one statement takes, which reads few rows.
     """
     [(outbox_s, executables_s, scheduled, live)] = yield NODE.at(schema=schema)(now=now)
     names = yield NAMES.at(schema=schema)(partitions=None)
-    inboxes = [name for name, _ in names]
+    inboxes = [name for name, *_ in names]
+    oldest_of = {name: OLDEST_OF if may_read else OLDEST_THROUGH_PARENT for name, _, may_read in names}
     keys = {(name, state): 0 for name in inboxes for state in ("waiting", "parked")}
     oldest = dict.fromkeys(inboxes, 0.0)
     for inbox, waiting, parked, due_s in (yield KEYS.at(schema=schema)(now=now)):
@@ -247,7 +249,7 @@ def sampling(
             keys[inbox, "waiting"], keys[inbox, "parked"], oldest[inbox] = waiting, parked, due_s or 0.0
     at_once = min(AT_ONCE, names[0][1]) if names else AT_ONCE
     for first in range(0, len(inboxes), at_once):
-        each = "\nUNION ALL\n".join(filled(oldest_of, inbox=name) for name in inboxes[first : first + at_once])
+        each = "\nUNION ALL\n".join(filled(oldest_of[name], inbox=name) for name in inboxes[first : first + at_once])
         for inbox, delivered_s in (yield OLDEST.at(each=each, schema=schema)(now=now)):
             oldest[inbox] = max(oldest[inbox], delivered_s)
     links = yield LINKS.at(schema=schema)(now=now)
@@ -309,8 +311,10 @@ class LeaderSamples:
             except Exception as error:  # whatever it is, the lane goes on, and the sample's age tells of it
                 failures += 1
                 why = cause(error)
+                advised = advise(error, "dispatcher", schema=self._schema)
                 if (again := self._repeats.struck(why)) is not None:
-                    log.warning("dispatcher metrics: failed (%s), trying again%s", why, again)
+                    then = f". {advised}" if advised else ""
+                    log.warning("dispatcher metrics: failed (%s), trying again%s%s", why, again, then)
                 await asyncio.sleep(backoff.pause_s(failures, LONGEST_PAUSE_S))
 
     async def sample(self, session: psycopg.AsyncConnection, added: Added) -> float:

@@ -19,7 +19,7 @@ from mailroom.doctor.workers import ALIVE, DATABASE, IS_ALIVE
 from mailroom.metrics import catalog, leader
 from mailroom.metrics.catalog import reading_catalog
 from mailroom.metrics.family import Family, Samples
-from mailroom.metrics.leader import INTERVAL_S, OLDEST_THROUGH_PARENT, SHARE, Added, sampling
+from mailroom.metrics.leader import INTERVAL_S, SHARE, Added, sampling
 from mailroom.metrics.scrape import reading_node
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.sql.operation import Operation, Sql
@@ -229,7 +229,7 @@ class Watch:
         cheap = yield from reading_catalog(at)
         if self._monotonic() >= self._next_at:
             began = self._monotonic()
-            self._sample = yield from sampling(at, self._added, oldest_of=OLDEST_THROUGH_PARENT)
+            self._sample = yield from sampling(at, self._added)
             self._sampled_at = self._monotonic()
             self._next_at = self._sampled_at + max(INTERVAL_S, SHARE * (self._sampled_at - began))
         leaders = tuple(Leader(*row) for row in (yield LEADERS.at(schema=at)()))

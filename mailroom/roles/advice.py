@@ -16,10 +16,19 @@ RUN = "Run, as the role that ran `mailroom migrate`: "
 PLACE = "see docs/operate/roles.md"
 # What the commands are for, by their first words. All others are the owner's.
 COMMANDS = {
+    "outbox cancel": "operator",
     "outbox": "writer",
     "inbox reap": "reaper",
     "inbox peek": "reaper",
     "inbox list": "metrics",
+    "inbox paused": "auditor",
+    "inbox pause": "operator",
+    "inbox resume": "operator",
+    "tail": "reaper",
+    "periodic list": "auditor",
+    "periodic": "operator",
+    "link status": "metrics",
+    "bridge status": "auditor",
     "dispatcher status": "metrics",
     "dispatcher": "dispatcher",
     "executor status": "metrics",
@@ -27,6 +36,8 @@ COMMANDS = {
     "executor execute-all": "executor",
     "parked list": "auditor",
     "parked": "operator",
+    "archive list": "auditor",
+    "archive": "operator",
     "dead-letter list": "auditor",
     "dead-letter": "operator",
     "status": "metrics",

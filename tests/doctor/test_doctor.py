@@ -23,6 +23,7 @@ from mailroom.doctor import settings as doctor_settings
 from mailroom.doctor.examining import CHECKS
 from mailroom.doctor.finding import asking
 from mailroom.errors import ConfigurationError, NotInTransaction, SchemaError
+from mailroom.roles import grant
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import Node
@@ -373,10 +374,11 @@ def test_role_at_work_without_rights_and_one_that_policies_bind_are_found(node: 
 
 
 def test_roles_at_work_with_exactly_what_is_granted_lack_nothing(node: Node) -> None:
-    """And one that may change another column of the node lacks what it needs."""
+    """And one lacks what it needs that may change another column of the node, or has not got an inbox made since."""
+    inboxes = [name for (name,) in node.rows("SELECT name FROM mailroom.inbox_registry")]
     with contextlib.ExitStack() as stack:
         for does in ("dispatcher", "executor"):
-            name, dsn = stack.enter_context(role(node.dsn, *rights(does, "shipping")))
+            name, dsn = stack.enter_context(role(node.dsn, *rights(does, *inboxes, total=["ledger"])))
             session = stack.enter_context(psycopg.connect(dsn, autocommit=True))
             node.connection.execute(
                 LEASE.format(role=does, until="1 h").replace("pg_backend_pid()", str(session.info.backend_pid))
@@ -400,6 +402,11 @@ def test_roles_at_work_with_exactly_what_is_granted_lack_nothing(node: Node) -> 
                 assert examined(node, **AT_ANY_PACE) == {}
             finally:
                 over.set()
+        node.inbox("since")
+        lacks = f"role {dispatcher}, housekeeping, lacks {{}} on mailroom.inbox_since"
+        assert examined(node)["M037"].evidence == (lacks.format("DELETE"), lacks.format("SELECT"))
+        with node.connection.transaction():
+            grant(node.connection, "dispatcher", dispatcher, actor="ada")
         node.connection.execute(f"REVOKE UPDATE (clock_ceiling) ON mailroom.node FROM {dispatcher}")
         found = examined(node)
         assert set(found) == {"M037"}
@@ -477,8 +484,9 @@ def test_each_check_has_an_id_of_its_own() -> None:
 
 
 def test_auditor_who_may_see_other_sessions_may_look_at_everything(node: Node) -> None:
-    inboxes = [name for (name,) in node.rows("SELECT name FROM mailroom.inbox_registry")]
-    granted = rights("auditor", *inboxes, total=["ledger"])
-    with role(node.dsn, *granted, "GRANT pg_monitor TO {role}") as (_, dsn), psycopg.connect(dsn) as connection:
+    with (
+        role(node.dsn, *rights("auditor"), "GRANT pg_monitor TO {role}") as (_, dsn),
+        psycopg.connect(dsn) as connection,
+    ):
         found = {each.id: each for each in examine(connection)}
     assert set(found) <= OF_THE_SERVER, found

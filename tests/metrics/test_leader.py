@@ -20,6 +20,7 @@ from mailroom.session.home import Home
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import CLOCKS_ALLOWED, SCHEMA, Node, failing
+from tests.support.roles import rights, role
 from tests.support.waiting import eventually_async
 
 HOUR_S = 3_600.0
@@ -168,6 +169,19 @@ def test_inboxes_are_read_in_portions(node: Node, monkeypatch: pytest.MonkeyPatc
     assert waits(node) == {
         "outbox": 0, "executables": 0, "a": 0, "b": LATER_H, "c": LATER_H, "billing": 0, "shipping": 0
     }  # fmt: skip
+
+
+def test_inbox_made_after_the_grants_is_sampled_with_all_others(node: Node) -> None:
+    with role(node.dsn, *rights("dispatcher", "billing", "shipping")) as (_, dsn), psycopg.connect(dsn) as session:
+        node.inbox("late")
+        for name in ("late", "shipping"):
+            node.send(name, key="a")
+        node.deliver()
+        node.connection.execute("UPDATE mailroom.inbox_registry SET max_attempts = 1")
+        fail_first(node)
+        found = run(session, sampling(SCHEMA, Added(SCHEMA), now=clock(node) + timedelta(hours=LATER_H)))
+    assert round(by_label(found[leader.INBOX_OLDEST])["late"] / HOUR_S) == LATER_H
+    assert by_label(found[leader.INBOX_KEYS])["shipping/parked"] == 1
 
 
 def test_scheduled_messages_are_counted(node: Node) -> None:
