@@ -16,6 +16,7 @@ import psycopg
 
 from mailroom.dead_letter import Stage
 from mailroom.metrics.catalog import EXACT, estimated
+from mailroom.metrics.failing import INBOX_FAILING, Failing
 from mailroom.metrics.family import Family, Samples
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.registry.inboxes import BY_CLOCK
@@ -95,10 +96,10 @@ NODE = Sql(
 SELECT extract(epoch FROM at.now - (SELECT sent_at FROM {schema}.outbox ORDER BY position LIMIT 1))::float8,
        extract(epoch FROM at.now - (SELECT sent_at FROM {schema}.outbox_executable ORDER BY position LIMIT 1))::float8,
        (SELECT count(*) FROM (SELECT FROM {schema}.scheduled LIMIT {most}) AS few),
-       pg_catalog.pg_stat_get_live_tuples('{schema}.scheduled'::regclass)
+       pg_catalog.pg_stat_get_live_tuples('{schema}.scheduled'::regclass), at.now
 FROM (SELECT coalesce(%(now)s::timestamptz, clock_timestamp())) AS at (now)
 """,
-    columns=("float8", "float8", "bigint", "bigint"),
+    columns=("float8", "float8", "bigint", "bigint", "timestamptz"),
     most=EXACT + 1,
 )
 # A key whose time has come is no longer late on purpose. Whoever waits for it is first by `key_state_due`.
@@ -106,12 +107,13 @@ KEYS = Sql(
     """
 SELECT inbox, count(*) FILTER (WHERE retry_at > now AND retry_at < 'infinity'),
        count(*) FILTER (WHERE retry_at = 'infinity' AND paused_at IS NULL),
-       max(extract(epoch FROM now - retry_at)::float8) FILTER (WHERE retry_at <= now)
-FROM (SELECT inbox, retry_at, paused_at, coalesce(%(now)s::timestamptz, clock_timestamp()) AS now
+       max(extract(epoch FROM now - retry_at)::float8) FILTER (WHERE retry_at <= now),
+       count(*) FILTER (WHERE attempts > 0 AND retry_at < 'infinity')
+FROM (SELECT inbox, attempts, retry_at, paused_at, coalesce(%(now)s::timestamptz, clock_timestamp()) AS now
       FROM {schema}.key_state WHERE retry_at > '-infinity') AS k
 GROUP BY inbox
 """,
-    columns=("text", "bigint", "bigint", "float8"),
+    columns=("text", "bigint", "bigint", "float8", "bigint"),
 )
 # Whether this role may read the inbox by itself: an inbox that was made after its grants it may not.
 NAMES = Sql(
@@ -233,20 +235,27 @@ class Added:
         self._floor = floor
 
 
-def sampling(schema: str, added: Added, *, now: datetime | None = None) -> Operation[dict[Family, Samples]]:
+def sampling(
+    schema: str, added: Added, failing: Failing | None = None, *, now: datetime | None = None
+) -> Operation[dict[Family, Samples]]:
     """Return a sample of the node `schema`. `now` is when it is taken; None is the database's clock.
+
+    `added` and `failing` are what was seen at earlier samples; None for nothing yet.
 
     In autocommit it holds no snapshot for longer than one statement takes, which reads few rows.
     """
-    [(outbox_s, executables_s, scheduled, live)] = yield NODE.at(schema=schema)(now=now)
+    [(outbox_s, executables_s, scheduled, live, at)] = yield NODE.at(schema=schema)(now=now)
     names = yield NAMES.at(schema=schema)(partitions=None)
     inboxes = [name for name, *_ in names]
     oldest_of = {name: OLDEST_OF if may_read else OLDEST_THROUGH_PARENT for name, _, may_read in names}
     keys = {(name, state): 0 for name in inboxes for state in ("waiting", "parked")}
     oldest = dict.fromkeys(inboxes, 0.0)
-    for inbox, waiting, parked, due_s in (yield KEYS.at(schema=schema)(now=now)):
+    fail = dict.fromkeys(inboxes, 0)
+    for inbox, waiting, parked, due_s, tried in (yield KEYS.at(schema=schema)(now=now)):
         if inbox in oldest:
             keys[inbox, "waiting"], keys[inbox, "parked"], oldest[inbox] = waiting, parked, due_s or 0.0
+            fail[inbox] = tried
+    failing_s = yield from (failing or Failing()).looking(schema, fail, at)
     at_once = min(AT_ONCE, names[0][1]) if names else AT_ONCE
     for first in range(0, len(inboxes), at_once):
         each = "\nUNION ALL\n".join(filled(oldest_of[name], inbox=name) for name in inboxes[first : first + at_once])
@@ -263,6 +272,7 @@ def sampling(schema: str, added: Added, *, now: datetime | None = None) -> Opera
         SCHEDULED: [((), estimated(scheduled, live))],
         INBOX_OLDEST: [((name,), seconds) for name, seconds in oldest.items()],
         INBOX_KEYS: list(keys.items()),
+        INBOX_FAILING: [((name,), seconds) for name, seconds in failing_s.items()],
         LINK_LAG: [((name,), lag_s) for name, lag_s in links],
         BRIDGE_LAG: [((name,), lag_s) for name, lag_s in bridges],
         PERIODIC_LATE: [((name,), late_s) for name, late_s in periodic],
@@ -301,9 +311,9 @@ class LeaderSamples:
             await leading.wait()
             try:
                 async with await self._home.connect_async("dispatcher metrics", SESSION) as session:
-                    added = Added(self._schema)
+                    added, failing = Added(self._schema), Failing()
                     while leading.is_set():
-                        pause_s = await self.sample(session, added)
+                        pause_s = await self.sample(session, added, failing)
                         failures = 0
                         self._repeats.over()
                         await asyncio.sleep(pause_s)
@@ -317,8 +327,8 @@ class LeaderSamples:
                     log.warning("dispatcher metrics: failed (%s), trying again%s%s", why, again, then)
                 await asyncio.sleep(backoff.pause_s(failures, LONGEST_PAUSE_S))
 
-    async def sample(self, session: psycopg.AsyncConnection, added: Added) -> float:
+    async def sample(self, session: psycopg.AsyncConnection, added: Added, failing: Failing) -> float:
         """Take a sample over an autocommit session, and return for how many seconds to pause after it."""
         began = self._monotonic()
-        self._last = began, await run_async(session, sampling(self._schema, added))
+        self._last = began, await run_async(session, sampling(self._schema, added, failing))
         return max(INTERVAL_S, SHARE * (self._monotonic() - began))

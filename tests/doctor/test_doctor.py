@@ -180,6 +180,15 @@ BROKEN = [
         "INSERT INTO mailroom.bridge_out (link, settings) SELECT number, '{}' FROM l"),
         "M044", "bridge to-nats is cut: it gets nothing any more", "DELETE FROM mailroom.bridge_out",
     ),
+    (
+        ("WITH k AS (INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at) "
+        "SELECT 'spare', n::text, n, 2, 'tomorrow' FROM generate_series(1, 3) AS n RETURNING *) "
+        "INSERT INTO mailroom.attempt (at, inbox, key, clock, message_id, attempt, outcome, error, error_class) "
+        f"SELECT {OLD}, inbox, key, clock, gen_random_uuid(), nth, 'retry', 'no', "
+        "CASE key WHEN '1' THEN 'KeyError' ELSE 'TimeoutError' END FROM k, generate_series(1, 2) AS nth"),
+        "M045", "inbox spare: 3 failing keys, the first for 01:00:0",
+        "WITH gone AS (DELETE FROM mailroom.key_state) DELETE FROM mailroom.attempt",
+    ),
 ]  # fmt: skip
 
 
@@ -191,6 +200,7 @@ def test_what_is_broken_is_found_and_nothing_else_and_its_command_mends_it(node:
     with node.connection.transaction():
         findings |= {each.id: each for each in examine(node.connection) if each.id == "M029"}
     assert sorted(findings) == sorted({found for _, found, _, _ in BROKEN})
+    assert findings["M045"].evidence[0].endswith(", mostly by TimeoutError")
     for _, found, evidence, _ in BROKEN:
         assert any(evidence in line for line in findings[found].evidence), findings[found]
     for *_, mended in BROKEN:
