@@ -10,7 +10,7 @@ from inbox.order import finding_order
 from mailroom import locks
 from mailroom.errors import InvalidMessage
 from mailroom.message.columns import MESSAGE, MOVING, listed
-from mailroom.message.message import COLUMNS, SELECTED, Message, messages
+from mailroom.message.message import COLUMNS, EXPRESSIONS, SELECTED, Message, messages
 from mailroom.message.outgoing import aware
 from mailroom.names import DEFAULT_SCHEMA, Key, inbox_name, key_text, schema_name, topic_name
 from mailroom.numbers import count_or_all
@@ -46,6 +46,18 @@ FIND = Sql(
     columns=COLUMNS | {"reaped_at": "timestamptz"},
     selected=SELECTED,
     chosen=CHOSEN,
+)
+# For who may not see what messages say: the values are not read.
+NO_VALUES = {"value": "''::bytea", "value_json": "NULL::text"}
+FIND_BARE = Sql(
+    "SELECT {selected}, reaped_at FROM {schema}.reaped {chosen}",
+    columns=COLUMNS | {"reaped_at": "timestamptz"},
+    selected=", ".join((EXPRESSIONS | NO_VALUES).values()),
+    chosen=CHOSEN,
+)
+MAY_SEE = Sql(
+    "SELECT pg_catalog.has_column_privilege('{schema}.reaped'::regclass, 'value'::text, 'SELECT'::text)",
+    columns=("boolean",),
 )
 COUNT = Sql(
     "SELECT count(*) FROM (SELECT FROM {schema}.reaped {chosen}) AS c",
@@ -105,13 +117,23 @@ class _Operations:
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int | None = 100,
+        values: bool = True,
     ) -> Operation[list[Reaped]]:
-        """Return messages that were reaped, the ones that were reaped first first."""
-        return self._finding(_chosen(ids, key, topic, since, until, limit))
+        """Return messages that were reaped, the ones that were reaped first first.
 
-    def _finding(self, chosen: dict[str, object]) -> Operation[list[Reaped]]:
+        Without `values` none is read, as for an auditor, who may not: then `value` of the messages raises
+        `DecodeError`.
+        """
+        return self._finding(_chosen(ids, key, topic, since, until, limit), FIND if values else FIND_BARE)
+
+    def _may_see_values(self) -> Operation[bool]:
+        """Return whether this role may read what the messages say."""
+        [(may,)] = yield MAY_SEE.at(schema=self.schema)()
+        return bool(may)
+
+    def _finding(self, chosen: dict[str, object], statement: Sql) -> Operation[list[Reaped]]:
         yield from seeing(self.schema, "reaped")
-        rows = yield FIND.at(**self._names)(**chosen)
+        rows = yield statement.at(**self._names)(**chosen)
         if not rows:
             # One that was dropped may have left some; of one that never was there can be none.
             yield from finding(self.schema, self.inbox)
@@ -206,6 +228,7 @@ class Archive(_Operations):
 
     find = on_connection(_Operations._find)
     count = on_connection(_Operations._count)
+    may_see_values = on_connection(_Operations._may_see_values)
     replay = on_connection(_Operations._replay)
 
 
@@ -214,6 +237,7 @@ class AsyncArchive(_Operations):
 
     find = on_async_connection(_Operations._find)
     count = on_async_connection(_Operations._count)
+    may_see_values = on_async_connection(_Operations._may_see_values)
     replay = on_async_connection(_Operations._replay)
 
 

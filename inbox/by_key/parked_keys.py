@@ -117,9 +117,10 @@ CHOSEN = """
       AND (%(keys)s::text[] IS NULL OR key = ANY(%(keys)s::text[]))
       AND (%(matching)s::text IS NULL OR position(%(matching)s::text IN last_error) > 0)
     ORDER BY parked_at, key LIMIT %(limit)s::bigint"""
+# Through the table of all inboxes, as whoever only reads does: a right to each would not cover new ones.
 HELD = """
     SELECT {columns} FROM {{schema}}.parked WHERE inbox = '{{inbox}}' AND key = {key}
-    UNION ALL SELECT {columns} FROM {{schema}}.inbox_{{inbox}} WHERE key = {key}"""
+    UNION ALL SELECT {columns} FROM {{schema}}.inbox WHERE inbox = '{{inbox}}' AND key = {key}"""
 CLOCKS = HELD.format(columns="clock", key="c.key")
 
 KEYS = Sql(

@@ -12,7 +12,7 @@ from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.messages import message_json
-from mailroom.cli.output import as_json, document, say, table, working
+from mailroom.cli.output import as_json, document, note, say, table, working
 from mailroom.cli.parameters import INBOX, KEY, LIMIT, TOPIC
 from mailroom.errors import MailroomError
 
@@ -69,17 +69,23 @@ def list_(
 ) -> None:  # fmt: skip
     """List what was reaped from an inbox and is kept, in the order of reaping. With --json it has headers and values.
 
+    Values are left out for a role that may not read them, such as an auditor's; then one line on stderr says so.
+
     \b
     Examples:
       mailroom archive list shipping --key order-42
       mailroom archive list shipping --since 2030-01-31T09:00:00+01:00 --limit 1000 --json | jq -r '.[].id'
     """
     with working("reading the archive"), call.connection("archive list") as connection:
-        found = Archive(inbox, schema=call.schema).find(
-            connection, ids or None, key=key, topic=topic, since=since, until=until, limit=limit
+        of = Archive(inbox, schema=call.schema)
+        values = call.json and of.may_see_values(connection)
+        found = of.find(
+            connection, ids or None, key=key, topic=topic, since=since, until=until, limit=limit, values=values
         )
     if call.json:
-        document([message_json(each.message) | {"reaped_at": as_json(each.reaped_at)} for each in found])
+        if not values:
+            note("Values are left out: this role may not read them. An operator may: mailroom grant operator ROLE")
+        document([message_json(each.message, value=values) | {"reaped_at": as_json(each.reaped_at)} for each in found])
     elif found:
         table(("reaped", "clock", "topic", "key", "sent", "id"), map(_cells, found), numbers=("clock",))
     else:

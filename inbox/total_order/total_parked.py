@@ -15,8 +15,9 @@ IN_ORDER = f"{BY_SENT}, origin"
 
 KEYS = Sql(
     """
-SELECT key, (SELECT count(*) FROM {schema}.inbox_{inbox}),
-       (SELECT clock FROM {schema}.inbox_{inbox} ORDER BY {in_order} LIMIT 1), attempts::bigint, parked_at, last_error
+SELECT key, (SELECT count(*) FROM {schema}.inbox WHERE inbox = '{inbox}'),
+       (SELECT clock FROM {schema}.inbox WHERE inbox = '{inbox}' ORDER BY {in_order} LIMIT 1), attempts::bigint,
+       parked_at, last_error
 FROM ({chosen}) AS c
 """,
     columns=("text", "bigint", "bigint", "bigint", "timestamptz", "text"),

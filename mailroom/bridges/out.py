@@ -145,9 +145,9 @@ class OutStart:
     """Where a run of a bridge begins: everything up to the row `acked`, stamped at `since` with `clock`, is published.
 
     If it is `in_doubt`, this node may have lost history since: what it stamps again may be published already.
-    `is_known`: there are messages that are known to be; behind `acked`, rows up to `ahead_to` may need no publishing. No
-    clock above `reach` was given out by this node. `tried` is what the publisher had noted before it sent what was sent
-    last, if it notes anything.
+    `is_known`: there are messages that are known to be; behind `acked`, rows up to `ahead_to` may need no publishing.
+    No clock above `reach` was given out by this node. `tried` is what the publisher had noted before it sent what was
+    sent last, if it notes anything.
     """
 
     acked: int

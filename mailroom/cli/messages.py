@@ -43,9 +43,10 @@ def print_messages(messages: Iterable[Message], *, json: bool) -> None:
     sys.stdout.flush()
 
 
-def message_json(message: Message) -> dict[str, Any]:
-    """Return a message as a JSON object."""
-    return {**{name: as_json(getattr(message, name)) for name in FIELDS}, **content_json(message)}
+def message_json(message: Message, *, value: bool = True) -> dict[str, Any]:
+    """Return a message as a JSON object, with its value or without."""
+    content = content_json(message) if value else {"headers": dict(message.headers)}
+    return {**{name: as_json(getattr(message, name)) for name in FIELDS}, **content}
 
 
 def content_json(held: HasContent) -> dict[str, Any]:

@@ -114,6 +114,7 @@ def _state(inbox: InboxLook) -> str:
         "paused" if inbox.paused else "",
         f"{inbox.parked:,} parked" if inbox.parked else "",
         f"{inbox.failing:,} failing" if inbox.failing else "",
+        "no worker" if inbox.unread else "",
     ]
     return ", ".join(filter(None, told))
 

@@ -16,6 +16,26 @@ WHERE k.keys > 0 ORDER BY k.since
 """,
     columns=FOUND,
 )
+# As far as 100 keys of an inbox. By its attempts it is known since when a message fails, and with what.
+FAILING = Sql(
+    """
+WITH failing AS MATERIALIZED (
+    SELECT r.name, k.key, k.clock FROM {schema}.inbox_registry AS r CROSS JOIN LATERAL (
+        SELECT s.key, s.clock FROM {schema}.key_state AS s
+        WHERE s.inbox = r.name AND s.retry_at < 'infinity' AND s.attempts > 0 LIMIT 100) AS k),
+tried AS MATERIALIZED (
+    SELECT f.name, f.key, a.at, a.error_class FROM failing AS f CROSS JOIN LATERAL (
+        SELECT t.at, t.error_class FROM {schema}.attempt AS t
+        WHERE t.inbox = f.name AND t.key = f.key AND t.clock = f.clock AND t.outcome <> 'replay') AS a)
+SELECT t.name, pg_catalog.format('inbox %%s: %%s failing keys%%s, the first for %%s, mostly by %%s', t.name,
+       count(DISTINCT t.key), CASE WHEN count(DISTINCT t.key) = 100 THEN ' or more' END,
+       date_trunc('second'::text, clock_timestamp() - min(t.at)),
+       mode() WITHIN GROUP (ORDER BY coalesce(t.error_class, 'an unknown error')))
+FROM tried AS t GROUP BY t.name
+HAVING min(t.at) <= clock_timestamp() - %(failing_s)s::float8 * interval '1 s' ORDER BY min(t.at)
+""",
+    columns=FOUND,
+)
 DEAD = Sql(
     """
 SELECT d.stage, pg_catalog.format('stage %%s: %%s%%s, the last %%s ago', d.stage, count(*),
@@ -79,4 +99,5 @@ CHECKS = (
     DoctorCheck("M042", asking(DAYS), "mailroom dispatcher run --schema {schema}", of_tables=True),
     DoctorCheck("M043", asking(OPEN), "mailroom inbox resume {first} --schema {schema}", of_tables=True),
     DoctorCheck("M044", asking(STOPPED), "mailroom {first} status --schema {schema}", of_tables=True),
+    DoctorCheck("M045", asking(FAILING), "mailroom top --once --schema {schema}", of_tables=True),
 )

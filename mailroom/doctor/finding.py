@@ -50,6 +50,7 @@ class Limits:
     lease_s: float = _limit(10, "how long a lease has expired whose session lives, in seconds")
     batch_s: float = _limit(600, "how long a worker has had its batch, in seconds")
     silent_s: float = _limit(60, "the age of a batch whose worker is silent, in seconds")
+    failing_s: float = _limit(60, "how long messages of an inbox have failed at each try, in seconds")
     unread_s: float = _limit(600, "how long messages wait in an inbox that nobody reaps, in seconds")
     connections_share: float = _limit(0.9, "connections in use, as a share of those there may be")
     queue_share: float = _limit(0.1, "the notification queue in use, as a share of it")

@@ -258,4 +258,11 @@ KINDS = {
         "The evidence says why, and what to do. It is tried again by itself; `resume` of the same command does so at "
         "once, and `mailroom bridge skip` leaves a message out that is refused. One that is cut has to be made anew.",
     ),
+    "M045": Kind(
+        "messages fail at each try",
+        "Their keys wait for the next attempt, and in the end they are parked. If most keys of an inbox fail, it is "
+        "the handler or what it calls, and not the messages.",
+        "The command shows the keys and the last errors, the worker's log their texts. Mend the handler, or put its "
+        "last version back: what waits is tried again by itself. `mailroom inbox pause` saves attempts meanwhile.",
+    ),
 }

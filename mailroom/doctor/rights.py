@@ -33,7 +33,8 @@ working AS MATERIALIZED (
     SELECT a.usesysid, 'worker', w.inbox
     FROM {{schema}}.worker AS w JOIN alive ON alive.number = w.process_number::bigint & 4294967295
     JOIN pg_stat_activity AS a ON a.pid = alive.pid)"""
-# A login may work as each role that it is a member of. Where a grant gives a column only, that one is asked for.
+# A login may work as each role that it is a member of. Where a grant gives a column only, that one is asked for. The
+# dispatcher's housekeeping needs each inbox by its name, new ones too.
 TOO_FEW = Sql(
     """
 WITH {working},
@@ -42,14 +43,19 @@ needed (does, relation, privilege, of_column) AS (VALUES
     ('dispatcher', 'dispatch_turn', 'UPDATE', NULL), ('dispatcher', 'inbox', 'INSERT', NULL),
     ('dispatcher', 'lease', 'UPDATE', NULL), ('dispatcher', 'node', 'UPDATE', 'clock_ceiling'),
     ('executor', 'outbox_executable', 'SELECT', NULL), ('executor', 'outbox_executable', 'DELETE', NULL),
-    ('executor', 'lease', 'UPDATE', NULL), ('worker', 'inbox_', 'SELECT', NULL), ('worker', 'inbox_', 'DELETE', NULL))
+    ('executor', 'lease', 'UPDATE', NULL), ('worker', 'inbox_', 'SELECT', NULL), ('worker', 'inbox_', 'DELETE', NULL),
+    ('housekeeping', 'inbox_', 'SELECT', NULL), ('housekeeping', 'inbox_', 'DELETE', NULL))
 SELECT pg_catalog.format('GRANT %%s ON {schema}.%%s TO %%I;', p.wanted, n.relation || w.inbox, r.rolname),
        pg_catalog.format('role %%s, %%s, lacks %%s on %%s', r.rolname, w.does, p.wanted, c.oid::regclass)
-FROM (SELECT w.oid, w.does, coalesce(w.inbox, '') AS inbox FROM working AS w) AS w
+FROM (SELECT w.oid, w.does, coalesce(w.inbox, '') AS inbox FROM working AS w
+      UNION ALL
+      SELECT w.oid, 'housekeeping', i.name FROM working AS w, {schema}.inbox_registry AS i WHERE w.does = 'dispatcher'
+     ) AS w
 JOIN needed AS n ON n.does = w.does JOIN pg_roles AS r ON r.oid = w.oid
 JOIN pg_class AS c ON c.relnamespace = '{schema}'::regnamespace AND c.relname = (n.relation || w.inbox)::name
 CROSS JOIN LATERAL (SELECT n.privilege || coalesce(' (' || n.of_column || ')', '') AS wanted) AS p
-WHERE NOT EXISTS (SELECT FROM pg_roles AS g WHERE pg_has_role(w.oid, g.oid, 'MEMBER') AND CASE
+WHERE NOT (n.of_column IS NULL AND has_table_privilege(w.oid, c.oid, n.privilege))
+  AND NOT EXISTS (SELECT FROM pg_roles AS g WHERE pg_has_role(w.oid, g.oid, 'MEMBER') AND CASE
     WHEN n.of_column IS NULL THEN has_table_privilege(g.oid, c.oid, n.privilege)
     ELSE has_column_privilege(g.oid, c.oid, n.of_column, n.privilege) END)
 ORDER BY 2

@@ -16,9 +16,11 @@ import psycopg
 
 from mailroom.dead_letter import Stage
 from mailroom.metrics.catalog import EXACT, estimated
+from mailroom.metrics.failing import INBOX_FAILING, Failing
 from mailroom.metrics.family import Family, Samples
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.registry.inboxes import BY_CLOCK
+from mailroom.roles.advice import advise
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.session import backoff, settings
 from mailroom.session.home import Home
@@ -94,10 +96,10 @@ NODE = Sql(
 SELECT extract(epoch FROM at.now - (SELECT sent_at FROM {schema}.outbox ORDER BY position LIMIT 1))::float8,
        extract(epoch FROM at.now - (SELECT sent_at FROM {schema}.outbox_executable ORDER BY position LIMIT 1))::float8,
        (SELECT count(*) FROM (SELECT FROM {schema}.scheduled LIMIT {most}) AS few),
-       pg_catalog.pg_stat_get_live_tuples('{schema}.scheduled'::regclass)
+       pg_catalog.pg_stat_get_live_tuples('{schema}.scheduled'::regclass), at.now
 FROM (SELECT coalesce(%(now)s::timestamptz, clock_timestamp())) AS at (now)
 """,
-    columns=("float8", "float8", "bigint", "bigint"),
+    columns=("float8", "float8", "bigint", "bigint", "timestamptz"),
     most=EXACT + 1,
 )
 # A key whose time has come is no longer late on purpose. Whoever waits for it is first by `key_state_due`.
@@ -105,16 +107,22 @@ KEYS = Sql(
     """
 SELECT inbox, count(*) FILTER (WHERE retry_at > now AND retry_at < 'infinity'),
        count(*) FILTER (WHERE retry_at = 'infinity' AND paused_at IS NULL),
-       max(extract(epoch FROM now - retry_at)::float8) FILTER (WHERE retry_at <= now)
-FROM (SELECT inbox, retry_at, paused_at, coalesce(%(now)s::timestamptz, clock_timestamp()) AS now
+       max(extract(epoch FROM now - retry_at)::float8) FILTER (WHERE retry_at <= now),
+       count(*) FILTER (WHERE attempts > 0 AND retry_at < 'infinity')
+FROM (SELECT inbox, attempts, retry_at, paused_at, coalesce(%(now)s::timestamptz, clock_timestamp()) AS now
       FROM {schema}.key_state WHERE retry_at > '-infinity') AS k
 GROUP BY inbox
 """,
-    columns=("text", "bigint", "bigint", "float8"),
+    columns=("text", "bigint", "bigint", "float8", "bigint"),
 )
+# Whether this role may read the inbox by itself: an inbox that was made after its grants it may not.
 NAMES = Sql(
-    "SELECT name, {partitions} FROM {schema}.inbox_registry ORDER BY name",
-    columns=("text", "bigint"),
+    """
+SELECT name, {partitions}, coalesce(pg_catalog.has_table_privilege(
+           pg_catalog.to_regclass(pg_catalog.concat('{schema}.inbox_', name))::oid, 'SELECT'), false)
+FROM {schema}.inbox_registry ORDER BY name
+""",
+    columns=("text", "bigint", "boolean"),
     partitions=PARTITIONS,
 )
 # Above the healthy floor there are hardly any messages of failing keys, or none; below it there are no others.
@@ -133,7 +141,7 @@ OLDEST_WHERE = filled(
     by_clock=BY_CLOCK,
 )
 OLDEST_OF = filled(OLDEST_WHERE, messages="inbox_{inbox}", chosen="")
-# It takes longer, but no right to each inbox: for roles that may read all, also those that are still to come.
+# It takes longer, but no right to each inbox: for what this role may read only as a part of all inboxes.
 OLDEST_THROUGH_PARENT = filled(OLDEST_WHERE, messages="inbox", chosen="inbox = '{inbox}' AND ")
 OLDEST = Sql(
     """
@@ -228,26 +236,29 @@ class Added:
 
 
 def sampling(
-    schema: str, added: Added, *, now: datetime | None = None, oldest_of: str = OLDEST_OF
+    schema: str, added: Added, failing: Failing | None = None, *, now: datetime | None = None
 ) -> Operation[dict[Family, Samples]]:
     """Return a sample of the node `schema`. `now` is when it is taken; None is the database's clock.
 
-    `oldest_of` is how the oldest message of an inbox is found: by the name of its table, which takes a right to each,
-    or through the table of all.
+    `added` and `failing` are what was seen at earlier samples; None for nothing yet.
 
     In autocommit it holds no snapshot for longer than one statement takes, which reads few rows.
     """
-    [(outbox_s, executables_s, scheduled, live)] = yield NODE.at(schema=schema)(now=now)
+    [(outbox_s, executables_s, scheduled, live, at)] = yield NODE.at(schema=schema)(now=now)
     names = yield NAMES.at(schema=schema)(partitions=None)
-    inboxes = [name for name, _ in names]
+    inboxes = [name for name, *_ in names]
+    oldest_of = {name: OLDEST_OF if may_read else OLDEST_THROUGH_PARENT for name, _, may_read in names}
     keys = {(name, state): 0 for name in inboxes for state in ("waiting", "parked")}
     oldest = dict.fromkeys(inboxes, 0.0)
-    for inbox, waiting, parked, due_s in (yield KEYS.at(schema=schema)(now=now)):
+    fail = dict.fromkeys(inboxes, 0)
+    for inbox, waiting, parked, due_s, tried in (yield KEYS.at(schema=schema)(now=now)):
         if inbox in oldest:
             keys[inbox, "waiting"], keys[inbox, "parked"], oldest[inbox] = waiting, parked, due_s or 0.0
+            fail[inbox] = tried
+    failing_s = yield from (failing or Failing()).looking(schema, fail, at)
     at_once = min(AT_ONCE, names[0][1]) if names else AT_ONCE
     for first in range(0, len(inboxes), at_once):
-        each = "\nUNION ALL\n".join(filled(oldest_of, inbox=name) for name in inboxes[first : first + at_once])
+        each = "\nUNION ALL\n".join(filled(oldest_of[name], inbox=name) for name in inboxes[first : first + at_once])
         for inbox, delivered_s in (yield OLDEST.at(each=each, schema=schema)(now=now)):
             oldest[inbox] = max(oldest[inbox], delivered_s)
     links = yield LINKS.at(schema=schema)(now=now)
@@ -261,6 +272,7 @@ def sampling(
         SCHEDULED: [((), estimated(scheduled, live))],
         INBOX_OLDEST: [((name,), seconds) for name, seconds in oldest.items()],
         INBOX_KEYS: list(keys.items()),
+        INBOX_FAILING: [((name,), seconds) for name, seconds in failing_s.items()],
         LINK_LAG: [((name,), lag_s) for name, lag_s in links],
         BRIDGE_LAG: [((name,), lag_s) for name, lag_s in bridges],
         PERIODIC_LATE: [((name,), late_s) for name, late_s in periodic],
@@ -299,9 +311,9 @@ class LeaderSamples:
             await leading.wait()
             try:
                 async with await self._home.connect_async("dispatcher metrics", SESSION) as session:
-                    added = Added(self._schema)
+                    added, failing = Added(self._schema), Failing()
                     while leading.is_set():
-                        pause_s = await self.sample(session, added)
+                        pause_s = await self.sample(session, added, failing)
                         failures = 0
                         self._repeats.over()
                         await asyncio.sleep(pause_s)
@@ -309,12 +321,14 @@ class LeaderSamples:
             except Exception as error:  # whatever it is, the lane goes on, and the sample's age tells of it
                 failures += 1
                 why = cause(error)
+                advised = advise(error, "dispatcher", schema=self._schema)
                 if (again := self._repeats.struck(why)) is not None:
-                    log.warning("dispatcher metrics: failed (%s), trying again%s", why, again)
+                    then = f". {advised}" if advised else ""
+                    log.warning("dispatcher metrics: failed (%s), trying again%s%s", why, again, then)
                 await asyncio.sleep(backoff.pause_s(failures, LONGEST_PAUSE_S))
 
-    async def sample(self, session: psycopg.AsyncConnection, added: Added) -> float:
+    async def sample(self, session: psycopg.AsyncConnection, added: Added, failing: Failing) -> float:
         """Take a sample over an autocommit session, and return for how many seconds to pause after it."""
         began = self._monotonic()
-        self._last = began, await run_async(session, sampling(self._schema, added))
+        self._last = began, await run_async(session, sampling(self._schema, added, failing))
         return max(INTERVAL_S, SHARE * (self._monotonic() - began))

@@ -1,31 +1,37 @@
 """One look at a node for people who watch it live: rates, lag, what is in trouble, who works, and what failed last.
 
-The server counts what is inserted into and deleted from each table, so rates need no process that counts; it also
-counts what is rolled back. Each look reads few rows. How long the oldest messages wait takes longer, and is sampled as
-the leader does for metrics: on a clock of max(5 s, 100 times its own duration).
+The server counts what comes into each table and goes out of it, so rates need no process that counts
+(`mailroom.metrics.changes`). Each look reads few rows. How long the oldest messages wait takes longer, and is sampled
+as the leader does for metrics: on a clock of max(5 s, 100 times its own duration).
 """
 
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple, cast
+from typing import cast
 from uuid import UUID
 
 from mailroom import locks
 from mailroom.doctor.finding import Limits
-from mailroom.doctor.workers import ALIVE, DATABASE, IS_ALIVE
+from mailroom.doctor.workers import ALIVE, DATABASE, IS_ALIVE, LONELY
 from mailroom.metrics import catalog, leader
 from mailroom.metrics.catalog import reading_catalog
+from mailroom.metrics.changes import OUTBOX, Changes, came_and_went, reading_changes
+from mailroom.metrics.failing import INBOX_FAILING, Failing
 from mailroom.metrics.family import Family, Samples
-from mailroom.metrics.leader import INTERVAL_S, OLDEST_THROUGH_PARENT, SHARE, Added, sampling
+from mailroom.metrics.leader import INTERVAL_S, SHARE, Added, sampling
 from mailroom.metrics.scrape import reading_node
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.sql.operation import Operation, Sql
 
 SHOWN = 20  # keys, batches and errors of a look
-LATE_S = 30.0  # the bound of the error budget in the alert rules
+# As in the alert rules. Where no worker is at all, nobody has to wait for so long to know it.
+UNLED_S = 30.0
+LATE_S = 300.0
+UNREAD_S = 5.0
 NAMED = 3  # inboxes with one trouble that a look names; of more it says how many
 
 
@@ -43,7 +49,10 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class InboxLook:
-    """An inbox. Rates are None at the first look. `waiting` is an estimate, and `oldest_s` how long it waits."""
+    """An inbox. Rates are None at the first look. `waiting` is an estimate, and `oldest_s` how long it waits.
+
+    For `failing_s` seconds all attempts have failed, as far as it was looked at. If it is `unread`, no worker is there.
+    """
 
     name: str
     delivered_per_s: float | None
@@ -53,11 +62,18 @@ class InboxLook:
     failing: int
     parked: int
     paused: bool
+    failing_s: float = 0.0
+    unread: bool = False
 
     @property
     def is_in_trouble(self) -> bool:
-        """Whether somebody should look at it."""
-        return bool(self.failing or self.parked or self.paused) or self.oldest_s > LATE_S
+        """Whether somebody should look at it: then a trouble names it."""
+        return bool(self.failing or self.failing_s or self.parked or self.paused or self.unread or self.is_late)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its workers do not keep up."""
+        return self.oldest_s > LATE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,25 +149,6 @@ class Look:
     errors: tuple[ErrorLook, ...]
 
 
-class Changes(NamedTuple):
-    """How many rows were inserted into a table and deleted from it."""
-
-    inserted: int
-    deleted: int
-
-
-OUTBOX = None  # in the place of an inbox
-# As `catalog.TABLES`: by name, through the session's cache.
-CHANGES = Sql(
-    """
-SELECT t.name, pg_catalog.pg_stat_get_tuples_inserted(t.oid), pg_catalog.pg_stat_get_tuples_deleted(t.oid)
-FROM (SELECT name, pg_catalog.to_regclass(pg_catalog.concat('{schema}.inbox_', name))::oid FROM {schema}.inbox_registry
-      UNION ALL
-      SELECT NULL, '{schema}.outbox'::regclass::oid) AS t (name, oid)
-WHERE t.oid IS NOT NULL
-""",
-    columns=("text", "bigint", "bigint"),
-)
 LEADERS = Sql(
     """
 SELECT role, until > clock_timestamp(), state, host, pid::bigint, extract(epoch FROM until - clock_timestamp())::float8
@@ -215,7 +212,7 @@ class Watch:
     def __init__(self, schema: str = DEFAULT_SCHEMA, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._schema = schema_name(schema)
         self._monotonic = monotonic
-        self._added = Added(self._schema)
+        self._added, self._failing = Added(self._schema), Failing()
         self._before: tuple[datetime, dict[str | None, Changes]] | None = None
         self._sample: dict[Family, Samples] = {}
         self._sampled_at = 0.0
@@ -225,11 +222,11 @@ class Watch:
         """Return what the node looks like now. It takes no lock that anybody waits for."""
         at = self._schema
         node, now = yield from reading_node(at)
-        changes = {name: Changes(*counts) for name, *counts in (yield CHANGES.at(schema=at)())}
+        changes = yield from reading_changes(at)
         cheap = yield from reading_catalog(at)
         if self._monotonic() >= self._next_at:
             began = self._monotonic()
-            self._sample = yield from sampling(at, self._added, oldest_of=OLDEST_THROUGH_PARENT)
+            self._sample = yield from sampling(at, self._added, self._failing)
             self._sampled_at = self._monotonic()
             self._next_at = self._sampled_at + max(INTERVAL_S, SHARE * (self._sampled_at - began))
         leaders = tuple(Leader(*row) for row in (yield LEADERS.at(schema=at)()))
@@ -239,7 +236,8 @@ class Watch:
         [(processes,)] = yield PROCESSES.at()()
         rates = per_second(self._before, (now, changes))
         self._before = now, changes
-        inboxes = _inboxes(cheap, self._sample, rates)
+        inboxes = _inboxes(cheap, self._sample, rates, (yield from self._lonely()) if rates else set())
+        outbox_oldest_s = _only(self._sample[leader.OUTBOX_OLDEST])
         return Look(
             node=node,
             schema=at,
@@ -247,19 +245,25 @@ class Watch:
             sent_per_s=rates[OUTBOX][0] if rates else None,
             delivered_per_s=sum(each.delivered_per_s or 0.0 for each in inboxes) if rates else None,
             reaped_per_s=sum(each.reaped_per_s or 0.0 for each in inboxes) if rates else None,
-            outbox_oldest_s=_only(self._sample[leader.OUTBOX_OLDEST]),
+            outbox_oldest_s=outbox_oldest_s,
             scheduled=int(_only(self._sample[leader.SCHEDULED])),
             parked_messages=int(_only(cheap[catalog.PARKED_MESSAGES])),
             dead_letters=int(sum(_by_label(cheap[catalog.DEAD_LETTERS]).values())),
             sample_age_s=max(self._monotonic() - self._sampled_at, 0.0),
             processes=processes,
             leaders=leaders,
-            troubles=tuple(troubles(at, cheap, leaders, inboxes, keys, batches)),
+            troubles=tuple(troubles(at, cheap, leaders, outbox_oldest_s, inboxes, keys, batches, errors)),
             inboxes=tuple(inboxes),
             keys=keys,
             batches=batches,
             errors=errors,
         )
+
+    def _lonely(self) -> Operation[set[str]]:
+        """Return those inboxes at which no worker is, if something waits in one for a while."""
+        if not any(seconds > UNREAD_S for seconds in _by_label(self._sample[leader.INBOX_OLDEST]).values()):
+            return set()
+        return {name for (name,) in (yield LONELY.at(schema=self._schema)())}
 
 
 def per_second(
@@ -274,16 +278,18 @@ def per_second(
     seconds = (after[0] - before[0]).total_seconds()
     rates = {}
     for name, now in after[1].items():
-        old = before[1].get(name, Changes(0, 0))
-        inserted, deleted = (new - last if new >= last else new for new, last in zip(now, old, strict=True))
-        rates[name] = inserted / seconds, deleted / seconds
+        came, went = came_and_went(before[1].get(name, Changes(0, 0, 0)), now)
+        rates[name] = came / seconds, went / seconds
     return rates
 
 
 def _inboxes(
-    cheap: Mapping[Family, Samples], sample: Mapping[Family, Samples], rates: Mapping[str | None, tuple[float, float]]
+    cheap: Mapping[Family, Samples],
+    sample: Mapping[Family, Samples],
+    rates: Mapping[str | None, tuple[float, float]],
+    lonely: Collection[str],
 ) -> list[InboxLook]:
-    oldest = _by_label(sample[leader.INBOX_OLDEST])
+    oldest, fails = _by_label(sample[leader.INBOX_OLDEST]), _by_label(sample[INBOX_FAILING])
     keys = {labels: int(cast(float, number)) for labels, number in sample[leader.INBOX_KEYS]}
     paused = _by_label(cheap[catalog.INBOX_PAUSED])
     found = []
@@ -291,7 +297,9 @@ def _inboxes(
         delivered, reaped = rates.get(name, (0.0, 0.0)) if rates else (None, None)
         failing, parked = keys.get((name, "waiting"), 0), keys.get((name, "parked"), 0)
         oldest_s, is_paused = oldest.get(name, 0.0), bool(paused[name])
-        found.append(InboxLook(name, delivered, reaped, int(waiting), oldest_s, failing, parked, is_paused))
+        unread = name in lonely and oldest_s > UNREAD_S and not reaped and not is_paused
+        found.append(InboxLook(name, delivered, reaped, int(waiting), oldest_s, failing, parked, is_paused,
+                               fails.get(name, 0.0), unread))  # fmt: skip
     return sorted(found, key=_rank)
 
 
@@ -303,11 +311,16 @@ def troubles(
     schema: str,
     cheap: Mapping[Family, Samples],
     leaders: Iterable[Leader],
+    outbox_oldest_s: float,
     inboxes: Sequence[InboxLook],
     keys: Iterable[KeyLook],
     batches: Iterable[BatchLook],
+    errors: Iterable[ErrorLook],
 ) -> Iterable[Trouble]:
-    """Return what is in trouble, the worst first: what stops a node, then an inbox, then a key."""
+    """Return what is in trouble, the worst first: what stops a node, then an inbox, then a key.
+
+    Each inbox that is in trouble is in one of them.
+    """
     option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
     led = {each.role: each for each in leaders}
     if "dispatcher" not in led:
@@ -316,17 +329,10 @@ def troubles(
         command = "executor" if lane.role == "executor" else "dispatcher"
         yield Trouble(f"nobody leads as {lane.role}; {lane.host} pid {lane.pid} did",
                       f"mailroom {command} run{option}")  # fmt: skip
-    parked = [each for each in inboxes if each.parked]
-    for inbox in parked[:NAMED]:
-        yield Trouble(f"inbox {inbox.name}: {_counted(inbox.parked, 'parked key')}",
-                      f"mailroom parked list {inbox.name}{option}")  # fmt: skip
-    if len(parked) > NAMED:
-        yield Trouble(f"parked keys in {len(parked) - NAMED:,} more", f"mailroom parked list{option}")
-    paused = [each.name for each in inboxes if each.paused]
-    for name in paused[:NAMED]:
-        yield Trouble(f"inbox {name} is paused", f"mailroom inbox resume {name}{option}")
-    if len(paused) > NAMED:
-        yield Trouble(f"{len(paused) - NAMED:,} more are paused", f"mailroom status{option}")
+    if outbox_oldest_s > UNLED_S and "dispatcher" in led and led["dispatcher"].leads:
+        yield Trouble(f"the outbox waits: its oldest message was sent {outbox_oldest_s:.0f} s ago, though a dispatcher "
+                      "leads", f"mailroom doctor{option}")  # fmt: skip
+    yield from _of_inboxes(inboxes, errors, option)
     for key in [each for each in keys if each.state == "paused"][:NAMED]:
         yield Trouble(f"key {key.key} of inbox {key.inbox} is paused",
                       f"mailroom inbox resume {key.inbox} --key {shlex.quote(key.key)}{option}")  # fmt: skip
@@ -343,6 +349,51 @@ def troubles(
     for name, margin in _by_label(cheap[catalog.SEQUENCE_MARGIN]).items():
         if margin < 1 - limits.sequence_share:
             yield Trouble(f"sequence {name} has few numbers left", f"mailroom doctor{option}")
+
+
+# What may be wrong with an inbox, the worst first, and what it is called of many.
+WRONG = {
+    "unread": "no worker is there",
+    "fails": "each attempt fails",
+    "late": "workers are late",
+    "parked": "parked keys",
+    "failing": "failing keys",
+    "paused": "paused",
+}
+
+
+def _of_inboxes(inboxes: Sequence[InboxLook], errors: Iterable[ErrorLook], option: str) -> Iterable[Trouble]:
+    classes = Counter((each.inbox, each.error_class or "?") for each in errors)
+    told = [_of_inbox(each, classes, option) for each in inboxes]
+    for kind, short in WRONG.items():
+        having = [of[kind] for of in told if kind in of]
+        yield from having[:NAMED]
+        if len(having) > NAMED:
+            yield Trouble(f"{len(having) - NAMED:,} more inboxes: {short}", f"mailroom top --once{option}")
+
+
+def _of_inbox(inbox: InboxLook, classes: Mapping[tuple[str, str], int], option: str) -> dict[str, Trouble]:
+    """Return what is wrong with an inbox, by its kind."""
+    name, told = inbox.name, {}
+    waits = f"inbox {name}: the oldest message was delivered {inbox.oldest_s:.0f} s ago"
+    of = {error: number for (inbox_of, error), number in classes.items() if inbox_of == name}
+    mostly = f", mostly by {max(of, key=of.__getitem__)}" if of else ""
+    if inbox.unread:
+        told["unread"] = Trouble(f"{waits}, and no worker is there", "mailroom worker run MODULE:WORKER")
+    elif inbox.is_late and not inbox.paused:
+        told["late"] = Trouble(waits, f"mailroom doctor{option}")
+    if inbox.failing_s:
+        fails = f"inbox {name}: nothing is reaped, and each attempt has failed for {inbox.failing_s:.0f} s{mostly}"
+        told["fails"] = Trouble(fails, f"mailroom doctor{option}")
+    elif inbox.failing:
+        told["failing"] = Trouble(f"inbox {name}: {_counted(inbox.failing, 'failing key')}{mostly}",
+                                  f"mailroom doctor{option}")  # fmt: skip
+    if inbox.parked:
+        told["parked"] = Trouble(f"inbox {name}: {_counted(inbox.parked, 'parked key')}",
+                                 f"mailroom parked list {name}{option}")  # fmt: skip
+    if inbox.paused:
+        told["paused"] = Trouble(f"inbox {name} is paused", f"mailroom inbox resume {name}{option}")
+    return told
 
 
 def _counted(number: int, what: str) -> str:

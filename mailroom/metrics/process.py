@@ -173,6 +173,9 @@ class ProcessMetrics:
     def _claimed(self, event: events.BatchClaimed) -> None:
         self._open[id(event.messages)] = _Open((event.inbox,), len(event.messages), self._monotonic())
         self._histogram(CLAIM, event.inbox).observe(event.seconds)
+        # From 0 on: where every attempt fails, a share of nothing would be no number, and no alert.
+        self._count(REAPED, event.inbox, times=0)
+        self._histogram(AGE, event.inbox)
         self._since(WAIT, event.inbox, delivered_times(event.messages))
 
     def _ended(self, event: events.BatchEnded) -> None:

@@ -234,7 +234,7 @@ ORDER BY t.inbox
     origins=ORIGINS,
 )
 HELD = Sql(
-    "SELECT count(*) FROM {schema}.inbox_{inbox} WHERE {by_sent} > %(stable)s::bigint",
+    "SELECT count(*) FROM {schema}.inbox WHERE inbox = '{inbox}' AND {by_sent} > %(stable)s::bigint",
     columns=("bigint",),
     by_sent="(sent_clock + 0)",
 )

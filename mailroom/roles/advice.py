@@ -15,10 +15,19 @@ SOMEBODY = "ROLE"  # where only the server knows as whom it was
 RUN = "Run, as the role that ran `mailroom migrate`: "
 # What the commands are for, by their first words. All others are the owner's.
 COMMANDS = {
+    "outbox cancel": "operator",
     "outbox": "writer",
     "inbox reap": "reaper",
     "inbox peek": "reaper",
     "inbox list": "metrics",
+    "inbox paused": "auditor",
+    "inbox pause": "operator",
+    "inbox resume": "operator",
+    "tail": "reaper",
+    "periodic list": "auditor",
+    "periodic": "operator",
+    "link status": "metrics",
+    "bridge status": "auditor",
     "dispatcher status": "metrics",
     "dispatcher": "dispatcher",
     "executor status": "metrics",
@@ -26,6 +35,8 @@ COMMANDS = {
     "executor execute-all": "executor",
     "parked list": "auditor",
     "parked": "operator",
+    "archive list": "auditor",
+    "archive": "operator",
     "dead-letter list": "auditor",
     "dead-letter": "operator",
     "status": "metrics",

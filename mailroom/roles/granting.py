@@ -55,8 +55,9 @@ def granting(
 
     `purpose` is one of those in docs/operate/roles.md, such as `writer` or `reaper`. A `reaper` and a `spark-reader`
     need `inboxes`; an `operator` may be limited to some, by default it gets all. Other purposes take none: a
-    `dispatcher` and an `auditor` get all that exist. An inbox that is created later needs another grant: repeating one
-    is harmless. `staging_schema` is where a `spark-writer` makes its tables, if not in the node's schema.
+    `dispatcher` gets all that exist. An inbox that is created later needs another grant for those that have single
+    inboxes: repeating one is harmless. `staging_schema` is where a `spark-writer` makes its tables, if not in the
+    node's schema.
 
     In the caller's transaction, as the owner of the schema. No inbox is created before it ends. `actor` says who acts
     and `why` gives the reason; both are written to the table `audit`. With `dry_run` nothing is changed, and the role

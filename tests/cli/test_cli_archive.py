@@ -8,6 +8,7 @@ import pytest
 from inbox import Inbox
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.node import Node
+from tests.support.roles import rights, role
 
 
 @pytest.fixture
@@ -42,6 +43,17 @@ def test_list_tells_what_was_reaped(node: Node, ids: list[UUID]) -> None:
     assert "There is no inbox 'nobody'" in error_of(mailroom("archive", "list", "nobody", dsn=node.dsn))
     wrong = mailroom("archive", "list", "shipping", "--since", "2030-01-31T09:00:00", dsn=node.dsn)
     assert "is not a time: give one with its zone" in error_of(wrong)
+
+
+def test_auditor_lists_all_but_the_values(node: Node, ids: list[UUID]) -> None:
+    with role(node.dsn, *rights("auditor")) as (_, auditor):
+        text = done("archive", "list", "shipping", dsn=auditor, COLUMNS="200")
+        told = mailroom("archive", "list", "shipping", "--json", dsn=auditor)
+    assert [str(id) in text for id in ids] == [True, True]
+    found = json.loads(told.stdout)
+    assert [each["headers"] for each in found] == [{"saga": "s"}] * 2
+    assert not any("value" in each or "raw" in each for each in found)
+    assert "Values are left out" in told.stderr
 
 
 def test_replay_of_what_is_chosen(node: Node, ids: list[UUID]) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -28,9 +29,9 @@ from mailroom.cli.call import Call
 from mailroom.cli.commands.top import top, watching
 from mailroom.cli.options import share
 from mailroom.cli.screen import screen
+from mailroom.metrics.changes import Changes
 from mailroom.metrics.look import (
     BatchLook,
-    Changes,
     ErrorLook,
     InboxLook,
     KeyLook,
@@ -111,11 +112,16 @@ def test_quiet_node_is_short() -> None:
 
 
 def test_rates_are_of_the_time_between_two_looks() -> None:
-    before = NOW, {"a": Changes(10, 4), "reset": Changes(100, 100), None: Changes(0, 0)}
-    after = NOW + timedelta(seconds=2), {
-        "a": Changes(14, 5), "reset": Changes(6, 2), "new": Changes(8, 0), None: Changes(1, 1),
+    before = NOW, {
+        "a": Changes(10, 4, 6), "reset": Changes(100, 100, 0), "rolls back": Changes(9, 0, 9), None: Changes(0, 0, 0),
     }  # fmt: skip
-    assert per_second(before, after) == {"a": (2, 0.5), "reset": (3, 1), "new": (4, 0), None: (0.5, 0.5)}
+    after = NOW + timedelta(seconds=2), {
+        "a": Changes(14, 5, 9), "reset": Changes(6, 2, 4), "rolls back": Changes(9, 100, 9), "new": Changes(8, 0, 8),
+        None: Changes(1, 1, 0),
+    }  # fmt: skip
+    assert per_second(before, after) == {
+        "a": (2, 0.5), "reset": (3, 1), "rolls back": (0, 0), "new": (4, 0), None: (0.5, 0.5)
+    }  # fmt: skip
     assert per_second(None, after) == per_second(after, after) == {}
 
 
@@ -219,6 +225,39 @@ def test_rates_come_from_the_server_s_counts(node: Node) -> None:
     shipping = next(each for each in second.inboxes if each.name == "shipping")
     for rate in (second.sent_per_s, second.delivered_per_s, second.reaped_per_s, shipping.reaped_per_s):
         assert rate == pytest.approx(6 / took_s)
+
+
+def test_what_waits_and_what_fails_is_a_trouble_within_seconds(node: Node, connect: Connect) -> None:
+    at = 100.0
+    watch = Watch(monotonic=lambda: at)
+    for name in ("shipping", "billing"):
+        node.send(name, key="k")
+    node.deliver()
+    node.connection.execute("UPDATE mailroom.inbox SET delivered_at = now() - interval '10 s'")
+    node.connection.execute("INSERT INTO mailroom.lease VALUES ('dispatcher', gen_random_uuid(), 1, "
+                            "now() + interval '1 hour', 'h', 1, 1, now(), 'awake', '{}')")  # fmt: skip
+    with node.connection.transaction():
+        [message] = Inbox("billing").peek(node.connection, "k", limit=1)
+        run(node.connection, failing("billing", message, ConnectionError("secret")))
+    node.connection.execute("INSERT INTO mailroom.outbox (topic, value_json, sent_at) "
+                            "VALUES ('shipping', '1', now() - interval '40 s')")  # fmt: skip
+    seen(node, watch)
+    at += 6
+    look = seen(node, watch)
+    assert [each.name for each in look.inboxes if each.is_in_trouble] == ["shipping", "billing"]
+    told = [f"{re.sub('[0-9]+ s', 'N s', each.what)}: {each.command}" for each in look.troubles]
+    assert told == [
+        "the outbox waits: its oldest message was sent N s ago, though a dispatcher leads: mailroom doctor",
+        ("inbox shipping: the oldest message was delivered N s ago, and no worker is there: "
+         "mailroom worker run MODULE:WORKER"),
+        ("inbox billing: nothing is reaped, and each attempt has failed for N s, mostly by ConnectionError: "
+         "mailroom doctor"),
+    ]  # fmt: skip
+    with connect(autocommit=True) as worker:  # asleep at the inbox
+        worker.execute("SELECT pg_advisory_lock_shared(%s, %s)", [
+            locks.ASLEEP, node.value("SELECT ('mailroom.inbox_shipping'::regclass::oid::bigint - 2147483648)::int"),
+        ])  # fmt: skip
+        assert [each.unread for each in seen(node, watch).inboxes] == [False] * 3
 
 
 def test_ages_are_sampled_on_a_clock_of_their_own(node: Node) -> None:

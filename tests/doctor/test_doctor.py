@@ -23,6 +23,7 @@ from mailroom.doctor import settings as doctor_settings
 from mailroom.doctor.examining import CHECKS
 from mailroom.doctor.finding import asking
 from mailroom.errors import ConfigurationError, NotInTransaction, SchemaError
+from mailroom.roles import grant
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import Node
@@ -179,6 +180,15 @@ BROKEN = [
         "INSERT INTO mailroom.bridge_out (link, settings) SELECT number, '{}' FROM l"),
         "M044", "bridge to-nats is cut: it gets nothing any more", "DELETE FROM mailroom.bridge_out",
     ),
+    (
+        ("WITH k AS (INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at) "
+        "SELECT 'spare', n::text, n, 2, 'tomorrow' FROM generate_series(1, 3) AS n RETURNING *) "
+        "INSERT INTO mailroom.attempt (at, inbox, key, clock, message_id, attempt, outcome, error, error_class) "
+        f"SELECT {OLD}, inbox, key, clock, gen_random_uuid(), nth, 'retry', 'no', "
+        "CASE key WHEN '1' THEN 'KeyError' ELSE 'TimeoutError' END FROM k, generate_series(1, 2) AS nth"),
+        "M045", "inbox spare: 3 failing keys, the first for 01:00:0",
+        "WITH gone AS (DELETE FROM mailroom.key_state) DELETE FROM mailroom.attempt",
+    ),
 ]  # fmt: skip
 
 
@@ -190,6 +200,7 @@ def test_what_is_broken_is_found_and_nothing_else_and_its_command_mends_it(node:
     with node.connection.transaction():
         findings |= {each.id: each for each in examine(node.connection) if each.id == "M029"}
     assert sorted(findings) == sorted({found for _, found, _, _ in BROKEN})
+    assert findings["M045"].evidence[0].endswith(", mostly by TimeoutError")
     for _, found, evidence, _ in BROKEN:
         assert any(evidence in line for line in findings[found].evidence), findings[found]
     for *_, mended in BROKEN:
@@ -373,10 +384,11 @@ def test_role_at_work_without_rights_and_one_that_policies_bind_are_found(node: 
 
 
 def test_roles_at_work_with_exactly_what_is_granted_lack_nothing(node: Node) -> None:
-    """And one that may change another column of the node lacks what it needs."""
+    """And one lacks what it needs that may change another column of the node, or has not got an inbox made since."""
+    inboxes = [name for (name,) in node.rows("SELECT name FROM mailroom.inbox_registry")]
     with contextlib.ExitStack() as stack:
         for does in ("dispatcher", "executor"):
-            name, dsn = stack.enter_context(role(node.dsn, *rights(does, "shipping")))
+            name, dsn = stack.enter_context(role(node.dsn, *rights(does, *inboxes, total=["ledger"])))
             session = stack.enter_context(psycopg.connect(dsn, autocommit=True))
             node.connection.execute(
                 LEASE.format(role=does, until="1 h").replace("pg_backend_pid()", str(session.info.backend_pid))
@@ -400,6 +412,11 @@ def test_roles_at_work_with_exactly_what_is_granted_lack_nothing(node: Node) -> 
                 assert examined(node, **AT_ANY_PACE) == {}
             finally:
                 over.set()
+        node.inbox("since")
+        lacks = f"role {dispatcher}, housekeeping, lacks {{}} on mailroom.inbox_since"
+        assert examined(node)["M037"].evidence == (lacks.format("DELETE"), lacks.format("SELECT"))
+        with node.connection.transaction():
+            grant(node.connection, "dispatcher", dispatcher, actor="ada")
         node.connection.execute(f"REVOKE UPDATE (clock_ceiling) ON mailroom.node FROM {dispatcher}")
         found = examined(node)
         assert set(found) == {"M037"}
@@ -477,8 +494,9 @@ def test_each_check_has_an_id_of_its_own() -> None:
 
 
 def test_auditor_who_may_see_other_sessions_may_look_at_everything(node: Node) -> None:
-    inboxes = [name for (name,) in node.rows("SELECT name FROM mailroom.inbox_registry")]
-    granted = rights("auditor", *inboxes, total=["ledger"])
-    with role(node.dsn, *granted, "GRANT pg_monitor TO {role}") as (_, dsn), psycopg.connect(dsn) as connection:
+    with (
+        role(node.dsn, *rights("auditor"), "GRANT pg_monitor TO {role}") as (_, dsn),
+        psycopg.connect(dsn) as connection,
+    ):
         found = {each.id: each for each in examine(connection)}
     assert set(found) <= OF_THE_SERVER, found

@@ -23,7 +23,17 @@ DASHBOARD = DIRECTORY / "mailroom-dashboard.json"
 
 OF_PROMETHEUS = {"instance", "job"}
 ALERTS = (
-    *("NoLeader", "DispatcherLag", "ExecutorLag", "ConsumerLag", "NoConsumer", "Stalled", "ParkedKeys", "DeadLetters"),
+    *(
+        "NoLeader",
+        "DispatcherLag",
+        "ExecutorLag",
+        "ConsumerLag",
+        "NoConsumer",
+        "Stalled",
+        "Failing",
+        "ParkedKeys",
+        "DeadLetters",
+    ),
     *(
         "OldSnapshot",
         "DeadRows",

@@ -14,12 +14,14 @@ from inbox import Inbox
 from mailroom.dead_letter import Stage
 from mailroom.errors import ConnectionFailed
 from mailroom.metrics import leader
+from mailroom.metrics.failing import INBOX_FAILING, Failing
 from mailroom.metrics.family import Family, Samples
 from mailroom.metrics.leader import Added, LeaderSamples, sampling
 from mailroom.session.home import Home
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import CLOCKS_ALLOWED, SCHEMA, Node, failing
+from tests.support.roles import rights, role
 from tests.support.waiting import eventually_async
 
 HOUR_S = 3_600.0
@@ -170,6 +172,47 @@ def test_inboxes_are_read_in_portions(node: Node, monkeypatch: pytest.MonkeyPatc
     }  # fmt: skip
 
 
+def test_inbox_made_after_the_grants_is_sampled_with_all_others(node: Node) -> None:
+    with role(node.dsn, *rights("dispatcher", "billing", "shipping")) as (_, dsn), psycopg.connect(dsn) as session:
+        node.inbox("late")
+        for name in ("late", "shipping"):
+            node.send(name, key="a")
+        node.deliver()
+        node.connection.execute("UPDATE mailroom.inbox_registry SET max_attempts = 1")
+        fail_first(node)
+        found = run(session, sampling(SCHEMA, Added(SCHEMA), now=clock(node) + timedelta(hours=LATER_H)))
+    assert round(by_label(found[leader.INBOX_OLDEST])["late"] / HOUR_S) == LATER_H
+    assert by_label(found[leader.INBOX_KEYS])["shipping/parked"] == 1
+
+
+FLUSH = "SELECT pg_stat_force_next_flush()"
+
+
+def test_inbox_fails_from_its_first_failure_to_what_is_reaped(node: Node, connect: Connect) -> None:
+    """Whatever is claimed and rolled back meanwhile."""
+    began, failing = clock(node), Failing()
+
+    def failing_s(at_s: int) -> dict[str, float]:
+        node.connection.execute(FLUSH)
+        now = began + timedelta(seconds=at_s)
+        return by_label(run(node.connection, sampling(SCHEMA, Added(SCHEMA), failing, now=now))[INBOX_FAILING])
+
+    for key in "ab":
+        node.send("shipping", key=key)
+    node.deliver()
+    assert failing_s(0) == {"shipping": 0, "billing": 0}
+    fail_first(node)
+    assert failing_s(5)["shipping"] == 0
+    with node.connection.transaction(force_rollback=True):
+        assert Inbox("shipping").reap(node.connection, "b")
+    assert failing_s(65) == {"shipping": 60, "billing": 0}
+    with node.connection.transaction():
+        assert Inbox("shipping").reap(node.connection, "b")
+    assert failing_s(70)["shipping"] == 0
+    assert failing_s(80)["shipping"] == 0
+    assert failing_s(90)["shipping"] == 10
+
+
 def test_scheduled_messages_are_counted(node: Node) -> None:
     for _ in range(2):
         node.send("shipping", deliver_at=clock(node) + timedelta(days=1))
@@ -280,7 +323,7 @@ async def test_samples_take_a_hundredth_of_the_time_at_most(
     node: Node, session: psycopg.AsyncConnection, took_s: float, pause_s: float
 ) -> None:
     samples = LeaderSamples(Home(node.dsn), schema=SCHEMA, monotonic=Clocked(took_s))
-    assert await samples.sample(session, Added(SCHEMA)) == pytest.approx(pause_s)
+    assert await samples.sample(session, Added(SCHEMA), Failing()) == pytest.approx(pause_s)
 
 
 class FailsOnce(Home):

@@ -71,7 +71,7 @@ def test_a_batch_counts_when_it_has_committed_and_is_in_flight_until_then(
     assert values(counted, process.IN_FLIGHT) == {labels: 2}
     assert values(counted, process.LONGEST) == {labels: 7.0}
     assert observed(counted, process.WAIT) == {labels: (2, 6.0)}
-    assert observed(counted, process.AGE) == {}
+    assert observed(counted, process.AGE) == {labels: (0, 0.0)}
     events.emit(events.BatchEnded("mailroom", "shipping", batch, False, "committed", [0.25, 0.5], 7.0))
     assert values(counted, process.IN_FLIGHT) == values(counted, process.LONGEST) == {labels: 0}
     assert values(counted, process.REAPED) == {labels: 2}
@@ -86,7 +86,8 @@ def test_a_batch_that_did_not_commit_reaped_nothing(counted: ProcessMetrics, out
     events.emit(events.BatchClaimed("mailroom", "shipping", batch, False, 0.0))
     events.emit(events.BatchEnded("mailroom", "shipping", batch, False, outcome, [], 1.0))
     assert values(counted, process.BATCHES) == {("shipping", outcome): 1}
-    assert values(counted, process.REAPED) == {} == observed(counted, process.AGE)
+    assert values(counted, process.REAPED) == {("shipping",): 0}
+    assert observed(counted, process.AGE) == {("shipping",): (0, 0.0)}
     assert values(counted, process.IN_FLIGHT) == {("shipping",): 0}
 
 

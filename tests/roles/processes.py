@@ -188,6 +188,7 @@ def audits(node: Node, dsn: str) -> None:
         assert trace(connection, id)
         assert causes(connection, id) == []
         assert Parked("shipping").keys(connection)
+        assert Parked("ledger").keys(connection) == []
         assert Parked("shipping").attempts(connection)
         assert DeadLetters().find(connection)
         connection.execute("TABLE mailroom.audit")

@@ -18,7 +18,7 @@ from mailroom.roles.matrix import PURPOSES
 from tests.roles.test_matrix import may, of_matrix
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.node import Node
-from tests.support.roles import role
+from tests.support.roles import rights, role
 
 ME: dict[str, Any] = {"actor": "ada"}
 
@@ -219,6 +219,17 @@ def test_commands_of_the_advice_exist() -> None:
     assert purpose_of("parked list") == "auditor"
     assert purpose_of("parked replay") == "operator"
     assert purpose_of("inbox create") is None
+
+
+def test_commands_that_only_look_need_the_grant_that_they_name(node: Node) -> None:
+    lists = [words for words in COMMANDS if words.split()[-1] in ("list", "paused", "status", "statistics")]
+    assert {"archive list", "parked list", "bridge status", "dispatcher status"} < set(lists)
+    for purpose in ("auditor", "metrics"):
+        with role(node.dsn, *rights(purpose)) as (_, dsn):
+            for words in (words for words in lists if COMMANDS[words] == purpose):
+                given = ["shipping"] if words in ("archive list", "inbox paused") else []
+                found = mailroom(*words.split(), *given, dsn=dsn)
+                assert "refused" not in found.stderr, found.stderr
 
 
 REFUSED = [

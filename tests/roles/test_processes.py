@@ -15,8 +15,8 @@ PROCESSES: dict[str, tuple[Callable[[Node, str], None], tuple[str, ...]]] = {
     "executor": (processes.executes, ()),
     "dispatcher": (processes.delivers, EVERY),
     "operator": (processes.administers, ("shipping",)),
-    "auditor": (processes.audits, EVERY),
-    "metrics": (processes.measures, EVERY),
+    "auditor": (processes.audits, ()),
+    "metrics": (processes.measures, ()),
 }
 
 

@@ -1277,6 +1277,18 @@ COMMENT ON COLUMN mailroom.breaker.trying IS 'The key that was given last to be 
 
 COMMENT ON COLUMN mailroom.breaker.deleted IS 'Set to have the row deleted (delete_marked).';
 
+CREATE TABLE mailroom.bridge_done (
+    link bigint NOT NULL,
+    seq bigint NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='20000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_scale_factor='0', autovacuum_vacuum_insert_threshold='100000', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000');
+
+COMMENT ON TABLE mailroom.bridge_done IS 'Rows above what a bridge has acknowledged that need no publishing: they are published, or skipped by somebody.';
+
+COMMENT ON COLUMN mailroom.bridge_done.link IS 'The link.';
+
+COMMENT ON COLUMN mailroom.bridge_done.seq IS 'The row of transit.';
+
 CREATE TABLE mailroom.bridge_in (
     origin bigint NOT NULL,
     settings jsonb NOT NULL,
@@ -1335,6 +1347,7 @@ CREATE TABLE mailroom.bridge_out (
     since timestamp with time zone,
     marked_at timestamp with time zone,
     tried text,
+    skips bigint DEFAULT 0 NOT NULL,
     CONSTRAINT bridge_out_state_check CHECK ((state = ANY (ARRAY['open'::text, 'stopped'::text]))),
     CONSTRAINT bridge_out_trouble_check CHECK ((trouble = ANY (ARRAY['unreachable'::text, 'refused'::text, 'failing'::text])))
 )
@@ -1355,6 +1368,10 @@ COMMENT ON COLUMN mailroom.bridge_out.why IS 'Why, and what to do.';
 COMMENT ON COLUMN mailroom.bridge_out.since IS 'Since when nothing is published; null while it is.';
 
 COMMENT ON COLUMN mailroom.bridge_out.marked_at IS 'When the mark at the broker was last set, if it keeps one.';
+
+COMMENT ON COLUMN mailroom.bridge_out.tried IS 'What was sent last, and behind which place of the broker''s log, if records may be deleted there.';
+
+COMMENT ON COLUMN mailroom.bridge_out.skips IS 'How often somebody has skipped a row: who publishes begins anew.';
 
 CREATE TABLE mailroom.bridge_parts (
     link bigint NOT NULL,

@@ -5,7 +5,7 @@ WITH doomed AS MATERIALIZED (
         SELECT max(clock) AS last, count(*) AS messages
         FROM (SELECT clock FROM (
     SELECT clock FROM "mailroom".parked WHERE inbox = 'shipping' AND key = c.key
-    UNION ALL SELECT clock FROM "mailroom".inbox_shipping WHERE key = c.key) AS held ORDER BY clock LIMIT $2::bigint) AS first) AS d),
+    UNION ALL SELECT clock FROM "mailroom".inbox WHERE inbox = 'shipping' AND key = c.key) AS held ORDER BY clock LIMIT $2::bigint) AS first) AS d),
 parked AS (
     DELETE FROM "mailroom".parked AS p USING doomed AS d
     WHERE p.inbox = 'shipping' AND p.key = d.key AND p.clock <= d.last

@@ -9,5 +9,5 @@ WITH chosen AS MATERIALIZED (
 SELECT key, messages, clock, attempts::bigint, parked_at, last_error
 FROM chosen AS c, LATERAL (SELECT count(*) AS messages, min(clock) AS clock FROM (
     SELECT clock FROM "mailroom".parked WHERE inbox = 'shipping' AND key = c.key
-    UNION ALL SELECT clock FROM "mailroom".inbox_shipping WHERE key = c.key) AS held) AS h
+    UNION ALL SELECT clock FROM "mailroom".inbox WHERE inbox = 'shipping' AND key = c.key) AS held) AS h
 ORDER BY parked_at, key

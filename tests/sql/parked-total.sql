@@ -1,7 +1,8 @@
 -- KEYS in inbox/total_order/total_parked.py
 -- $1 keys, $2 matching, $3 limit
-SELECT key, (SELECT count(*) FROM "mailroom".inbox_shipping),
-       (SELECT clock FROM "mailroom".inbox_shipping ORDER BY (sent_clock + 0), origin LIMIT 1), attempts::bigint, parked_at, last_error
+SELECT key, (SELECT count(*) FROM "mailroom".inbox WHERE inbox = 'shipping'),
+       (SELECT clock FROM "mailroom".inbox WHERE inbox = 'shipping' ORDER BY (sent_clock + 0), origin LIMIT 1), attempts::bigint,
+       parked_at, last_error
 FROM (
     SELECT key, attempts, parked_at, last_error FROM "mailroom".key_state
     WHERE inbox = 'shipping' AND retry_at = 'infinity' AND parked_at IS NOT NULL

@@ -63,7 +63,7 @@ def grant(
 
     A role may have several purposes: a reaper that sends is a writer too, and a worker with dispatch=True is a
     dispatcher. --inbox counts for those that are of inboxes. A new inbox needs another grant for
-    dispatcher, operator, auditor and metrics: repeating a grant is harmless.
+    dispatcher and operator: repeating a grant is harmless.
 
     \b
     Examples:
