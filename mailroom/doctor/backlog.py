@@ -28,9 +28,9 @@ tried AS MATERIALIZED (
         SELECT t.at, t.error_class FROM {schema}.attempt AS t
         WHERE t.inbox = f.name AND t.key = f.key AND t.clock = f.clock AND t.outcome <> 'replay') AS a)
 SELECT t.name, pg_catalog.format('inbox %%s: %%s failing keys%%s, the first for %%s, mostly by %%s', t.name,
-       count(DISTINCT t.key), CASE WHEN count(DISTINCT t.key) = 100 THEN ' or more' END,
+       pg_catalog.count(DISTINCT t.key), CASE WHEN pg_catalog.count(DISTINCT t.key) = 100 THEN ' or more' END,
        date_trunc('second'::text, clock_timestamp() - min(t.at)),
-       mode() WITHIN GROUP (ORDER BY coalesce(t.error_class, 'an unknown error')))
+       pg_catalog.mode() WITHIN GROUP (ORDER BY coalesce(t.error_class, 'an unknown error')))
 FROM tried AS t GROUP BY t.name
 HAVING min(t.at) <= clock_timestamp() - %(failing_s)s::float8 * interval '1 s' ORDER BY min(t.at)
 """,

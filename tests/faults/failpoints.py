@@ -64,7 +64,7 @@ def names_of_statements() -> dict[int, str]:
             continue
         for name, value in vars(content).items():
             for nth, each in enumerate(value if isinstance(value, tuple) else (value,)):
-                if isinstance(each, Sql):
+                if issubclass(type(each), Sql):  # a setting of Django would be asked for its class, and has none yet
                     names.setdefault(id(each), f"{module}.{name}" + (f"[{nth}]" if each is not value else ""))
     return names
 
