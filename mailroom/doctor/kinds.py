@@ -258,4 +258,9 @@ KINDS = {
         "The evidence says why, and what to do. It is tried again by itself; `resume` of the same command does so at "
         "once. One that is cut has to be made anew.",
     ),
+    "M049": Kind(
+        "a table belongs to another role than the node",
+        "The owner of the node can neither grant rights on it, nor rename or migrate it.",
+        "Run the command as a superuser, or as a member of both roles.",
+    ),
 }
