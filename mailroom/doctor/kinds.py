@@ -265,4 +265,9 @@ KINDS = {
         "The command shows the keys and the last errors, the worker's log their texts. Mend the handler, or put its "
         "last version back: what waits is tried again by itself. `mailroom inbox pause` saves attempts meanwhile.",
     ),
+    "M049": Kind(
+        "a table belongs to another role than the node",
+        "The owner of the node can neither grant rights on it, nor rename or migrate it.",
+        "Run the command as a superuser, or as a member of both roles.",
+    ),
 }

@@ -83,6 +83,17 @@ GROUP BY c.oid ORDER BY 1
     alive_lock=locks.ALIVE,
     database=DATABASE,
 )
+# All that is made later belongs to whom the node does; what an earlier release made may not.
+STRANGE = Sql(
+    """
+SELECT pg_catalog.format('ALTER TABLE %%s OWNER TO %%I;', c.oid::regclass, o.rolname),
+       pg_catalog.format('%%s belongs to role %%s, and the node to role %%s', c.oid::regclass, r.rolname, o.rolname)
+FROM pg_class AS n JOIN pg_class AS c ON c.relnamespace = n.relnamespace AND c.relowner <> n.relowner
+JOIN pg_roles AS o ON o.oid = n.relowner JOIN pg_roles AS r ON r.oid = c.relowner
+WHERE n.oid = '{schema}.node'::regclass AND c.relkind = 'r' AND c.relispartition ORDER BY 2
+""",
+    columns=FOUND,
+)
 # As at the start of a dispatcher: a node without links is at home wherever it is.
 COPY = Sql(
     """
@@ -101,5 +112,6 @@ CHECKS = (
     DoctorCheck("M036", asking(PUBLIC_SCHEMA), "REVOKE CREATE ON SCHEMA {first} FROM PUBLIC;"),
     DoctorCheck("M037", asking(TOO_FEW), "{first}", of_tables=True),
     DoctorCheck("M038", asking(HIDDEN), "ALTER TABLE {first} DISABLE ROW LEVEL SECURITY;", of_tables=True),
+    DoctorCheck("M049", asking(STRANGE), "{first}"),
     DoctorCheck("M039", asking(COPY), "mailroom node new-id --schema {schema}", of_tables=True),
 )

@@ -127,12 +127,16 @@ WHERE t.typrelid = 0::oid
 )
 # All statements in one trip, since the server does each in about a millisecond. Not PARTITION OF, which blocks behind
 # every open delivery; ATTACH does not. The names of the indexes do not begin with inbox_, since they could be names of
-# partitions: an inbox may be called wall_pkey. The names are quoted in the array, since one may be null.
+# partitions: an inbox may be called wall_pkey. The names are quoted in the array, since one may be null. Whoever
+# creates a partition, it belongs to the owner of the others: of one that belonged to a member of that role, or to a
+# superuser, the owner could neither grant nor rename nor migrate anything.
 PARTITIONS = Sql(
     """
 DO $$
 DECLARE
     inbox text;
+    owner CONSTANT pg_catalog.name := (SELECT pg_catalog.pg_get_userbyid(relowner) FROM pg_catalog.pg_class
+                                       WHERE oid = '{schema}.inbox'::regclass::oid);
     lock_timeout text := pg_catalog.current_setting('lock_timeout');
 BEGIN
     PERFORM pg_catalog.set_config('lock_timeout', '3s', true);
@@ -147,6 +151,9 @@ BEGIN
             'autovacuum_analyze_threshold = 50000)', inbox);
         EXECUTE pg_catalog.format(
             'CREATE INDEX clock_of_%%1$s ON {schema}.inbox_%%1$s ({by_clock})', inbox);{by_order}
+        IF owner <> current_user THEN
+            EXECUTE pg_catalog.format('ALTER TABLE {schema}.inbox_%%s OWNER TO %%I', inbox, owner);
+        END IF;
         EXECUTE pg_catalog.format(
             'ALTER TABLE {schema}.inbox ATTACH PARTITION {schema}.inbox_%%1$s FOR VALUES IN (%%1$L)', inbox);
     END LOOP;

@@ -92,14 +92,14 @@ def telling(tell: Callable[[str], object]) -> Callable[[psycopg.errors.Diagnosti
 
 SETTINGS = Sql(
     "SELECT current_setting('search_path'), current_setting('lock_timeout'), current_setting('statement_timeout'), "
-    "current_setting('standard_conforming_strings')",
-    columns=("text",) * 4,
+    "current_setting('standard_conforming_strings'), current_setting('role')",
+    columns=("text",) * 5,
 )
 SET_BACK = Sql(
     "SELECT set_config('search_path', %(path)s::text, true), set_config('lock_timeout', %(lock)s::text, true), "
     "set_config('statement_timeout', %(statement)s::text, true), "
-    "set_config('standard_conforming_strings', %(strings)s::text, true)",
-    columns=("text",) * 4,
+    "set_config('standard_conforming_strings', %(strings)s::text, true), set_config('role', %(role)s::text, true)",
+    columns=("text",) * 5,
 )
 SAVEPOINT = Sql("SAVEPOINT mailroom_migration")
 FORGET = Sql("RELEASE SAVEPOINT mailroom_migration")
@@ -119,7 +119,7 @@ def migrating(
 
 def _migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float) -> Operation[list[Numbers]]:
     yield IN_TRANSACTION
-    [(path, lock, statement, strings)] = yield SETTINGS.at()()
+    [(path, lock, statement, strings, role)] = yield SETTINGS.at()()
     yield SAVEPOINT.at()()
     try:
         for each in _alone(schema, lock_timeout_s):
@@ -135,7 +135,7 @@ def _migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float)
         raise
     yield FORGET.at()()
     raised = (yield from raising_sequences(schema)) if revision == "head" else []
-    yield SET_BACK.at()(path=path, lock=lock, statement=statement, strings=strings)
+    yield SET_BACK.at()(path=path, lock=lock, statement=statement, strings=strings, role=role)
     return raised
 
 
@@ -232,10 +232,13 @@ def run_migrations(context: "EnvironmentContext", connection: "Connection | None
         else:
             context.execute(lock_phase(schema, _changed(context, schema), lock_timeout_s))
         begun = len(printed.pieces)
+        if not context.is_offline_mode():
+            context.execute(_becoming_owner(schema))
         context.run_migrations()
     if context.is_offline_mode():
         names = locked_by(text for text in printed.pieces[begun:] if not text.startswith("--"))
-        printed.pieces.insert(begun, f"{lock_phase(schema, names, lock_timeout_s)};\n\n")
+        first = (lock_phase(schema, names, lock_timeout_s), _becoming_owner(schema))
+        printed.pieces[begun:begun] = [f"{statement};\n\n" for statement in first]
         for text in printed.pieces:
             (context.config.output_buffer or sys.stdout).write(text)
 
@@ -272,6 +275,16 @@ def _opening(schema: str) -> tuple[str, ...]:
         "SELECT set_config('standard_conforming_strings', 'on', true)",
         f'CREATE SCHEMA IF NOT EXISTS "{schema}"',
     )
+
+
+def _becoming_owner(schema: str) -> str:
+    """Return the statement behind which a member of the owner's role, or a superuser, makes what is the owner's.
+
+    Not before the locks: the role of the login may see more of who holds them.
+    """
+    return f"""
+SELECT set_config('role', pg_get_userbyid(c.relowner), true) FROM pg_class AS c
+WHERE c.oid = to_regclass('"{schema}".node') AND pg_get_userbyid(c.relowner) <> current_user"""
 
 
 def _starting(schema: str, revision: str | None) -> str:

@@ -138,6 +138,10 @@ BROKEN = [
         "M026", "worker mill pid 17: 1 messages", "DELETE FROM mailroom.worker",
     ),
     (OF_DATABASE.format("SET", " = off"), "M029", "of DATABASE", OF_DATABASE.format("RESET", "")),
+    (
+        "ALTER TABLE mailroom.inbox_ledger OWNER TO pg_monitor",
+        "M049", "mailroom.inbox_ledger belongs to role pg_monitor, and the node to role", BY_COMMAND,
+    ),
     ("GRANT SELECT, DELETE ON mailroom.outbox TO PUBLIC", "M035", "mailroom.outbox: SELECT, DELETE", BY_COMMAND),
     ("GRANT CREATE ON SCHEMA mailroom TO PUBLIC", "M036", "mailroom", BY_COMMAND),
     (

@@ -156,9 +156,13 @@ REFUSED = {
     "schema": ("REVOKE USAGE ON SCHEMA mailroom FROM lyon_reader", RIGHTS, "permission denied for schema"),
     "transit": ("REVOKE SELECT ON mailroom.transit FROM lyon_reader", RIGHTS, "permission denied for table transit"),
     "topics": (
-        "REVOKE DELETE ON mailroom.link_topic FROM lyon_reader", RIGHTS, "permission denied for table link_topic"
+        "REVOKE EXECUTE ON FUNCTION mailroom.link_ask FROM lyon_reader", RIGHTS,
+        "permission denied for function link_ask",
     ),
-    "acked": ("REVOKE UPDATE (acked) ON mailroom.link FROM lyon_reader", RIGHTS, "permission denied for table link"),
+    "acked": (
+        "REVOKE EXECUTE ON FUNCTION mailroom.link_acknowledge FROM lyon_reader", RIGHTS,
+        "permission denied for function link_acknowledge",
+    ),
     "read only": (
         "ALTER ROLE lyon_reader SET default_transaction_read_only = on",
         "ALTER ROLE lyon_reader RESET default_transaction_read_only", "read-only",

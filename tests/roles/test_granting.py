@@ -11,10 +11,12 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dispatcher import Dispatcher
 from inbox import Worker
+from mailroom import create_inbox
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, MailroomError, UnknownInbox
 from mailroom.roles import RightsChange, grant, grant_async, revoke
 from mailroom.roles.advice import COMMANDS, purpose_of
 from mailroom.roles.matrix import PURPOSES
+from mailroom.schema.migration import _becoming_owner, migrate
 from tests.roles.test_matrix import may, of_matrix
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.node import Node
@@ -96,6 +98,27 @@ def test_inbox_that_comes_later_needs_another_grant_and_keeps_the_purpose(node: 
     assert "dispatcher" in taken(node, "operator", shop).kept
     given(node, "dispatcher", shop)
     assert node.value(readable, shop)
+
+
+def test_what_others_make_belongs_to_the_owner_of_the_schema(node: Node, shop: str) -> None:
+    """Others are members of its role, who have not said SET ROLE, and superusers."""
+    may_migrate = f'GRANT CREATE ON DATABASE "{node.connection.info.dbname}" TO {{role}}'
+    with (
+        role(node.dsn, may_migrate, owns="mailroom") as (owner, dsn),
+        role(node.dsn, f"GRANT {owner} TO {{role}}") as (_, of_member),
+    ):
+        node.inbox("superuser_s")
+        with psycopg.connect(of_member) as member:
+            create_inbox(member, "member_s", order="total")
+            before = member.execute("SELECT current_user").fetchone()
+            migrate(member)
+            assert member.execute("SELECT current_user").fetchone() == before
+            member.execute(_becoming_owner("mailroom").encode())
+            assert member.execute("SELECT current_user").fetchone() == (owner,)
+        with psycopg.connect(dsn) as connection:
+            grant(connection, "reaper", shop, inboxes=["member_s", "superuser_s"], actor="ada")
+        owners = "SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE relispartition AND relname ^@ 'inbox_'"
+        assert node.rows(owners) == [(owner,)]
 
 
 def test_grants_are_audited(node: Node, shop: str) -> None:
