@@ -46,6 +46,8 @@ CREATE TABLE spark_stream (  -- The batches that Spark's stream of an inbox has 
     digest     bigint         NOT NULL,               -- The hashes of its messages' clocks and ids, combined by exclusive or.
     read       int8multirange NOT NULL DEFAULT '{}',  -- The clocks that tasks have read, all that was planned of them.
     at         timestamptz    NOT NULL DEFAULT clock_timestamp(),  -- When it was first given out.
+    number     bigint,                                -- The number of Spark's under which it was first read.
+    used       bigint,                                -- The last number of Spark's that is known to be used: for it, or after it without data of this inbox.
     PRIMARY KEY (inbox, batch)
 );
 

@@ -2212,6 +2212,8 @@ CREATE TABLE mailroom.spark_stream (
     digest bigint NOT NULL,
     read int8multirange DEFAULT '{}'::int8multirange NOT NULL,
     at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    number bigint,
+    used bigint,
     CONSTRAINT spark_stream_check CHECK ((upto > above))
 );
 
@@ -2237,6 +2239,10 @@ COMMENT ON COLUMN mailroom.spark_stream.read IS 'The clocks that tasks have read
 
 COMMENT ON COLUMN mailroom.spark_stream.at IS 'When it was first given out.';
 
+COMMENT ON COLUMN mailroom.spark_stream.number IS 'The number of Spark''s under which it was first read.';
+
+COMMENT ON COLUMN mailroom.spark_stream.used IS 'The last number of Spark''s that is known to be used: for it, or after it without data of this inbox.';
+
 CREATE VIEW mailroom.my_spark_stream WITH (security_barrier='true') AS
  SELECT inbox,
     checkpoint,
@@ -2247,7 +2253,9 @@ CREATE VIEW mailroom.my_spark_stream WITH (security_barrier='true') AS
     messages,
     digest,
     read,
-    at
+    at,
+    number,
+    used
    FROM mailroom.spark_stream
   WHERE mailroom.is_mine(inbox);
 
