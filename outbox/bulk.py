@@ -18,6 +18,7 @@ from mailroom.errors import MailroomError
 from mailroom.message.columns import CHAR, MESSAGE_ROW, written
 from mailroom.names import shown
 from mailroom.numbers import MAX_INT64
+from mailroom.shell import quoted
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 # Other messages queue behind one chunk. A dispatcher delivers this much in a fraction of a second.
@@ -37,9 +38,16 @@ EXPRESSIONS = {
 
 
 class BulkLost(MailroomError):
-    """A table has lost rows, or is not a plain table of messages. The transaction moves nothing of it."""
+    """A table has lost rows, or is not a plain table of messages. The transaction moves nothing of it.
+
+    `token` is that of a table of which messages are lost for good, unless somebody has them at another place.
+    """
 
     code = "MR-bulk-lost"
+
+    def __init__(self, text: str, token: UUID | None = None) -> None:
+        super().__init__(text)
+        self.token = token
 
 
 def table(token: UUID) -> str:
@@ -241,10 +249,12 @@ WHERE name = %(name)s::text ORDER BY batch LIMIT 1 FOR UPDATE
 )
 PART = Sql(
     """
-SELECT token, schema, messages, moved FROM {schema}.spark_staging
+SELECT token, schema, messages, moved, to_regclass(pg_catalog.concat(
+           coalesce(quote_ident(schema), '{schema}'), '.staging_', replace(token::text, '-', ''))) IS NOT NULL
+FROM {schema}.spark_staging
 WHERE name = %(name)s::text AND batch = %(number)s::bigint AND part IS NOT NULL ORDER BY part LIMIT 1
 """,
-    columns=("uuid", "text", "bigint", "bigint"),
+    columns=("uuid", "text", "bigint", "bigint", "boolean"),
 )
 # How many rows a chunk has, and the bytes of their values. So many rows are mostly within the bytes, and then one sum
 # will do. Else CHUNK finds by a running sum where the bytes end the chunk, which has at least one row. It takes three
@@ -324,8 +334,10 @@ def advancing(
         if not parts:
             break
         yield LATER.at()()
-        [(token, elsewhere, messages, before)] = parts
-        staged = table_in(elsewhere or schema, UUID(str(token)))
+        [(token, elsewhere, messages, before, is_there)] = parts
+        staged = table_in(elsewhere or schema, token := UUID(str(token)))
+        if not is_there:
+            raise _stopped(name, f"{staged} is gone, with {messages - before} messages", token)
         columns = yield from holding(staged)
         if elsewhere is not None:
             yield from _trusting(schema, staged)
@@ -333,10 +345,8 @@ def advancing(
         count, size = yield from _chunk(staged, before, upto, bytes_left)
         part = yield from moving_rows(schema, staged, columns, json.loads(constants), source, before, before + count)
         if not part.messages == count > 0:
-            raise BulkLost(
-                f"The batch {shown(name)} cannot go on: messages {before + 1} to {upto} of {staged} are not all there, "
-                "or a trigger or rule on the outbox takes messages away."
-            )
+            what = f"messages {before + 1} to {upto} of {staged} are not all there"
+            raise _stopped(name, f"{what}, or a trigger or rule on the outbox takes messages away", token)
         yield ADVANCE.at(schema=schema)(token=token, moved=before + count)
         moved, bytes_left = moved + part, bytes_left - size
         if before + count < messages:
@@ -348,6 +358,39 @@ def advancing(
     values = {"name": name, "number": number, "moved": moved.messages, "first": moved.first, "last": moved.last}
     [(more,)] = yield PROGRESS.at(schema=schema)(**values)
     return replace(moved, more=more)
+
+
+def _stopped(name: str, what: str, token: UUID) -> BulkLost:
+    return BulkLost(
+        f"The batch {shown(name)} cannot go on: {what}. If they are at another place, such as the database that the "
+        "node was moved from, copy the table from there. Else give up what is lost: "
+        f"python -m spark_jobs.sweep --give-up {quoted(name)}.",
+        token,
+    )
+
+
+# So much counts as moved from then on, and the table as done, which is dropped like others.
+GIVE_UP = Sql(
+    """
+WITH lost AS (
+    UPDATE {schema}.spark_staging SET part = NULL WHERE token = %(token)s::uuid AND part IS NOT NULL
+    RETURNING name, batch, messages - moved AS messages)
+UPDATE {schema}.spark_bulk AS b SET moved = b.moved + lost.messages, at = clock_timestamp()
+FROM lost WHERE b.name = lost.name AND b.batch = lost.batch RETURNING lost.messages
+""",
+    columns=("bigint",),
+)
+
+
+def giving_up(schema: str, name: str, token: UUID) -> Operation[int]:
+    """Give up what was not moved of a table, so that its batch goes on with the next one; return how many messages.
+
+    The ledger goes on to have them: the audit says that they are missing.
+    """
+    yield IN_TRANSACTION
+    yield NEXT.at(schema=schema)(name=name)  # locks as `advancing` does
+    rows = yield GIVE_UP.at(schema=schema)(token=token)
+    return sum(int(messages) for (messages,) in rows)
 
 
 # -- Pacing -----------------------------------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ CREATE TABLE spark_stream (  -- The batches that Spark's stream of an inbox has 
     read       int8multirange NOT NULL DEFAULT '{}',  -- The clocks that tasks have read, all that was planned of them.
     deleted    boolean        NOT NULL DEFAULT false,  -- Set to have the row deleted (delete_marked).
     at         timestamptz    NOT NULL DEFAULT clock_timestamp(),  -- When it was first given out.
+    number     bigint,                                -- The number of Spark's under which it was first read.
+    used       bigint,                                -- The last number of Spark's that is known to be used: for it, or after it without data of this inbox.
     PRIMARY KEY (inbox, batch)
 );
 

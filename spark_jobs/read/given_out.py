@@ -12,6 +12,7 @@ from inbox.by_key.claim import PIN
 from mailroom.errors import ConfigurationError
 from mailroom.sql.operation import Operation, Sql
 from spark_jobs.read.inbox_rows import BY_RANGE, DIGESTED, Planned, Range
+from spark_jobs.read.numbers import way_on
 from spark_jobs.read.offsets import BatchEnd
 
 GIVEN = Sql(
@@ -124,7 +125,7 @@ def giving_out(
         raise ConfigurationError(
             f"Batch {end.batch} of the stream of inbox {inbox!r} had {end.messages} messages when it was planned, and "
             "they are not all there any more: another consumer took messages, or they were deleted after an earlier "
-            f"run of it, and the checkpoint was set back. {_way_on(checkpoint)}",
+            f"run of it, and the checkpoint was set back. {way_on(checkpoint)}",
             code="MR-spark-messages-gone",
         )
     if known is None:
@@ -182,20 +183,12 @@ def forgetting(schema: str, inbox: str, number: int) -> Operation[None]:
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def _way_on(owner: str) -> str:
-    return (
-        "Put the newest checkpoint back if there is one. Else name another checkpointLocation, give the sink another "
-        "path or stream name, since it passes over the batch numbers that it has seen, and say so: "
-        f'.option("continuesCheckpoint", "{owner}"). The stream then reads all that is in the inbox.'
-    )
-
-
 def set_back(inbox: str, checkpoint: str, number: int, last: int) -> ConfigurationError:
     """Return the error for a checkpoint that is older than what it has given out."""
     return ConfigurationError(
         f"The checkpoint was set back: it goes on with batch {number}, and has given out other messages of inbox "
         f"{inbox!r} up to batch {last}. A sink that has seen these numbers would pass over what they are now. "
-        f"{_way_on(checkpoint)}",
+        f"{way_on(checkpoint)}",
         code="MR-spark-checkpoint-set-back",
     )
 
@@ -203,6 +196,6 @@ def set_back(inbox: str, checkpoint: str, number: int, last: int) -> Configurati
 def _read_by_another(inbox: str, owner: str, last: int, checkpoint: str) -> ConfigurationError:
     return ConfigurationError(
         f"Inbox {inbox!r} was read up to batch {last} under checkpoint {owner}, and this is checkpoint {checkpoint}, "
-        f"whose numbers stand for other messages. {_way_on(owner)}",
+        f"whose numbers stand for other messages. {way_on(owner)}",
         code="MR-spark-checkpoint-other",
     )

@@ -17,6 +17,7 @@ from mailroom.sql.operation import Operation, Row, Sql, filled
 from mailroom.sql.runner import run
 from spark_jobs.arrow import message_rows
 from spark_jobs.node import Node
+from spark_jobs.read.numbers import taking_number
 from spark_jobs.seen import Seen
 
 IN_ONE = 50_000  # messages, where the number of ranges is not given
@@ -201,13 +202,20 @@ def paging(
     return Page(found, is_even=False)
 
 
-def batches(node: Node, inbox: str, wanted: Range, chosen: Chosen = ALL) -> Iterator[pa.RecordBatch]:
+def batches(
+    node: Node, inbox: str, wanted: Range, chosen: Chosen = ALL, number: int | None = None
+) -> Iterator[pa.RecordBatch]:
     """Read the messages of a range over a connection of its own; those that are reaped meanwhile may be missing.
 
-    Not in a stream: there it is all that was `planned`, which is then reported, or `ConfigurationError`. Each page is a
+    Not in a stream: there it is all that was `planned`, which is then reported, or `ConfigurationError`; `number` is
+    Spark's number of that micro-batch. Each page is a
     transaction, READ ONLY, so that no snapshot and no lock is held however slowly Spark takes them.
     """
     with replace(node, seen=wanted.seen or node.seen).connect(f"read {inbox}", autocommit=True) as connection:
+        if wanted.planned is not None and number is not None:
+            planned = wanted.planned
+            with connection.transaction():
+                run(connection, taking_number(node.schema, inbox, planned.checkpoint, planned.batch, number))
         connection.read_only = True
         # The size of a row costs as much as the row, so a page reads few more than will fit. And pages are even until
         # one is not, or could not be: where there is one large message there are more, each of which would end a page.

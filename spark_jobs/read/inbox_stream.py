@@ -15,6 +15,9 @@ nothing is deleted unread rests on this:
   messages are parked that the stream has passed, the way on is another checkpoint.
 - A session that is lost takes the lock along. The next one takes it again, and goes on if the first message of the
   batch under way is there, and its last: whoever reaps begins with the oldest.
+- A number of Spark's that was used for a batch is used for no other one, also if the checkpoint was set back
+  (`spark_jobs.read.numbers`).
+- A batch that a sink passes over is not planned at all. Its messages stay, and so does all that comes after them.
 - A task that reads other messages than were planned, or fewer, fails, and one that has read them all reports it: what
   was not reported is not deleted (`spark_jobs.read.given_out`).
 - What somebody inserts by hand with a clock of his own choice after it was read is not seen. The stream is to have its
@@ -28,7 +31,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
 from functools import wraps
-from itertools import takewhile
+from itertools import count, takewhile
 from time import sleep
 from typing import Any, Concatenate, ParamSpec, TypeAlias, cast
 from uuid import uuid4
@@ -46,6 +49,7 @@ from mailroom.sql.runner import run
 from mailroom.sql.sqlstate import is_lost, sqlstate
 from spark_jobs.node import Node
 from spark_jobs.read.given_out import (
+    Given,
     finding_given,
     finding_last,
     finding_read,
@@ -55,6 +59,7 @@ from spark_jobs.read.given_out import (
     set_back,
 )
 from spark_jobs.read.inbox_rows import ALL, Chosen, Range, batches, cutting
+from spark_jobs.read.numbers import finding_used, number_of_task, using
 from spark_jobs.read.offsets import BatchEnd, comparing, entering, finding_ends, finding_lowest, planning, reaping
 
 try:
@@ -91,6 +96,11 @@ def _resumed(method: "Method[P, T]") -> "Method[P, T]":
     return resumed
 
 
+def _is_read(one: tuple[Given, int]) -> bool:
+    """Return whether a batch was read and has the number that is due, so that none before it was passed over."""
+    return one[0].is_read and one[0].batch == one[1]
+
+
 class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The sole consumer of an inbox: every message that is delivered is in exactly one batch, and then reaped.
 
@@ -117,6 +127,9 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._first: tuple[int, int | None] = (0, None)  # above which clock the last batch begins, and with which
         self._reached: BatchEnd | None = None  # where the next batch starts, for Spark 4.1, which does not say
         self._target: BatchEnd | None = None
+        self._planned = 0  # the batch that this session has planned last
+        self._idle = 0  # how many batches Spark has made since then without data of this inbox
+        self._used: int | None = None  # the number of Spark's from which those count
 
     # -- in the driver ------------------------------------------------------------------------------------------------
 
@@ -183,6 +196,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reached, upto = self._place(start), self._place(end)
         lowest = self._run(finding_lowest, reached.clock)
         self._first, self._reached = (reached.clock, lowest), upto
+        self._planned, self._idle, self._used = upto.batch, 0, None
         if upto == reached:
             return []
         if upto.batch != reached.batch + 1:
@@ -193,18 +207,28 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         seen = self._node.pinned(self._session()).seen
         return [replace(one, seen=seen) for one in given]
 
-    @_resumed
     def commit(self, end: Offset) -> None:
         """Reap what was read up to `end`, but for the last `keep_batches`: what was made of it is durable.
 
         Nothing of a batch that tasks have not reported as read, and nothing after it.
         """
+        # Spark commits a batch when it has planned the next one, and nothing of this inbox is in that.
+        self._idle += self._reached is not None and end.get("batch") == self._reached.batch
+        self._commit(end)
+
+    @_resumed
+    def _commit(self, end: Offset) -> None:
         upto = self._place(end)
+        self._use(upto.batch)
         if self._first[0] < upto.clock:
             self._first = (0, None)
         wanted = upto.batch - self._keep_batches
         given = self._run(finding_read, self._checkpoint, wanted)
-        read = list(takewhile(lambda one: one.is_read, given))
+        lowest = self._run(finding_lowest, 0)
+        first = given[0].batch if given else wanted
+        if given and lowest is not None and lowest <= given[0].above:
+            first, given = first - 1, []  # which the sink has passed over: then there is no plan, and no row of it
+        read = [one for one, _ in takewhile(_is_read, zip(given, count(first), strict=False))]
         for batch in read:
             above = batch.above
             while (reached := self._run(reaping, above, batch.upto)) is not None:
@@ -215,9 +239,17 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log.warning(
                 "stream %s: of batch %s not every message was read, so it stays in the inbox, and so does what comes "
                 "after it; does the sink read each batch to its end? Another checkpoint reads it again",
-                self._inbox, given[len(read)].batch if len(read) < len(given) else wanted,
+                self._inbox, first + len(read),
             )  # fmt: skip
         self._known = {place for place in self._known if place.clock >= upto.clock}
+
+    def _use(self, batch: int) -> None:
+        """Record the numbers that Spark has used since a batch for others, which it does not say."""
+        if self._idle:
+            if self._used is None:
+                self._used = self._run(finding_used, self._checkpoint, batch, self._planned)
+            if self._used is not None:
+                self._run(using, self._checkpoint, batch, self._used + self._idle)
 
     def stop(self) -> None:
         """Release the inbox."""
@@ -293,4 +325,4 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the messages of one range."""
-        return batches(self._node, self._inbox, cast(Range, partition), self._chosen)
+        return batches(self._node, self._inbox, cast(Range, partition), self._chosen, number_of_task())

@@ -17,7 +17,7 @@ from mailroom.session.backoff import pause_s
 from mailroom.session.settings import refusal
 from mailroom.sql.runner import run
 from mailroom.sql.sqlstate import BLAMES, is_of_row_security, meaning, sqlstate
-from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, MovedRows, advancing, is_dispatched, oldest
+from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, BulkLost, MovedRows, advancing, giving_up, is_dispatched, oldest
 from spark_jobs.node import Node
 
 ATTEMPTS = 10
@@ -50,7 +50,8 @@ PACE = ChunkPace()
 def finish(node: Node, name: str, pace: ChunkPace = PACE) -> None:
     """Move what is left of large batches of that name, and return when all is in the outbox.
 
-    Others may do so at the same time. Raises `BulkUnfinished` if the database refuses it, or cannot be reached.
+    Others may do so at the same time. Raises `BulkLost` if some of it is gone, and `BulkUnfinished` if the database
+    refuses it, or cannot be reached.
     """
     queue = Queue(node.schema, pace)
     failures = 0
@@ -69,6 +70,24 @@ def finish(node: Node, name: str, pace: ChunkPace = PACE) -> None:
                     "Nothing of it is lost. Mend that and run it again, which goes on from there; or a dispatcher does."
                 ) from None
         time.sleep(pause_s(failures, LONGEST_PAUSE_S))
+
+
+def give_up(node: Node, name: str, pace: ChunkPace = PACE) -> int:
+    """Move all that there is of large batches of that name, give up what is lost of them, and return how much that is.
+
+    Raises `BulkUnfinished`, and `BulkLost` where nothing is lost and something else is wrong.
+    """
+    messages = 0
+    while True:
+        try:
+            finish(node, name, pace)
+        except BulkLost as error:
+            if error.token is None:
+                raise
+            with node.connect("bulk", autocommit=True) as connection, connection.transaction():
+                messages += run(connection, giving_up(node.schema, name, error.token))
+        else:
+            return messages
 
 
 def _advanced(connection: psycopg.Connection, schema: str, name: str, pace: ChunkPace) -> MovedRows | None:

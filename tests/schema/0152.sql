@@ -2331,6 +2331,8 @@ CREATE TABLE mailroom.spark_stream (
     read int8multirange DEFAULT '{}'::int8multirange NOT NULL,
     deleted boolean DEFAULT false NOT NULL,
     at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    number bigint,
+    used bigint,
     CONSTRAINT spark_stream_check CHECK ((upto > above))
 );
 
@@ -2357,6 +2359,10 @@ COMMENT ON COLUMN mailroom.spark_stream.read IS 'The clocks that tasks have read
 COMMENT ON COLUMN mailroom.spark_stream.deleted IS 'Set to have the row deleted (delete_marked).';
 
 COMMENT ON COLUMN mailroom.spark_stream.at IS 'When it was first given out.';
+
+COMMENT ON COLUMN mailroom.spark_stream.number IS 'The number of Spark''s under which it was first read.';
+
+COMMENT ON COLUMN mailroom.spark_stream.used IS 'The last number of Spark''s that is known to be used: for it, or after it without data of this inbox.';
 
 CREATE VIEW mailroom.my_spark_stream WITH (security_barrier='true') AS
  SELECT inbox,

@@ -43,7 +43,7 @@ from spark_jobs.node import Node
 from spark_jobs.proof.tables import SNAPSHOT
 from spark_jobs.write.columns import COLUMNS
 from spark_jobs.write.commit import SendFailed, SentBatch, StagingLost, commit
-from spark_jobs.write.finishing import BulkUnfinished, ChunkPace, Queue, finish
+from spark_jobs.write.finishing import BulkUnfinished, ChunkPace, Queue, finish, give_up
 from spark_jobs.write.ledger import BatchDiffers, SparkBatch
 from spark_jobs.write.staging import Staged, abandon, drop, stage, sweep
 from spark_jobs.write.user_sql import UserSql
@@ -542,6 +542,24 @@ def test_row_that_the_outbox_refuses_stops_the_batch_where_it_is_until_that_is_m
     assert sent(connect) == list(range(8))
     owner.execute("ALTER TABLE mailroom.outbox DROP CONSTRAINT no_key_9")
     assert send(node) == SentBatch(0, passed_over=ROWS)
+    assert sent(connect) == list(range(ROWS))
+
+
+def test_what_is_lost_of_a_batch_is_given_up_and_the_rest_moves(dsn: str, connect: Connect) -> None:
+    node = Node(dsn=dsn)
+    [one, _] = decided_and_left(node)
+    assert one.token
+    connect(autocommit=True).execute(f"DROP TABLE {table_in(SCHEMA, one.token)}".encode())
+    with pytest.raises(BulkLost, match=r"is gone, with 6 messages.* python -m spark_jobs\.sweep --give-up job\."):
+        finish(node, JOB.name, PACE)
+    assert give_up(node, JOB.name, PACE) == one.content.messages - 8 == 6
+    assert sent(connect) == [*range(8), *range(one.content.messages, ROWS)]
+    assert (unfinished(connect), sweep(node), ledger(connect)) == ([], 2, [("job", -1, ROWS)])
+
+
+def test_nothing_is_given_up_of_a_batch_that_is_well(dsn: str, connect: Connect) -> None:
+    decided_and_left(Node(dsn=dsn))
+    assert give_up(Node(dsn=dsn), JOB.name, PACE) == 0
     assert sent(connect) == list(range(ROWS))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import psycopg
 import pytest
@@ -447,6 +448,68 @@ def test_batches_that_are_kept_are_read_again_the_same(node: Node, spark_dsn: st
     with pytest.raises(ConfigurationError, match="The checkpoint was set back"):
         reader.latestOffset(ends[1], ReadMaxRows(10))
     reader.stop()
+
+
+def read_as(reader: InboxStreamReader, start: dict[str, Any], end: dict[str, Any], number: int) -> list[Any]:
+    """Read a batch as tasks of Spark's batch of this number, which others have done before it is committed."""
+    with mock.patch.object(inbox_stream, "number_of_task", return_value=number):
+        return take(reader, start, end)
+
+
+@pytest.mark.parametrize("idle", [0, 2])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_number_that_spark_has_used_is_not_used_for_another_batch(
+    node: Node, spark_dsn: str, idle: int, restarted: bool
+) -> None:
+    """Spark counts batches too in which there is nothing of the inbox, as those of a query with a watermark."""
+
+    def opened() -> InboxStreamReader:
+        return InboxStreamReader(SparkNode(dsn=spark_dsn), "shipping", None, 10, keep_batches=5)
+
+    send(node, *range(20))
+    reader = opened()
+    ends = [reader.initialOffset()]
+    for number in range(2):
+        ends.append(reader.latestOffset(ends[-1], ReadMaxRows(10)))
+        if number:
+            reader.commit(ends[-2])
+        read_as(reader, ends[-2], ends[-1], number)
+    for nth in range(idle):
+        if restarted and nth:
+            reader.stop()
+            reader = opened()
+        assert reader.latestOffset(ends[-1], ReadMaxRows(10)) == ends[-1]
+        reader.commit(ends[-1])
+    reader.stop()
+
+    again = opened()  # whose checkpoint was set back to the state after the first batch
+    send(node, *range(20, 30))
+    with pytest.raises(ConfigurationError, match=r"set back: what is Spark's batch 2 now was batch 1"):
+        read_as(again, ends[1], ends[2], 2)
+    assert read_as(again, ends[1], ends[2], 1) == list(range(10, 20))
+    ends.append(again.latestOffset(ends[-1], ReadMaxRows(10)))
+    again.commit(ends[-2])
+    for number in range(2, 2 + idle):
+        with pytest.raises(ConfigurationError, match=f"set back: what is Spark's batch {number} now comes after batch"):
+            read_as(again, ends[-2], ends[-1], number)
+    assert read_as(again, ends[-2], ends[-1], 2 + idle) == list(range(20, 30))
+    again.stop()
+
+
+@pytest.mark.parametrize(("passed_over", "left"), [(1, 0), (4, 30)])
+def test_nothing_is_deleted_after_a_batch_that_the_sink_has_passed_over(
+    reader: InboxStreamReader, node: Node, caplog: pytest.LogCaptureFixture, passed_over: int, left: int
+) -> None:
+    """A file sink in whose directory another query has written: such a batch is not even planned."""
+    send(node, *range(60))
+    end = reader.initialOffset()
+    for number in range(1, 6):
+        start, end = end, reader.latestOffset(end, ReadMaxRows(10))
+        if number != passed_over:
+            take(reader, start, end)
+        reader.commit(end)
+    assert waiting(node) == list(range(left, 60))
+    assert f"of batch {passed_over} not every message was read" in caplog.messages[-1]
 
 
 # -- sole consumer ----------------------------------------------------------------------------------------------------

@@ -165,6 +165,8 @@ def test_sweep(spark_dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Dropped 0 staging tables." in capsys.readouterr().out
     assert run(sweep.command, "--dsn", spark_dsn, "--abandoned-after-h", "0", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"dropped": 1}
+    assert run(sweep.command, "--dsn", spark_dsn, "--give-up", "job") == 0
+    assert "Gave up 0 messages of 'job'. All others of it are in the outbox." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["send", "sweep", "drain", "audit"])
