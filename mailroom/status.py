@@ -21,6 +21,7 @@ from mailroom.sql.waits import Wait, reading_waits
 __all__ = [
     "DispatcherStatus",
     "InboxStatus",
+    "LaneFailure",
     "LinkStatus",
     "Status",
     "dispatcher_status",
@@ -98,12 +99,28 @@ class LinkStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneFailure:
+    """What a leader fails with: why, without values of messages, how often, and for how many seconds.
+
+    `run` is the command that helps, where it is known.
+    """
+
+    why: str
+    run: str
+    times: int
+    for_s: float
+
+    def __str__(self) -> str:
+        return f"has failed {self.times:,} times in {self.for_s:.0f} s: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
 class DispatcherStatus:
     """The dispatcher, executor or lane `links` that leads; if `leads` is false, the last one that led.
 
     `state` is awake, asleep or stopped, as of its last renewal of the lease. `lease_left_s` is how long the lease is
     still valid, negative after it has expired. `counts` are its totals. `origins` is what the lane `links` does
-    with each node that it reads.
+    with each node that it reads. `failing` is what it fails with again and again, None while it works.
     """
 
     leads: bool
@@ -114,6 +131,7 @@ class DispatcherStatus:
     lease_left_s: float
     counts: dict[str, int]
     origins: dict[str, str] = field(default_factory=dict)
+    failing: LaneFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +202,14 @@ def _finding_leader(schema: str, role: Role) -> Operation[DispatcherStatus | Non
         return None
     [(leads, state, host, pid, epoch, lease_left_s, counts)] = rows
     totals = json.loads(counts)
-    origins = totals.pop("origins", {})
-    return DispatcherStatus(leads, state, host, pid, epoch, lease_left_s, totals, origins)
+    origins, failing = totals.pop("origins", {}), failing_of(totals)
+    return DispatcherStatus(leads, state, host, pid, epoch, lease_left_s, totals, origins, failing)
+
+
+def failing_of(totals: dict[str, Any]) -> LaneFailure | None:
+    """Take what a leader fails with out of what its lease tells."""
+    told = totals.pop("failing", None)
+    return None if told is None else LaneFailure(told["why"], told["run"], told["times"], told["for_s"])
 
 
 BACKLOG = Sql("SELECT count(*) FROM {schema}.{outbox}", columns=("bigint",))

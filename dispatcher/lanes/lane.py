@@ -75,11 +75,13 @@ class Lane(Leading):
 
     async def _unless_held_up(self, batches: Callable[[], Awaitable[int]]) -> int:
         try:
-            return await batches()
+            done = await batches()
         except psycopg.Error as error:
             if not self._is_held_up(error, "a batch"):
                 raise
             return 0
+        self._failure.worked()
+        return done
 
     async def _serve(self, doorbell: Doorbell, work: Work) -> None:
         async def batch() -> int:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from dispatcher.delivery.deliver import SESSION
+from dispatcher.lanes.failure import Failure
 from dispatcher.lanes.lease import RENEW_S, Lease, reading_backend
 from dispatcher.lanes.notifications import CHECK_INTERVAL_S, DROP_AT, WARN_AT, reading_queue_usage
 from dispatcher.lanes.waits import telling
@@ -91,6 +92,9 @@ class Leading(ABC):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_begun = False
         self._repeats = Repeats()
+        self._purpose = "executor" if self._role == "executor" else "dispatcher"
+        self._failure = Failure(self._purpose, self._schema)
+        self._user: str | None = None
         self._health = Health(self._role, "connecting", False, False, datetime.now(UTC))
         self._answered_at = time.monotonic()
         self._is_awake: Callable[[], bool] = lambda: False
@@ -147,11 +151,12 @@ class Leading(ABC):
                         )
                     await run_async(keeper, node.checking(self._schema))
                     connected = True
+                    self._user = keeper.info.user
                     await self._work(session, keeper)
             except Exception as error:
                 if self._stopping.is_set():
                     return
-                advise(error, "executor" if self._role == "executor" else "dispatcher", schema=self._schema)
+                advise(error, self._purpose, schema=self._schema)
                 # A worker's batches have connected before, so its server is there: it may only give too few sessions.
                 is_first = not connected and self._home.place is None
                 if (is_first and isinstance(error, ConnectionFailed)) or (
@@ -165,6 +170,7 @@ class Leading(ABC):
                 failures = 1 if time.monotonic() - began > LONGEST_PAUSE_S else failures + 1
                 if failures == 1:
                     self._repeats.over()
+                self._failure.struck(error, self._user)
                 self._is("connecting", ready=False, why=cause(error))
                 self._tell(error, reconnects=True)
                 self._log(error)
@@ -219,6 +225,7 @@ class Leading(ABC):
         if not is_held_up(error):
             return False
         if not self._stopping.is_set():
+            self._failure.struck(error, self._user)
             self._tell(error, reconnects=False)
             log.warning(
                 "%s: %s was held up by a lock or cancelled (%s), trying again",
@@ -235,7 +242,11 @@ class Leading(ABC):
                 if time.monotonic() - renewed >= RENEW_S or not self._leading.is_set():
                     began = time.monotonic()
                     state = "awake" if duty.is_awake() else "asleep"
-                    self._lead(await run_async(keeper, self._lease.taking(backend, state, self._counts())))
+                    self._lead(
+                        await run_async(
+                            keeper, self._lease.taking(backend, state, self._counts() | self._failure.told())
+                        )
+                    )
                     renewed = began
                 if time.monotonic() - checked >= CHECK_INTERVAL_S:
                     checked = time.monotonic()

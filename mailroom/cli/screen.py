@@ -95,7 +95,8 @@ def _leader(each: Leader) -> str:
     host = one_line(each.host)
     if not each.leads:
         return f"{each.role} NOBODY LEADS"
-    return f"{each.role} {host} pid {each.pid} {each.state}, lease {duration(each.lease_left_s)}"
+    state = "FAILS" if each.failing else each.state
+    return f"{each.role} {host} pid {each.pid} {state}, lease {duration(each.lease_left_s)}"
 
 
 def _inboxes(inboxes: Sequence[InboxLook]) -> list[ScreenColumn]:

@@ -142,7 +142,8 @@ KINDS = {
     "M023": Kind(
         "something waits, though somebody leads",
         "The leader renews its lease and does not get on: it fails each time, waits for a lock, or is far behind.",
-        "See its log, M005 and M006. If nothing is there, end its session: it connects again, or another one leads.",
+        "The evidence has the error that it fails with: mend that. Else see its log, M005 and M006. If nothing is "
+        "there, end its session: it connects again, or another one leads.",
     ),
     "M024": Kind(
         "a lease has expired, and its session lives",

@@ -14,7 +14,7 @@ WITH waiting (role, since) AS (
         (SELECT min(k.created_at) FROM {schema}.link AS k JOIN {schema}.bridge_out AS b ON b.link = k.number
          WHERE k.state = 'open'))),
 led AS (
-    SELECT w.role, w.since, l.until, l.state, l.host, l.pid, l.backend_pid
+    SELECT w.role, w.since, l.until, l.state, l.host, l.pid, l.backend_pid, l.counts -> 'failing' AS failing
     FROM waiting AS w LEFT JOIN {schema}.lease AS l ON l.role = w.role)"""
 WHAT = """CASE l.role WHEN 'links' THEN 'another node or a broker is to be served'
             ELSE pg_catalog.format('something waits for the %%s', l.role) END
@@ -35,15 +35,23 @@ ORDER BY 1
     waiting=WAITING,
     what=WHAT,
 )
+# One that fails pauses between its tries, and its lease may have expired in one.
 LATE = Sql(
     """
 {waiting}
-SELECT l.backend_pid::text, {what} || pg_catalog.format('; %%s pid %%s leads, %%s, backend %%s', l.host, l.pid, l.state,
-                                                 l.backend_pid)
+SELECT CASE WHEN l.failing IS NULL THEN pg_catalog.format('SELECT pg_terminate_backend(%%s);', l.backend_pid)
+            ELSE l.failing ->> 'run' END,
+       CASE WHEN l.since IS NULL THEN pg_catalog.format('nothing waits for the %%s', l.role) ELSE {what} END
+       || pg_catalog.format('; %%s pid %%s leads, %%s, backend %%s', l.host, l.pid, l.state, l.backend_pid)
+       || CASE WHEN l.failing IS NULL THEN '' ELSE pg_catalog.format(', and has failed %%s times in %%s s: %%s',
+           l.failing ->> 'times', (l.failing ->> 'for_s')::numeric::bigint, l.failing ->> 'why') END
 FROM led AS l
-WHERE l.role <> 'links' AND l.until > clock_timestamp()
-  AND l.since <= clock_timestamp() - %(waiting_s)s::float8 * interval '1 s'
-ORDER BY 2
+WHERE CASE WHEN l.failing IS NULL
+           THEN l.role <> 'links' AND l.until > clock_timestamp()
+                AND l.since <= clock_timestamp() - %(waiting_s)s::float8 * interval '1 s'
+           ELSE l.until > clock_timestamp() - %(lease_s)s::float8 * interval '1 s'
+                AND (l.failing ->> 'for_s')::float8 >= %(lease_s)s::float8 END
+ORDER BY l.failing IS NULL, 2
 """,
     columns=FOUND,
     waiting=WAITING,
@@ -68,6 +76,6 @@ ORDER BY 2
 
 CHECKS = (
     DoctorCheck("M022", asking(NOBODY), "mailroom {first} run --schema {schema}", of_tables=True),
-    DoctorCheck("M023", asking(LATE), "SELECT pg_terminate_backend({first});", of_tables=True),
+    DoctorCheck("M023", asking(LATE), "{first}", of_tables=True),
     DoctorCheck("M024", asking(DEAD), "SELECT pg_terminate_backend({first});", of_tables=True),
 )

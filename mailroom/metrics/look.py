@@ -5,6 +5,7 @@ The server counts what comes into each table and goes out of it, so rates need n
 as the leader does for metrics: on a clock of max(5 s, 100 times its own duration).
 """
 
+import json
 import shlex
 import time
 from collections import Counter
@@ -26,6 +27,7 @@ from mailroom.metrics.leader import INTERVAL_S, SHARE, Added, sampling
 from mailroom.metrics.scrape import reading_node
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.sql.operation import Operation, Sql
+from mailroom.status import LaneFailure, failing_of
 
 SHOWN = 20  # keys, batches and errors of a look
 # As in the alert rules. Where no worker is at all, nobody has to wait for so long to know it.
@@ -37,7 +39,7 @@ NAMED = 3  # inboxes with one trouble that a look names; of more it says how man
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """A lane of a daemon, dispatcher, executor or links: who leads it, or did so last."""
+    """A lane of a daemon, dispatcher, executor or links: who leads it, or did so last, and what it fails with."""
 
     role: str
     leads: bool
@@ -45,6 +47,7 @@ class Leader:
     host: str
     pid: int
     lease_left_s: float
+    failing: LaneFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +154,11 @@ class Look:
 
 LEADERS = Sql(
     """
-SELECT role, until > clock_timestamp(), state, host, pid::bigint, extract(epoch FROM until - clock_timestamp())::float8
+SELECT role, until > clock_timestamp(), state, host, pid::bigint,
+       extract(epoch FROM until - clock_timestamp())::float8, counts::text
 FROM {schema}.lease ORDER BY role
 """,
-    columns=("text", "boolean", "text", "text", "bigint", "float8"),
+    columns=("text", "boolean", "text", "text", "bigint", "float8", "text"),
 )
 # Of so many failing keys that ordering all of them takes long, any will do.
 KEYS = Sql(
@@ -229,7 +233,10 @@ class Watch:
             self._sample = yield from sampling(at, self._added, self._failing)
             self._sampled_at = self._monotonic()
             self._next_at = self._sampled_at + max(INTERVAL_S, SHARE * (self._sampled_at - began))
-        leaders = tuple(Leader(*row) for row in (yield LEADERS.at(schema=at)()))
+        leaders = tuple(
+            Leader(role, leads, state, host, pid, left_s, failing_of(json.loads(counts)))
+            for role, leads, state, host, pid, left_s, counts in (yield LEADERS.at(schema=at)())
+        )
         keys = tuple(KeyLook(*row) for row in (yield KEYS.at(schema=at)()))
         batches = tuple(BatchLook(*row) for row in (yield BATCHES.at(schema=at)()))
         errors = tuple(ErrorLook(*row) for row in (yield ERRORS.at(schema=at)()))
@@ -325,10 +332,16 @@ def troubles(
     led = {each.role: each for each in leaders}
     if "dispatcher" not in led:
         yield Trouble("no dispatcher has run yet", f"mailroom dispatcher run{option}")
-    for lane in [each for each in led.values() if not each.leads]:
-        command = "executor" if lane.role == "executor" else "dispatcher"
-        yield Trouble(f"nobody leads as {lane.role}; {lane.host} pid {lane.pid} did",
-                      f"mailroom {command} run{option}")  # fmt: skip
+    for lane in led.values():
+        failing = lane.failing
+        run = failing.run if failing else ""
+        if not lane.leads:
+            command = "executor" if lane.role == "executor" else "dispatcher"
+            why = f", and {failing}" if failing else ""
+            yield Trouble(f"nobody leads as {lane.role}; {lane.host} pid {lane.pid} did{why}",
+                          run or f"mailroom {command} run{option}")  # fmt: skip
+        elif failing:
+            yield Trouble(f"the {lane.role} leads, and {failing}", run or f"mailroom doctor{option}")
     if outbox_oldest_s > UNLED_S and "dispatcher" in led and led["dispatcher"].leads:
         yield Trouble(f"the outbox waits: its oldest message was sent {outbox_oldest_s:.0f} s ago, though a dispatcher "
                       "leads", f"mailroom doctor{option}")  # fmt: skip

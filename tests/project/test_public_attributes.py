@@ -109,14 +109,15 @@ ATTRIBUTES = {
     "NewId": "before id links origins rows",
     "Finding": "command evidence id what",
     "Limits": (
-        "batch_s behind_xids connections_share dead_times frozen_xids lease_s lock_s queue_share sequence_share "
-        "silent_s snapshot_s unled_s unread_s vacuum_s waiting_s wal_bytes"
+        "batch_s behind_xids connections_share dead_times failing_s frozen_xids lease_s lock_s queue_share "
+        "sequence_share silent_s snapshot_s unled_s unread_s vacuum_s waiting_s wal_bytes"
     ),
-    "DispatcherStatus": "counts epoch host leads lease_left_s origins pid state",
+    "DispatcherStatus": "counts epoch failing host leads lease_left_s origins pid state",
     "InboxStatus": (
         "backlog breaker_opened_at breaker_why consumer_lag_s dispatcher_lag_s dropped held_back is_stopped lag_s name "
         "on_the_way order parked_keys parked_messages paused_at paused_by paused_keys waiting_keys waits_for"
     ),
+    "LaneFailure": "for_s run times why",
     "LinkStatus": "backlog lag_s name on_the_way state",
     "Status": (
         "behind bulk_backlog clock clock_ceiling dead_letters dispatcher executable_backlog executable_lag_s "

@@ -152,13 +152,15 @@ def tell_leader(call: Call, found: DispatcherStatus | None, **others: Dispatcher
 def _leader(found: DispatcherStatus | None) -> str:
     if found is None:
         return "none has run yet: mailroom dispatcher run"
+    fails = "" if found.failing is None else f". It {found.failing}: {found.failing.run or 'mailroom doctor'}"
     if not found.leads:
         return (
             f"none leads; {found.host} pid {found.pid} did until {duration(-found.lease_left_s)} ago: "
-            "mailroom dispatcher run"
+            f"mailroom dispatcher run{fails}"
         )
     counts = ", ".join(f"{name} {count:,}" for name, count in found.counts.items())
     return (
         f"{found.host} pid {found.pid} leads, {found.state}; lease good for {duration(found.lease_left_s)} "
         f"(epoch {found.epoch}){f'; {counts}' if counts else ''}"
+        f"{fails}"
     )
