@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from mailroom.bridges.publisher import Publisher, PublishesAround, Waiting
+from mailroom.bridges.publisher import Publisher, PublishesAround, WaitingRow
 
 
 class Ahead:
@@ -13,7 +13,7 @@ class Ahead:
         self._given: set[int] = set()
 
     @property
-    def waiting(self) -> Mapping[int, Waiting | None]:
+    def waiting(self) -> Mapping[int, WaitingRow | None]:
         """The rows that wait."""
         return {} if self._around is None else self._around.waiting
 

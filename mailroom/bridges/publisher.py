@@ -66,7 +66,7 @@ class Answered(str):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRow:
     """A record that waits, with all later ones of its key, while others are published around it.
 
     `why` is what became of its last attempt, `Answered` if it was answered. With `error` no further attempt helps.
@@ -145,7 +145,7 @@ class PublishesAround(Publisher, Protocol):
     """
 
     @property
-    def waiting(self) -> Mapping[int, Waiting | None]:
+    def waiting(self) -> Mapping[int, WaitingRow | None]:
         """Which rows it was given and are not acknowledged, the oldest first; None stands for those behind others."""
         ...
 

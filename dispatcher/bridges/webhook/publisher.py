@@ -33,7 +33,7 @@ from dispatcher.bridges.webhook.connecting import CheckedBackend, Resolve, resol
 from dispatcher.bridges.webhook.endpoint import endpoint_of
 from dispatcher.bridges.webhook.request import LONGEST_AFTER_S, headers_of, retry_after_s
 from mailroom.bridges.environment import variables
-from mailroom.bridges.publisher import Answered, BrokerRefused, BrokerTrouble, OutBridge, RecordRefused, Waiting
+from mailroom.bridges.publisher import Answered, BrokerRefused, BrokerTrouble, OutBridge, RecordRefused, WaitingRow
 from mailroom.bridges.record import Record
 from mailroom.session.backoff import pause_s
 
@@ -107,13 +107,13 @@ class WebhookPublisher:
         return next((each.failed.why for each in self._keys.values() if each.failed is not None), None)
 
     @property
-    def waiting(self) -> dict[int, Waiting | None]:
+    def waiting(self) -> dict[int, WaitingRow | None]:
         """The rows that are not acknowledged."""
-        found: dict[int, Waiting | None] = {}
+        found: dict[int, WaitingRow | None] = {}
         for key in self._keys.values():
             found |= dict.fromkeys((record.seq for record in key.records), None)
             if key.failed is not None:
-                found[key.records[0].seq] = Waiting(key.failed.why, key.failed.error)
+                found[key.records[0].seq] = WaitingRow(key.failed.why, key.failed.error)
         return dict(sorted(found.items()))
 
     def leave_out(self, row: int) -> None:
