@@ -4,12 +4,15 @@ One transaction moves the position, by compare-and-set, sets the marks and recei
 twice, by two dispatchers or after a crash, is received once. Records of bridges of ours come with a clock that rises
 along their link. What is not above the mark of that link has come already: a sender that repeats itself does no harm.
 In a queue whatever was delivered may come again, also behind what is later. There the ids say what has come.
+
+Before a log is read on, its last record that was taken in is read once more: one that was cut back and written anew has
+another one there, however far it reaches by now. What is lost at the broker stops the bridge until somebody resumes it.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import attrgetter
 from uuid import UUID
@@ -21,20 +24,26 @@ from dispatcher.links.receive import Reception
 from dispatcher.links.receiver import LinkStopped, Taking
 from dispatcher.links.receiving import Receiving
 from mailroom import events
-from mailroom.bridges.arrival import Arrived, Incoming, Undecodable, incoming, undecoded
+from mailroom.bridges.arrival import Arrived, Incoming, Undecodable, digest, incoming, undecoded
 from mailroom.bridges.into import (
     InRow,
+    Last,
     Mark,
     Overtaken,
+    Place,
     beginning,
     id_taken_in,
     knowing_taken,
     moving_position,
+    noting_loss,
+    noting_read,
+    reading_lasts,
+    reading_loss,
     reading_marks,
     reading_positions,
 )
-from mailroom.bridges.source import BrokerPosition, PartsChanged, PositionGone, RecordSource
-from mailroom.links.handshake.target import failing, opening, stopping
+from mailroom.bridges.source import BrokerPosition, BrokerWasAway, PartsChanged, PositionGone, RecordSource
+from mailroom.links.handshake.target import failing, stopping
 from mailroom.links.handshake.wire import COLUMNS
 from mailroom.links.start import reading_home
 from mailroom.message.headers import as_json
@@ -44,6 +53,7 @@ from mailroom.sql.operation import Operation
 log = logging.getLogger("mailroom.dispatcher")
 
 WAIT_S = 1.0
+GONE = "MR-bridge-position-gone"
 
 
 class TakingIn(Tending):
@@ -66,6 +76,8 @@ class TakingIn(Tending):
         self._told_positions: dict[tuple[str, int], BrokerPosition] = {}
         self._read_at = time.monotonic()
         self._refused: dict[tuple[str, int, int], str] = {}
+        self._lasts: dict[Place, Last] = {}  # records that are to be compared
+        self._deleted: set[Place] = set()  # where the broker has deleted that record since
 
     def _noting(self, trouble: Trouble | None, why: str, for_s: float) -> Operation[object]:
         if trouble is None:
@@ -73,12 +85,15 @@ class TakingIn(Tending):
         return failing(self._schema, self.row.origin, "failing" if trouble == "refused" else trouble, why, for_s)
 
     def _noting_well(self) -> Operation[object]:
-        return opening(self._schema, self.row.origin)
+        return noting_read(self._schema, self.row.origin)
 
     async def _serve(self) -> None:
         """Take in for as long as one client of the broker lasts."""
         # The positions are this database's, but a queue gives each record to one only, and deletes what is taken.
         check_home(await self._receiving.run(reading_home(self._schema)))
+        lost = await self._receiving.run(reading_loss(self._schema, self.row.origin))
+        if lost is not None:
+            raise BridgeStopped(lost, code=GONE)
         source = self._make()
         try:
             self._place = await self._waiting(source, source.open(), OPEN_S)
@@ -89,19 +104,17 @@ class TakingIn(Tending):
                         await self._step(source)
                 except PartsChanged:
                     log.info("bridges: %s has new partitions", self._name)
+                except BrokerWasAway:
+                    pass
                 except PositionGone as gone:
-                    at = f"{gone.position.topic}/{gone.position.part}={gone.first}"
-                    raise BridgeStopped(
-                        f"partition {gone.position.part} of {gone.position.topic}: {gone}. To go on without them: "
-                        f"mailroom bridge resume {self._name} --at {at}",
-                        code="MR-bridge-position-gone",
-                    ) from None
+                    await self._is_gone(gone)
         finally:
             await source.close()
 
     async def _begin(self, source: RecordSource) -> None:
         """Learn from the database where to go on, and tell the source."""
         origin = self.row.origin
+        self._lasts.clear()
         while True:
             known = await self._receiving.run(reading_positions(self._schema, origin))
             new = await self._waiting(source, source.begin(known))
@@ -109,11 +122,57 @@ class TakingIn(Tending):
                 break
             await self._receiving.transaction(beginning(self._schema, origin, new))
         self._positions = {(each.topic, each.part): each for each in known}
+        self._told_positions.clear()
+        lasts = await self._receiving.run(reading_lasts(self._schema, origin))
+        self._lasts = {place: last for place, last in lasts.items() if place not in self._deleted}
+        if self._lasts:
+            await self._waiting(source, source.begin([self._again(each) for each in known]))
         self._refused.clear()  # in a queue another record may have this offset now
         self._marks = await self._receiving.run(reading_marks(self._schema, origin))
         self._position = await self._receiving.run(reading_position(self._schema, origin))
         # What was noted of the trouble before may be mended: receiving is refused while the origin is not open.
-        await self._receiving.transaction(opening(self._schema, origin))
+        await self._receiving.transaction(noting_read(self._schema, origin))
+
+    def _again(self, position: BrokerPosition) -> BrokerPosition:
+        """Return the position of the last record that was taken in, where it can be compared."""
+        last = self._lasts.get((position.topic, position.part))
+        return position if last is None else replace(position, next=last[0])
+
+    async def _is_gone(self, gone: PositionGone) -> None:
+        """Stop, until somebody resumes the bridge; unless only what was taken in already is deleted."""
+        place = gone.position.topic, gone.position.part
+        last = self._lasts.get(place)
+        why = str(gone)
+        if last is not None and gone.first > last[0]:
+            self._deleted.add(place)
+            return
+        if last is not None:
+            why = f"the record at {last[0]} is not the one that was taken in: the log was cut back, or made anew"
+        text = (
+            f"partition {place[1]} of {place[0]}: {why}. To go on without what is missing: mailroom bridge resume "
+            f"{self._name} --at {place[0]}/{place[1]}={gone.first}"
+        )
+        await self._receiving.transaction(noting_loss(self._schema, self.row, text))
+        raise BridgeStopped(text, code=GONE)
+
+    def _unread(self, records: Sequence[Arrived | BrokerPosition]) -> list[Arrived | BrokerPosition]:
+        """Return the records that were not taken in yet. Raises `PositionGone` if the last one that was is another."""
+        found: list[Arrived | BrokerPosition] = []
+        for record in records:
+            place = record.topic, record.part
+            if isinstance(record, BrokerPosition):
+                if record.next > self._positions[place].next:
+                    found.append(record)
+                continue
+            if not record.is_queued:
+                last = self._lasts.get(place)
+                if last is not None and record.offset == last[0] and digest(record) != last[1]:
+                    raise PositionGone(self._positions[place], record.offset, "it is another one")
+                self._lasts.pop(place, None)
+                if record.offset < self._positions[place].next:
+                    continue
+            found.append(record)
+        return found
 
     async def _step(self, source: RecordSource) -> None:
         records = await self._waiting(source, source.read(WAIT_S))
@@ -121,6 +180,7 @@ class TakingIn(Tending):
             await self._note("unreachable", source.trouble, time.monotonic() - self._read_at)
             return
         self._read_at = time.monotonic()
+        records = self._unread(records)
         while records:
             records = records[await self._take(records) :]
         if self._positions != self._told_positions:
@@ -146,7 +206,8 @@ class TakingIn(Tending):
             done = covered(taken)
             moves = [(self._positions[place], after) for place, after in _after(records[:done]).items()]
             ids = [each.known_as for each in fates[:done] if each.known_as is not None]
-            return moving_position(self._schema, self.row.origin, moves, _marks(fates[:done]), ids)
+            lasts = _lasts(records[:done])
+            return moving_position(self._schema, self.row.origin, moves, lasts, _marks(fates[:done]), ids)
 
         taken = 0
         if not rows:
@@ -164,7 +225,8 @@ class TakingIn(Tending):
                 self._refused[first.topic, first.part, first.offset] = "its clock is beyond what a node may have"
                 return 0
         done = covered(taken)
-        self._positions |= _after(records[:done])
+        self._positions |= (after := _after(records[:done]))
+        self._deleted -= after.keys()
         self._marks |= _marks(fates[:done])
         return done
 
@@ -273,6 +335,12 @@ class _Fate:
 def _marks(fates: Sequence[_Fate]) -> dict[Mark, int]:
     """Return the marks behind these records."""
     return dict(each.mark for each in fates if each.mark is not None)
+
+
+def _lasts(records: Sequence[Arrived | BrokerPosition]) -> dict[Place, Last]:
+    """Return the last record of each partition, by which its log is known again. A queue has none."""
+    last = {(each.topic, each.part): each for each in records if isinstance(each, Arrived) and not each.is_queued}
+    return {place: (each.offset, digest(each)) for place, each in last.items()}
 
 
 def _after(records: Sequence[Arrived | BrokerPosition]) -> dict[tuple[str, int], BrokerPosition]:

@@ -459,6 +459,8 @@ def cut(call: Call, name: str, dry_run: bool, actor: str, why: str | None) -> No
 def resume(call: Call, name: str, at: str | None, actor: str, why: str | None) -> None:
     """Try the stopped bridge NAME again at once; it is tried by itself too, at least every 30 s.
 
+    But not one that has lost records: it goes on only by this command.
+
     With --at, what lies between is never taken in, or is taken in again with the same message ids.
 
     \b

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     )
     from mailroom.bridges.record import Form, Record
     from mailroom.bridges.settings import InSettings, OutSettings
-    from mailroom.bridges.source import BrokerPosition, InBridge, PartsChanged, PositionGone, RecordSource
+    from mailroom.bridges.source import (
+        BrokerPosition,
+        BrokerWasAway,
+        InBridge,
+        PartsChanged,
+        PositionGone,
+        RecordSource,
+    )
     from mailroom.bridges.states import BridgeStates, InState, OutState
 
 __all__ = [
@@ -29,6 +36,7 @@ __all__ = [
     "BrokerPosition",
     "BrokerRefused",
     "BrokerTrouble",
+    "BrokerWasAway",
     "Fenced",
     "Form",
     "InBridge",
@@ -62,7 +70,14 @@ _HOMES = {
     ),
     "mailroom.bridges.record": ("Form", "Record"),
     "mailroom.bridges.settings": ("InSettings", "OutSettings"),
-    "mailroom.bridges.source": ("BrokerPosition", "InBridge", "PartsChanged", "PositionGone", "RecordSource"),
+    "mailroom.bridges.source": (
+        "BrokerPosition",
+        "InBridge",
+        "BrokerWasAway",
+        "PartsChanged",
+        "PositionGone",
+        "RecordSource",
+    ),
     "mailroom.bridges.states": ("BridgeStates", "InState", "OutState"),
 }
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
+from hashlib import sha256
 from typing import Literal, TypeAlias, TypeVar, cast, get_args
 from uuid import UUID, uuid4, uuid5
 
@@ -150,6 +151,19 @@ def incoming(record: Arrived, how: Intake, place: str) -> Incoming:
     except _Unfit as fault:
         at = f"{record.topic}[{record.part}]@{record.offset}"
         raise Undecodable(f"The record at {at} of {place} is no message: {fault}.") from None
+
+
+def digest(record: Arrived) -> str:
+    """Return a hash of what a record is and when it was written, by which it is known again at its offset."""
+    given = [
+        record.key,
+        record.value,
+        *(part for name, text in record.headers for part in (name.encode(errors="surrogatepass"), text)),
+    ]
+    hashed = sha256(f"{record.at} {len(given)}".encode())
+    for each in given:
+        hashed.update(b"-" if each is None else b"%d:%b" % (len(each), each))
+    return hashed.hexdigest()
 
 
 def undecoded(record: Arrived, place: str) -> Incoming:

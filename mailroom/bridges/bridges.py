@@ -94,8 +94,9 @@ class _Operations:
     ) -> Operation[bool]:
         """Let a dispatcher try a stopped bridge at once; return whether it was stopped or failing.
 
-        It is tried again by itself too, at least every 30 s; but not one that is cut. With `at` a bridge into this node
-        goes on there in that partition, whatever was read: what lies between is taken in again, or never.
+        It is tried again by itself too, at least every 30 s; but not one that is cut, and one that is stopped since
+        records are lost at the broker goes on only by this. With `at` a bridge into this node goes on there in that
+        partition, whatever was read: what lies between is taken in again, or never.
         """
         states = yield from self._begin(name, actor, why)
         for each in states.out:

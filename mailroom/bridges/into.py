@@ -12,6 +12,7 @@ from mailroom.links.sources import REMOVE
 from mailroom.links.start import noting_place
 from mailroom.names import node_name
 from mailroom.order import clock
+from mailroom.order.clock import DURABLE
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -119,6 +120,10 @@ def reading_ins(schema: str, name: str | None = None) -> Operation[list[InRow]]:
 
 # Per partition, and per link of a node that writes there.
 Mark: TypeAlias = tuple[str, int, UUID, int]
+# A topic at the broker, and a partition of it.
+Place: TypeAlias = tuple[str, int]
+# The offset of the last record that was taken in there, and its hash.
+Last: TypeAlias = tuple[int, str]
 
 POSITIONS = Sql(
     "SELECT topic, part, next, leader_epoch, log FROM {schema}.bridge_position WHERE origin = %(origin)s::bigint "
@@ -128,6 +133,11 @@ POSITIONS = Sql(
 MARKS = Sql(
     "SELECT topic, part, sender, link, clock FROM {schema}.bridge_mark WHERE origin = %(origin)s::bigint",
     columns=("text", "bigint", "uuid", "bigint", "bigint"),
+)
+LASTS = Sql(
+    "SELECT topic, part, last, digest FROM {schema}.bridge_position WHERE origin = %(origin)s::bigint "
+    "AND last IS NOT NULL",
+    columns=("text", "bigint", "bigint", "text"),
 )
 BEGIN = Sql(
     """
@@ -144,11 +154,13 @@ ON CONFLICT DO NOTHING
 MOVE = Sql(
     """
 WITH moved AS (
-    UPDATE {schema}.bridge_position AS p SET next = t.next, leader_epoch = t.epoch, log = coalesce(t.log, p.log)
+    UPDATE {schema}.bridge_position AS p SET next = t.next, leader_epoch = t.epoch, log = coalesce(t.log, p.log),
+        last = coalesce(t.last, p.last), digest = coalesce(t.digest, p.digest)
     FROM ROWS FROM (pg_catalog.unnest(%(topics)s::text[]), pg_catalog.unnest(%(parts)s::bigint[]),
                     pg_catalog.unnest(%(befores)s::bigint[]), pg_catalog.unnest(%(nexts)s::bigint[]),
-                    pg_catalog.unnest(%(epochs)s::bigint[]), pg_catalog.unnest(%(logs)s::text[]))
-         AS t (topic, part, before, next, epoch, log)
+                    pg_catalog.unnest(%(epochs)s::bigint[]), pg_catalog.unnest(%(logs)s::text[]),
+                    pg_catalog.unnest(%(lasts)s::bigint[]), pg_catalog.unnest(%(digests)s::text[]))
+         AS t (topic, part, before, next, epoch, log, last, digest)
     WHERE p.origin = %(origin)s::bigint AND p.topic = t.topic AND p.part = t.part AND p.next = t.before
     RETURNING 1)
 SELECT count(*) FROM moved
@@ -193,6 +205,13 @@ def reading_positions(schema: str, origin: int) -> Operation[list[BrokerPosition
     return [BrokerPosition(*row) for row in (yield POSITIONS.at(schema=schema)(origin=origin))]
 
 
+def reading_lasts(schema: str, origin: int) -> Operation[dict[Place, Last]]:
+    """Return the last record that was taken in of each partition."""
+    return {
+        (topic, part): (last, digest) for topic, part, last, digest in (yield LASTS.at(schema=schema)(origin=origin))
+    }
+
+
 def reading_marks(schema: str, origin: int) -> Operation[dict[Mark, int]]:
     """Return up to which clock each link of a node was taken in, per partition."""
     rows = yield MARKS.at(schema=schema)(origin=origin)
@@ -212,13 +231,16 @@ def moving_position(
     schema: str,
     origin: int,
     moves: Sequence[tuple[BrokerPosition, BrokerPosition]],
+    lasts: Mapping[Place, Last],
     marks: Mapping[Mark, int],
     ids: Sequence[UUID] = (),
 ) -> Operation[None]:
     """Move positions, each from one to the other, and set marks, with what is received. Raises `Overtaken`.
 
-    `ids` are those of `id_taken_in` that come with it, and are known from then on.
+    `lasts` are the last records of them, where there are any. `ids` are those of `id_taken_in` that come with it, and
+    are known from then on.
     """
+    known_by = [lasts.get((after.topic, after.part), (None, None)) for _, after in moves]
     [(moved,)] = yield MOVE.at(schema=schema)(
         origin=origin,
         topics=[before.topic for before, _ in moves],
@@ -227,6 +249,8 @@ def moving_position(
         nexts=[after.next for _, after in moves],
         epochs=[after.leader_epoch for _, after in moves],
         logs=[after.log for _, after in moves],
+        lasts=[last for last, _ in known_by],
+        digests=[digest for _, digest in known_by],
     )
     if moved != len(moves):
         raise Overtaken("the position at the broker is another one by now")
@@ -255,12 +279,46 @@ def knowing_taken(schema: str, ids: Collection[UUID]) -> Operation[set[UUID]]:
     return {id for (id,) in (yield KNOWN.at(schema=schema)(ids=list(ids)))}
 
 
+# -- What is lost at the broker ---------------------------------------------------------------------------------------
+
+LOST = Sql("SELECT lost FROM {schema}.bridge_in WHERE origin = %(origin)s::bigint", columns=("text",))
+# Not over what somebody has done about it since.
+LOSE = Sql(
+    "UPDATE {schema}.bridge_in SET lost = %(why)s::text WHERE origin = %(origin)s::bigint AND moves = %(moves)s::bigint"
+)
+READ = Sql(
+    """
+UPDATE {schema}.origin AS o SET state = 'open', trouble = NULL, why = NULL, since = NULL
+WHERE o.number = %(origin)s::bigint AND o.state <> 'excluded' AND (o.state <> 'open' OR o.why IS NOT NULL)
+  AND NOT EXISTS (SELECT FROM {schema}.bridge_in AS b WHERE b.origin = o.number AND b.lost IS NOT NULL)
+"""
+)
+
+
+def reading_loss(schema: str, origin: int) -> Operation[str | None]:
+    """Return why nothing may be taken in before somebody says so: records are lost at the broker. None if none are."""
+    rows = yield LOST.at(schema=schema)(origin=origin)
+    return rows[0][0] if rows else None
+
+
+def noting_loss(schema: str, row: InRow, why: str) -> Operation[None]:
+    """Let nothing be taken in before somebody has said what to do about records that are lost at the broker."""
+    yield DURABLE.at()()
+    yield LOSE.at(schema=schema)(origin=row.origin, moves=row.moves, why=why)
+
+
+def noting_read(schema: str, origin: int) -> Operation[None]:
+    """Record that the broker is read, unless records are lost there."""
+    yield READ.at(schema=schema)(origin=origin)
+
+
 # -- What an operator does --------------------------------------------------------------------------------------------
 
 SET = Sql(
     """
 WITH moved AS (
-    UPDATE {schema}.bridge_position SET next = %(next)s::bigint, leader_epoch = NULL, log = NULL
+    UPDATE {schema}.bridge_position
+    SET next = %(next)s::bigint, leader_epoch = NULL, log = NULL, last = NULL, digest = NULL
     WHERE origin = %(origin)s::bigint AND topic = %(topic)s::text AND part = %(part)s::bigint RETURNING origin)
 UPDATE {schema}.bridge_in AS b SET moves = moves + 1 FROM moved AS m WHERE b.origin = m.origin RETURNING true
 """,
@@ -268,8 +326,13 @@ UPDATE {schema}.bridge_in AS b SET moves = moves + 1 FROM moved AS m WHERE b.ori
 )
 OPEN = Sql(
     """
-UPDATE {schema}.origin SET state = 'open', trouble = NULL, why = NULL, since = NULL
-WHERE number = %(origin)s::bigint AND state <> 'excluded' AND why IS NOT NULL RETURNING true
+WITH lost AS (
+    UPDATE {schema}.bridge_in SET lost = NULL, moves = moves + 1
+    WHERE origin = %(origin)s::bigint AND lost IS NOT NULL RETURNING true),
+was AS (
+    UPDATE {schema}.origin SET state = 'open', trouble = NULL, why = NULL, since = NULL
+    WHERE number = %(origin)s::bigint AND state <> 'excluded' AND why IS NOT NULL RETURNING true)
+SELECT true FROM lost UNION SELECT true FROM was
 """,
     columns=("boolean",),
 )

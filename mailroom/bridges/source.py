@@ -59,6 +59,10 @@ class PartsChanged(Exception):
     """There are partitions that `begin` knew nothing of."""
 
 
+class BrokerWasAway(Exception):
+    """The broker was away: before its log is read on, it has to be looked whether it is still the same."""
+
+
 class RecordSource(Protocol):
     """Reads the records of one bridge, in the order of each partition. Its class is called with an `InBridge`."""
 
@@ -76,8 +80,8 @@ class RecordSource(Protocol):
     async def read(self, wait_s: float) -> Sequence[Arrived | BrokerPosition]:
         """Return the next records, or none if none came within so many seconds.
 
-        A position among them says that its partition has no more records before it. Raises `PositionGone` and
-        `PartsChanged`.
+        A position among them says that its partition has no more records before it. Raises `PositionGone`,
+        `PartsChanged` and `BrokerWasAway`; after the latter two `begin` is called again.
         """
         ...
 

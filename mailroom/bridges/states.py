@@ -46,9 +46,10 @@ class InState:
 
     `state` is open, or nothing is taken in: `since` says since when, and `why` why and what to do. The state is then
     unreachable or failing, which is tried again and again; stopped, which is tried again as well, and needs somebody to
-    act; or excluded by hand. `received` counts the messages that came by it, and `received_at` is when the last one
-    did, None if none came. `positions` say where it goes on at the broker. `topics` are those that inboxes here
-    subscribe to from it.
+    act; or excluded by hand. One that is stopped since records are lost at the broker is not tried again before
+    somebody resumes it. `received` counts the messages that came by it, and `received_at` is when the last one did,
+    None if none came. `positions` say where it goes on at the broker. `topics` are those that inboxes here subscribe to
+    from it.
     """
 
     name: str
@@ -115,23 +116,28 @@ def reading_bridges(schema: str) -> Operation[BridgeStates]:
 
 INS = Sql(
     """
-SELECT o.name, o.number, b.settings::text FROM {schema}.bridge_in AS b JOIN {schema}.origin AS o ON o.number = b.origin
+SELECT o.name, o.number, b.settings::text, b.lost
+FROM {schema}.bridge_in AS b JOIN {schema}.origin AS o ON o.number = b.origin
 """,
-    columns=("text", "bigint", "text"),
+    columns=("text", "bigint", "text", "text"),
 )
 
 
 def _reading_ins(schema: str) -> Operation[tuple[InState, ...]]:
-    bridges = {name: (origin, InSettings.of(text)) for name, origin, text in (yield INS.at(schema=schema)())}
+    rows = yield INS.at(schema=schema)()
+    bridges = {name: (origin, InSettings.of(text), lost) for name, origin, text, lost in rows}
     found = []
     for source in (yield from reading_sources(schema, bridges=True)):
         if source.name not in bridges:  # added between the two statements
             continue
-        origin, settings = bridges[source.name]
+        origin, settings, lost = bridges[source.name]
+        state, why = source.state, source.why
+        if lost is not None and state != "excluded":  # whatever else is wrong meanwhile
+            state, why = "stopped", f"{lost} [MR-bridge-position-gone]"
         positions = yield from reading_positions(schema, origin)
         found.append(
             InState(
-                source.name, source.state, source.why, source.since, source.position, source.received_at,
+                source.name, state, why, source.since, source.position, source.received_at,
                 tuple(positions), source.topics, settings,
             )
         )  # fmt: skip

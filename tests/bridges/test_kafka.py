@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
@@ -322,17 +324,57 @@ def make_anew(kafka: Kafka, topic: str, records: int) -> None:
         return False
 
     eventually(made)
+    write(kafka, topic, records)
+
+
+def write(kafka: Kafka, topic: str, records: int) -> None:
+    """Write so many records that no bridge has made."""
     producer = Producer(dict(kafka.client))
-    for n in range(records):
-        producer.produce(topic, f"anew {n}".encode(), b"k")
+    for _ in range(records):
+        producer.produce(topic, str(uuid4()).encode(), b"k")
     assert producer.flush(30) == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runs", [False, True], ids=["while the dispatcher is stopped", "while it runs"])
-async def test_topic_that_was_made_anew_stops_the_bridge_however_far_it_reaches(
+async def test_log_that_a_crash_cut_back_is_not_read_on_however_far_it_was_written_anew(
     node: Node, kafka: Kafka, runs: bool
 ) -> None:
+    topic = f"crashed-{runs}"
+    kafka.create(topic, 1)
+    bridged(node, kafka.bootstrap, topic)
+    write(kafka, topic, 4)
+    [segment] = kafka.log.parent.glob(f"data/{topic}-0/*.log")
+    kept = segment.stat().st_size
+    write(kafka, topic, 6)
+
+    def cut_back() -> None:
+        kafka.kill()
+        os.truncate(segment, kept)
+        kafka.start()
+        write(kafka, topic, 20)
+
+    async with tended(node):
+        await eventually_async(lambda: count(node) == 10)
+        if runs:
+            await asyncio.to_thread(cut_back)
+            await eventually_async(lambda: why_stopped(node))
+    if not runs:
+        cut_back()
+    async with tended(node) as lane:
+        assert "cut back" in await eventually_async(lambda: why_stopped(node))
+        assert count(node) == 10
+        with node.connection.transaction():
+            Bridges().resume(node.connection, "in", at=BrokerPosition(topic, 0, 4), actor="me")
+        await lane.follow_until(lambda: count(node) == 30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runs", [False, True], ids=["while the dispatcher is stopped", "while it runs"])
+async def test_topic_that_was_made_anew_stops_the_bridge_however_far_it_reaches(
+    node: Node, kafka: Kafka, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    monkeypatch.setattr(kafka_source, "LOOK_S", 3_600.0)  # what was read is looked at nevertheless
     topic = f"anew-{runs}"
     kafka.create(topic, 1)
     bridged(node, kafka.bootstrap, topic)
@@ -350,8 +392,8 @@ async def test_topic_that_was_made_anew_stops_the_bridge_however_far_it_reaches(
         assert f"mailroom bridge resume in --at {topic}/0=0" in why
         with node.connection.transaction():
             Bridges().resume(node.connection, "in", at=BrokerPosition(topic, 0, 0), actor="me")
-        before = count(node)
-        await lane.follow_until(lambda: count(node) == before + 12)
+        assert count(node) == 5
+        await lane.follow_until(lambda: count(node) == 5 + 12)
         assert not why_stopped(node)
 
 

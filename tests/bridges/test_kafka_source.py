@@ -12,11 +12,12 @@ from confluent_kafka import Producer, cimpl
 
 from dispatcher.bridges.kafka import client as kafka_client
 from dispatcher.bridges.kafka import source as kafka_source
+from dispatcher.bridges.kafka.client import KafkaClient
 from dispatcher.bridges.kafka.held_up import LOOKS
 from dispatcher.bridges.kafka.source import KafkaSource
 from mailroom.bridges.arrival import Arrived, Intake, Undecodable, incoming
 from mailroom.bridges.settings import InSettings, Start
-from mailroom.bridges.source import BrokerPosition, InBridge, PositionGone
+from mailroom.bridges.source import BrokerPosition, BrokerWasAway, InBridge, PositionGone
 from tests.support.kafka_mock import MockKafka
 from tests.support.waiting import WITHIN_S, eventually_async
 
@@ -57,6 +58,7 @@ async def test_record_that_comes_while_the_broker_is_asked_for_partitions_is_kep
     """The client has it already, and asks a broker in vain, again and again."""
     monkeypatch.setattr(kafka_source, "ROWS", 2)
     monkeypatch.setattr(kafka_client, "POLL_S", 0.01)
+    monkeypatch.setattr(KafkaSource, "_note", KafkaClient._note)  # it would look whether the log is the same, too
     mock_kafka.create("asked", 1)
     put(mock_kafka, "asked", 20)
     async with reading(mock_kafka, "asked") as source:
@@ -73,6 +75,25 @@ async def test_record_that_comes_while_the_broker_is_asked_for_partitions_is_kep
         found += [each for each in await task if isinstance(each, Arrived)]
         found += await read(source, 20 - len(found))
     assert [record.offset for record in found] == list(range(20))
+
+
+async def test_log_is_looked_at_before_it_is_read_on_by_who_had_lost_the_broker(mock_kafka: MockKafka) -> None:
+    mock_kafka.create("lost", 1)
+    put(mock_kafka, "lost", 3)
+    async with reading(mock_kafka, "lost") as source:
+        await read(source, 3)
+        mock_kafka.down()
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                while source.trouble is None:
+                    assert not await source.read(0.1)
+        finally:
+            mock_kafka.up()
+        put(mock_kafka, "lost", 1)
+        with pytest.raises(BrokerWasAway):
+            await read(source, 1)
+        assert await source.begin([BrokerPosition("lost", 0, 2)]) == []
+        assert [each.offset for each in await read(source, 2)] == [2, 3]
 
 
 class Told:
@@ -105,6 +126,9 @@ async def test_topic_that_is_another_one_is_not_read_on(mock_kafka: MockKafka) -
         assert [each.log for each in await read(source, 2)] == ["new", "new"]
         await source.taken([replace(place, next=4, log="new")])
         ids["told"] = "newer"
+        put(mock_kafka, "told", 1)
+        with pytest.raises(PositionGone, match="made anew since it was read up to 4"):
+            await read(source, 1)  # between two looks
         with pytest.raises(PositionGone, match="made anew since it was read up to 4"):
             await source._in_thread(source._look)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -19,12 +20,13 @@ from dispatcher.bridges.nats import reader as nats_reader
 from dispatcher.bridges.nats.options import client_options, hiding
 from dispatcher.bridges.nats.publisher import NatsPublisher
 from dispatcher.bridges.nats.reader import ConsumerLost, StreamReader
+from dispatcher.bridges.nats.source import NatsSource
 from mailroom import codec, subscribe
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.publisher import PublishAgain, RecordRefused
 from mailroom.bridges.record import Form, Record
 from mailroom.bridges.settings import InSettings, OnFailure, OutSettings
-from mailroom.bridges.source import BrokerPosition
+from mailroom.bridges.source import BrokerPosition, BrokerWasAway, InBridge
 from mailroom.errors import ConfigurationError
 from outbox import Outbox, Outgoing
 from tests.bridges.nats_records import a_bridge, quicken, record
@@ -392,6 +394,54 @@ async def test_position_that_was_purged_or_whose_stream_is_a_new_one_stops_the_b
         why = await eventually_async(lambda: why_stopped(node))
         assert "was made anew" in why
         assert "mailroom bridge resume in --at purged/0=1" in why
+
+
+async def test_stream_that_was_put_back_and_written_on_is_not_read_on(node: Node, nats: Nats, tmp_path: Path) -> None:
+    """The server has the files of a day before, and the stream reaches further again by then."""
+    await create(nats, "back")
+    bridged(node, nats, "back")
+
+    async def write(count: int, text: str) -> None:
+        async with jetstream(nats) as js:
+            for n in range(count):
+                await js.publish("back.foreign", f'"{text} {n}"'.encode())
+
+    await write(3, "first")
+    store = nats.log.parent / "streams"
+    nats.stop()
+    shutil.copytree(store, tmp_path / "copy")
+    nats.start()
+    await write(3, "lost")
+    async with tended(node):
+        await eventually_async(lambda: len(came(node)) == 6)
+    nats.kill()
+    shutil.rmtree(store)
+    shutil.copytree(tmp_path / "copy", store)
+    nats.start()
+    await write(9, "other")
+    async with tended(node):
+        assert "the record at 6 is not the one" in await eventually_async(lambda: why_stopped(node))
+    assert len(came(node)) == 6
+
+
+async def test_stream_is_looked_at_before_it_is_read_on_by_who_had_lost_the_server(nats: Nats) -> None:
+    await create(nats, "away")
+    source = NatsSource(InBridge("in", 1, UUID(int=7), InSettings("nats", nats.url, ("away",))))
+    try:
+        await source.open()
+        assert await source.begin(await source.begin([])) == []
+        assert not await source.read(0.1)
+        nats.kill()
+        nats.start()
+
+        async def until_read() -> None:
+            while not await source.read(0.1):
+                pass
+
+        with pytest.raises(BrokerWasAway):
+            await asyncio.wait_for(until_read(), WITHIN_S)
+    finally:
+        await source.close()
 
 
 GUARDED = """

@@ -213,6 +213,57 @@ async def test_records_that_the_broker_lost_stop_the_bridge_until_somebody_says_
     assert reasons == ["at log/0=4", "at log/0=3"]
 
 
+async def test_log_that_was_cut_back_and_written_anew_is_not_read_on(node: Node, log: Log) -> None:
+    for n in range(3):
+        log.add("log", str(n).encode())
+    async with tended(node):
+        await eventually_async(lambda: taken(node) == [0, 1, 2])
+    del log.parts["log", 0][1:]
+    for n in range(11, 16):
+        log.add("log", str(n).encode())
+    async with tended(node) as lane:
+        why = await eventually_async(lambda: why_stopped(node))
+        assert "the record at 2 is not the one that was taken in: the log was cut back, or made anew" in why
+        assert taken(node) == [0, 1, 2]
+        with node.connection.transaction():
+            assert Bridges().resume(node.connection, "in", at=BrokerPosition("log", 0, 1), actor="me")
+        await lane.follow_until(lambda: taken(node) == [0, 1, 2, 11, 12, 13, 14, 15])
+
+
+async def test_log_of_which_only_what_was_taken_in_is_deleted_is_read_on(node: Node, log: Log) -> None:
+    for n in range(3):
+        log.add("log", str(n).encode())
+    async with tended(node):
+        await eventually_async(lambda: taken(node) == [0, 1, 2])
+    log.parts["log", 0][:] = [None, None, None]
+    log.add("log", b"3")
+    async with tended(node):
+        await eventually_async(lambda: taken(node) == [0, 1, 2, 3])
+        assert in_state(node).state == "open"
+
+
+async def test_nothing_but_a_person_forgets_that_records_are_lost(node: Node, log: Log) -> None:
+    """Neither a retry, nor the next dispatcher, nor other trouble, though the log looks well by then."""
+    log.add("log", b"0")
+    log.add("log", b"1")
+    [first, _] = log.parts["log", 0]
+    log.parts["log", 0][0] = None
+    async with tended(node):
+        await eventually_async(lambda: why_stopped(node))
+    log.parts["log", 0][0] = first
+    bridge_in(node)  # anew, with the same settings
+    assert "records are deleted there" in why_stopped(node)
+    async with tended(node) as lane:
+        [each] = lane.beside._tended.values()
+        await eventually_async(lambda: each.tending._failures > 1)
+        assert (taken(node), positions(node)) == ([], [("log", 0, 0)])
+        node.connection.execute("UPDATE mailroom.origin SET trouble = 'failing', why = 'the disk is full'")
+        assert "records are deleted there" in why_stopped(node)
+        with node.connection.transaction():
+            assert Bridges().resume(node.connection, "in", actor="me")
+        await lane.follow_until(lambda: taken(node) == [0, 1])
+
+
 async def test_what_no_inbox_wants_is_kept_and_goes_to_who_subscribes_later(node: Node) -> None:
     log = bridge_in(node)
     node.inbox("orders", "log")  # to this node's own messages: not to the bridge's

@@ -27,6 +27,7 @@ ATTRIBUTES = {
     "BrokerPosition": "leader_epoch log next part topic",
     "BrokerRefused": "code",
     "BrokerTrouble": "",
+    "BrokerWasAway": "",
     "Fenced": "",
     "Form": "encode format tombstones topic",
     "InBridge": "name node_id options origin settings",

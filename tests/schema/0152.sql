@@ -1292,7 +1292,8 @@ COMMENT ON COLUMN mailroom.bridge_done.seq IS 'The row of transit.';
 CREATE TABLE mailroom.bridge_in (
     origin bigint NOT NULL,
     settings jsonb NOT NULL,
-    moves bigint DEFAULT 0 NOT NULL
+    moves bigint DEFAULT 0 NOT NULL,
+    lost text
 );
 
 COMMENT ON TABLE mailroom.bridge_in IS 'Origins of which a broker is the source.';
@@ -1301,7 +1302,7 @@ COMMENT ON COLUMN mailroom.bridge_in.origin IS 'The number of the origin.';
 
 COMMENT ON COLUMN mailroom.bridge_in.settings IS 'Which broker, and how records become messages.';
 
-COMMENT ON COLUMN mailroom.bridge_in.moves IS 'How often somebody has set its position by hand: who reads begins anew.';
+COMMENT ON COLUMN mailroom.bridge_in.lost IS 'That records are lost at the broker, and what to do. Nothing is taken in before somebody says resume; null while none are known to be.';
 
 CREATE TABLE mailroom.bridge_known (
     link bigint NOT NULL,
@@ -1397,7 +1398,9 @@ CREATE TABLE mailroom.bridge_position (
     part bigint NOT NULL,
     next bigint NOT NULL,
     leader_epoch bigint,
-    log text
+    log text,
+    last bigint,
+    digest text COLLATE pg_catalog."C"
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='20000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_scale_factor='0', autovacuum_vacuum_insert_threshold='100000', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000');
 
@@ -1414,6 +1417,8 @@ COMMENT ON COLUMN mailroom.bridge_position.next IS 'The offset of the next recor
 COMMENT ON COLUMN mailroom.bridge_position.leader_epoch IS 'The epoch of the partition''s leader with the record before it, by which a truncated log is noticed.';
 
 COMMENT ON COLUMN mailroom.bridge_position.log IS 'Which log it is, where the broker tells: another one may get its name.';
+
+COMMENT ON COLUMN mailroom.bridge_position.last IS 'The offset of the last record that was taken in; null if none was, or somebody has set the position.';
 
 CREATE TABLE mailroom.commit_token (
     token uuid NOT NULL,

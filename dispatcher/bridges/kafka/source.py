@@ -19,7 +19,7 @@ from dispatcher.bridges.kafka.options import hiding
 from dispatcher.bridges.kafka.topic_ids import TopicIds
 from mailroom.bridges.arrival import Arrived
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble
-from mailroom.bridges.source import BrokerPosition, InBridge, PartsChanged, PositionGone
+from mailroom.bridges.source import BrokerPosition, BrokerWasAway, InBridge, PartsChanged, PositionGone
 from mailroom.errors import ConfigurationError
 
 ROWS = 2_000  # at once,
@@ -53,6 +53,7 @@ class KafkaSource(KafkaClient):
         self._ends_seen: dict[tuple[str, int], int] = {}
         self._held_up = HeldUp(bridge.name)
         self._looked_at = 0.0
+        self._was_away = False
 
     async def open(self) -> str:
         """Connect; the cluster has an id."""
@@ -118,11 +119,10 @@ class KafkaSource(KafkaClient):
         # What comes meanwhile from where it was would come twice.
         self._going().unassign()
         self._left.clear()
+        self._was_away = False
         self._ends_seen.clear()
         parts = self._parts()
-        if self._topic_ids is not None:
-            self._topic_ids.ask()
-            self._compare(self._topic_ids.told(STEP_S))
+        self._compare_ids()
         # Nothing of a topic that the bridge no longer has.
         wanted = [self._positions[part] for part in parts if part in self._positions]
         self._going().assign([_assigned(each) for each in wanted])
@@ -158,6 +158,8 @@ class KafkaSource(KafkaClient):
             first = self._going().consume(1, min(wait_s, STEP_S))
             for message in first + (self._going().consume(ROWS - 1, GATHER_S) if first else []):
                 self._keep(message)
+        if self._left:
+            self._confirm()
         size = taken = 0
         for taken, record in enumerate(self._left, 1):  # noqa: B007 - how many are within the limit
             size += len(record.value or b"") if isinstance(record, Arrived) else 0
@@ -167,6 +169,22 @@ class KafkaSource(KafkaClient):
         if records:
             self._error = None
         return records
+
+    def _confirm(self) -> None:
+        """Look whether what was read since the last look is of the log that was read before, which may end any time."""
+        if self._was_away:
+            raise BrokerWasAway
+        self._compare_ids()
+
+    def _compare_ids(self) -> None:
+        """Look whether the topics are the same. A cluster that does not tell that in time is believed without."""
+        if self._topic_ids is not None:
+            self._topic_ids.ask()
+            self._compare(self._topic_ids.told(STEP_S))
+
+    def _note(self, error: KafkaError) -> None:
+        super()._note(error)
+        self._was_away = True
 
     def _keep(self, message: Message) -> None:
         """Keep a record for `read`; or raise what is told in its place."""
@@ -189,9 +207,7 @@ class KafkaSource(KafkaClient):
             return
         if any(part not in self._positions for part in parts):
             raise PartsChanged
-        if self._topic_ids is not None:
-            self._compare(self._topic_ids.told())  # since the look before: no record waits for it
-            self._topic_ids.ask()
+        self._compare_ids()
         # What lies between the last record and the end are ends of transactions, and what was aborted. Kafka deletes
         # them as it does records, and who came back then would miss them.
         waiting = {}
@@ -208,6 +224,7 @@ class KafkaSource(KafkaClient):
         return int(high)
 
     def _gone(self, topic: str, part: int) -> PositionGone:
+        self._compare_ids()  # another one has no offset of it
         position = self._positions[topic, part]
         low, high = self._ends(topic, part)
         if position.next < low:

@@ -20,7 +20,7 @@ from dispatcher.bridges.nats.client import PASSING, POLL_S, NatsClient, made
 from dispatcher.bridges.nats.headers import KEY, ORIGIN
 from dispatcher.bridges.nats.reader import ConsumerLost, StreamReader
 from mailroom.bridges.arrival import Arrived
-from mailroom.bridges.source import BrokerPosition, InBridge, PositionGone
+from mailroom.bridges.source import BrokerPosition, BrokerWasAway, InBridge, PositionGone
 
 
 @dataclass(slots=True)
@@ -71,8 +71,7 @@ class NatsSource(NatsClient):
         """Read what has come, in whichever stream."""
         if self._seen_losses != self._losses:
             self._seen_losses = self._losses
-            for stream in self._streams.values():
-                await self._drop(stream)  # what was asked for over the connection before does not come
+            raise BrokerWasAway  # what was asked for over the connection before does not come
         for stream in self._streams.values():
             if stream.reading is None:
                 stream.reading = asyncio.create_task(self._read(stream, wait_s))
