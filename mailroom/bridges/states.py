@@ -48,7 +48,8 @@ class InState:
     unreachable or failing, which is tried again and again; stopped, which is tried again as well, and needs somebody to
     act; or excluded by hand. `received` counts the messages that came by it, and `received_at` is when the last one
     did, None if none came. `positions` say where it goes on at the broker. `topics` are those that inboxes here
-    subscribe to from it.
+    subscribe to from it. If this node was put back in time, `lacks` are the times between which it may have taken from
+    a queue what it has no longer, until somebody resumes the bridge; the first is None if it had taken nothing before.
     """
 
     name: str
@@ -60,6 +61,7 @@ class InState:
     positions: tuple[BrokerPosition, ...]
     topics: tuple[str, ...]
     settings: InSettings
+    lacks: tuple[datetime | None, datetime] | None = None
 
     @property
     def flows(self) -> bool:
@@ -115,24 +117,28 @@ def reading_bridges(schema: str) -> Operation[BridgeStates]:
 
 INS = Sql(
     """
-SELECT o.name, o.number, b.settings::text FROM {schema}.bridge_in AS b JOIN {schema}.origin AS o ON o.number = b.origin
+SELECT o.name, o.number, b.settings::text, b.lacks_from, b.lacks_to
+FROM {schema}.bridge_in AS b JOIN {schema}.origin AS o ON o.number = b.origin
 """,
-    columns=("text", "bigint", "text"),
+    columns=("text", "bigint", "text", "timestamptz", "timestamptz"),
 )
 
 
 def _reading_ins(schema: str) -> Operation[tuple[InState, ...]]:
-    bridges = {name: (origin, InSettings.of(text)) for name, origin, text in (yield INS.at(schema=schema)())}
+    bridges = {
+        name: (origin, InSettings.of(text), None if until is None else (since, until))
+        for name, origin, text, since, until in (yield INS.at(schema=schema)())
+    }
     found = []
     for source in (yield from reading_sources(schema, bridges=True)):
         if source.name not in bridges:  # added between the two statements
             continue
-        origin, settings = bridges[source.name]
+        origin, settings, lacks = bridges[source.name]
         positions = yield from reading_positions(schema, origin)
         found.append(
             InState(
                 source.name, source.state, source.why, source.since, source.position, source.received_at,
-                tuple(positions), source.topics, settings,
+                tuple(positions), source.topics, settings, lacks,
             )
         )  # fmt: skip
     return tuple(found)

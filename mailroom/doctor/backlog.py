@@ -73,10 +73,22 @@ ORDER BY s.command, s.since
     columns=FOUND,
 )
 
+LACKING = Sql(
+    """
+SELECT o.name, pg_catalog.format('bridge %%s: what it took between %%s and %%s is not at the broker any more', o.name,
+       coalesce(date_trunc('second'::text, b.lacks_from)::text, 'its beginning'),
+       date_trunc('second'::text, b.lacks_to))
+FROM {schema}.bridge_in AS b JOIN {schema}.origin AS o ON o.number = b.origin
+WHERE b.lacks_to IS NOT NULL ORDER BY o.name
+""",
+    columns=FOUND,
+)
+
 CHECKS = (
     DoctorCheck("M040", asking(PARKED), "mailroom parked list {first} --schema {schema}", of_tables=True),
     DoctorCheck("M041", asking(DEAD), "mailroom dead-letter list --schema {schema}", of_tables=True),
     DoctorCheck("M042", asking(DAYS), "mailroom dispatcher run --schema {schema}", of_tables=True),
     DoctorCheck("M043", asking(OPEN), "mailroom inbox resume {first} --schema {schema}", of_tables=True),
     DoctorCheck("M044", asking(STOPPED), "mailroom {first} status --schema {schema}", of_tables=True),
+    DoctorCheck("M045", asking(LACKING), "mailroom bridge resume {first} --schema {schema}", of_tables=True),
 )

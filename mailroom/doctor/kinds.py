@@ -258,4 +258,10 @@ KINDS = {
         "The evidence says why, and what to do. It is tried again by itself; `resume` of the same command does so at "
         "once. One that is cut has to be made anew.",
     ),
+    "M045": Kind(
+        "this node may lack what a bridge took from a queue",
+        "The node was put back in time, or moved, and a queue deletes what is taken. Messages that came between the "
+        "backup and that are neither here nor there.",
+        "Ask those who sent them to send them again, or compare. Then the command, which says that it is seen to.",
+    ),
 }

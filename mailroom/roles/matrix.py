@@ -233,7 +233,7 @@ DISPATCHER = (
     ),
     on("bridge_out", "SELECT", "UPDATE (state, trouble, why, since, marked_at, tried)"),
     on("bridge_known", "SELECT", "INSERT"),
-    on("bridge_in", "SELECT"),
+    on("bridge_in", "SELECT", "UPDATE (history, lacks_from, lacks_to)"),
     on("bridge_position", "SELECT", "INSERT", "UPDATE"),
     on("bridge_mark", "SELECT", "INSERT", "UPDATE"),
     on("link_topic", "SELECT"),

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
-from dispatcher.bridges import publishing
+from dispatcher.bridges import tending
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.record import Record
 from mailroom.dead_letter import DeadLetters
@@ -321,7 +321,7 @@ async def test_bridge_that_is_there_before_the_dispatcher_has_started_waits_for_
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the start finds out that history was lost: who took the link before would publish all of it again."""
-    monkeypatch.setattr(publishing, "STARTED_WITHIN_S", 0.05)
+    monkeypatch.setattr(tending, "STARTED_WITHIN_S", 0.05)
     log = bridge_out(node)
     ids = [node.send("orders", {"n": n}, key="k") for n in range(3)]
     backup = node.rows(WAITING)
@@ -334,7 +334,7 @@ async def test_bridge_that_is_there_before_the_dispatcher_has_started_waits_for_
         node.connection.execute("UPDATE mailroom.node SET started_at = started_at - interval '1 hour'")
     async with tended(node):
         await eventually_async(lambda: out_state(node).state == "failing")
-        assert out_state(node).why == publishing.NOT_STARTED
+        assert out_state(node).why == tending.NOT_STARTED
         assert log.opened == before
         ids += [node.send("orders", {"n": 3}, key="k")]
         node.deliver_all()

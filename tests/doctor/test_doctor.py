@@ -179,6 +179,11 @@ BROKEN = [
         "INSERT INTO mailroom.bridge_out (link, settings) SELECT number, '{}' FROM l"),
         "M044", "bridge to-nats is cut: it gets nothing any more", "DELETE FROM mailroom.bridge_out",
     ),
+    (
+        ("WITH o AS (INSERT INTO mailroom.origin (name, id) VALUES ('mail', gen_random_uuid()) RETURNING number) "
+        "INSERT INTO mailroom.bridge_in (origin, settings, lacks_to) SELECT number, '{}', now() FROM o"),
+        "M045", "bridge mail: what it took between its beginning and", "DELETE FROM mailroom.bridge_in",
+    ),
 ]  # fmt: skip
 
 

@@ -1204,7 +1204,10 @@ COMMENT ON COLUMN mailroom.breaker.trying IS 'The key that was given last to be 
 CREATE TABLE mailroom.bridge_in (
     origin bigint NOT NULL,
     settings jsonb NOT NULL,
-    moves bigint DEFAULT 0 NOT NULL
+    moves bigint DEFAULT 0 NOT NULL,
+    history text,
+    lacks_from timestamp with time zone,
+    lacks_to timestamp with time zone
 );
 
 COMMENT ON TABLE mailroom.bridge_in IS 'Origins of which a broker is the source.';
@@ -1214,6 +1217,12 @@ COMMENT ON COLUMN mailroom.bridge_in.origin IS 'The number of the origin.';
 COMMENT ON COLUMN mailroom.bridge_in.settings IS 'Which broker, and how records become messages.';
 
 COMMENT ON COLUMN mailroom.bridge_in.moves IS 'How often somebody has set its position by hand: who reads begins anew.';
+
+COMMENT ON COLUMN mailroom.bridge_in.history IS 'In which history of this node it has taken from a queue, which deletes what is taken; null: from none.';
+
+COMMENT ON COLUMN mailroom.bridge_in.lacks_from IS 'If that was another one than now: when it had last taken in before, as far as is known.';
+
+COMMENT ON COLUMN mailroom.bridge_in.lacks_to IS 'And until when it may have taken what this node has lost with that history.';
 
 CREATE TABLE mailroom.bridge_known (
     link bigint NOT NULL,
