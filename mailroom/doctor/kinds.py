@@ -252,9 +252,10 @@ KINDS = {
         "Look at what the handler calls. Once that is well, the command has workers go on at once.",
     ),
     "M044": Kind(
-        "a link or a bridge has stopped",
-        "Nothing comes from another node or a broker, or nothing is published there, before somebody acts. What is "
-        "meant for it waits in the database, unless it is cut.",
+        "nothing flows over a link or a bridge",
+        "Nothing comes from another node or a broker, or nothing is published there: it has stopped until somebody "
+        "acts, or has been unreachable or failing for a minute. What is meant for it waits in the database, unless it "
+        "is cut.",
         "The evidence says why, and what to do. It is tried again by itself; `resume` of the same command does so at "
         "once. One that is cut has to be made anew.",
     ),

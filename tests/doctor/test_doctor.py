@@ -175,6 +175,12 @@ BROKEN = [
         "M044", "bridge to-kafka: for 01:00:0", "DELETE FROM mailroom.bridge_out",
     ),
     (
+        ("WITH l AS (INSERT INTO mailroom.link (name) VALUES ('to-rabbit') RETURNING number) "
+        "INSERT INTO mailroom.bridge_out (link, settings, trouble, why, since) "
+        f"SELECT number, '{{}}', 'unreachable', 'no server answers', {OLD} FROM l"),
+        "M044", "bridge to-rabbit: unreachable for 01:00:0", "DELETE FROM mailroom.bridge_out",
+    ),
+    (
         ("WITH l AS (INSERT INTO mailroom.link (name, state) VALUES ('to-nats', 'cut') RETURNING number) "
         "INSERT INTO mailroom.bridge_out (link, settings) SELECT number, '{}' FROM l"),
         "M044", "bridge to-nats is cut: it gets nothing any more", "DELETE FROM mailroom.bridge_out",
