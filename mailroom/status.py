@@ -85,7 +85,10 @@ class InboxStatus:
 
 @dataclass(frozen=True, slots=True)
 class LinkStatus:
-    """One node that reads messages of this one. `state` is open or cut; for a cut link nothing is stamped any more.
+    """One node that reads messages of this one, or a bridge to a broker.
+
+    `state` is open or cut; for a cut link nothing is stamped any more. That of a bridge is also stopped, unreachable or
+    failing, while nothing is published: `mailroom bridge status` says why.
 
     `on_the_way` counts its messages in the outbox. `backlog` counts what was stamped for it and is not acknowledged:
     the reader has not yet received it durably. `lag_s` is the age in seconds of the oldest of both, 0 if there is none.
@@ -339,10 +342,11 @@ WITH outgoing AS MATERIALIZED (
 coming AS MATERIALIZED (
     SELECT link, sum(messages)::bigint AS messages, min(since) AS since
     FROM outgoing JOIN link_route USING (topic) WHERE {carries} GROUP BY link)
-SELECT l.name, l.state, coalesce(c.messages, 0),
-       greatest(coalesce(newest.seq, 0::bigint) - l.acked - {done}, 0::bigint),
+SELECT l.name, CASE l.state WHEN 'open' THEN coalesce(b.trouble, b.state, l.state) ELSE l.state END,
+       coalesce(c.messages, 0), greatest(coalesce(newest.seq, 0::bigint) - l.acked - {done}, 0::bigint),
        extract(epoch FROM clock_timestamp() - least(c.since, oldest.sent_at))::float8
 FROM {schema}.link AS l
+LEFT JOIN {schema}.bridge_out AS b ON b.link = l.number
 LEFT JOIN coming AS c ON c.link = l.number
 LEFT JOIN LATERAL (
     SELECT seq FROM {schema}.transit AS t WHERE t.link = l.number ORDER BY seq DESC LIMIT 1) AS newest ON true

@@ -40,7 +40,10 @@ CREATE TABLE bridge_in (  -- Origins of which a broker is the source.
     origin   bigint PRIMARY KEY,  -- The number of the origin.
     settings jsonb  NOT NULL,     -- Which broker, and how records become messages.
     moves    bigint NOT NULL DEFAULT 0, -- How often somebody has set its position by hand, or said resume after a loss: who reads begins anew.
-    lost     text                  -- That records are lost at the broker, and what to do. Nothing is taken in before somebody says resume; null while none are known to be.
+    lost     text,                 -- That records are lost at the broker, and what to do. Nothing is taken in before somebody says resume; null while none are known to be.
+    history  text,                 -- In which history of this node it has taken from a queue, which deletes what is taken; null: from none.
+    lacks_from timestamptz,        -- If that was another one than now: when it had last taken in before, as far as is known.
+    lacks_to timestamptz           -- And until when it may have taken what this node has lost with that history.
 );
 
 CREATE TABLE bridge_position (  -- Up to where the log of a broker was taken in: a row per partition of a topic.

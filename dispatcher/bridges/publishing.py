@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 from dispatcher.bridges.ahead import Ahead
 from dispatcher.bridges.spreading import Spreading
-from dispatcher.bridges.tending import LONGEST_PAUSE_S, OPEN_S, BridgeStopped, Tending, Trouble, check_home, kind_of
+from dispatcher.bridges.tending import LONGEST_PAUSE_S, OPEN_S, BridgeStopped, Tending, Trouble, kind_of
 from dispatcher.delivery.dead import tell_of_dead
 from dispatcher.delivery.portion import Portion
 from dispatcher.lanes.leading import open_session
@@ -52,7 +52,6 @@ from mailroom.bridges.publisher import (
 from mailroom.bridges.record import Carried, Record, Sender, Unencodable, carried, record_of
 from mailroom.errors import Coded, coded
 from mailroom.links.handshake.hello import LinkTaken
-from mailroom.links.start import reading_home
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
 from mailroom.sql.operation import Operation
@@ -64,10 +63,8 @@ MAX_BYTES = 4 * 1024 * 1024
 FETCH_S = 30.0
 SLACK = timedelta(minutes=1)  # by which the broker's clock may be behind this node's
 MARK_EVERY = timedelta(days=1)  # brokers forget marks that are not set for a week
-STARTED_WITHIN_S, STARTED_PAUSE_S = 3.0, 0.2  # a dispatcher after its server; it is told if that takes longer
 AROUND_S = 1.0  # how often to look how those are that wait while others are published
 TAKEN = "another dispatcher has the link now"
-NOT_STARTED = "no dispatcher of this node has started since its server did: mailroom dispatcher run"
 # While a broker is away for long this session idles, outside of any transaction.
 READING = SESSION | {"idle_session_timeout": "0"}
 
@@ -104,7 +101,7 @@ class Publishing(Tending):
         """Publish for as long as one session here and one publisher last."""
         async with open_session(self._home, "bridges", READING) as connection:
             source, run = Source(connection, self._schema), uuid4()
-            if not await self._is_started(source):
+            if not await self._is_started(source.ask):
                 return
             start = await source.transaction(taking_link(self._schema, self.row.link, run))
             if start is None:
@@ -134,23 +131,6 @@ class Publishing(Tending):
                     position = step
             finally:
                 await publisher.close()
-
-    async def _is_started(self, source: Source) -> bool:
-        """Wait until a dispatcher has started since the server did; return False if this one is to stop before.
-
-        What was lost with the server is known only then. Who began before would take the link in the old history, and
-        publish again, with other clocks, what a node that was put back stamps again.
-        """
-        began = time.monotonic()
-        while not self._stopping.is_set():
-            home = await source.ask(reading_home(self._schema))
-            check_home(home)
-            if home.noted in (None, home.found):
-                return True
-            if (waited_s := time.monotonic() - began) > STARTED_WITHIN_S:
-                await self._note("failing", NOT_STARTED, waited_s)
-            await heard(self._stopping, STARTED_PAUSE_S)
-        return False
 
     def _check_reach(self, clock: int, start: OutStart) -> None:
         """Raise `BridgeStopped` if the broker has a clock that this node may give out again, to another message."""

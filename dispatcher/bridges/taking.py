@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from uuid import UUID
 
-from dispatcher.bridges.tending import OPEN_S, BridgeStopped, Tending, Trouble, check_home
+from dispatcher.bridges.tending import OPEN_S, BridgeStopped, Tending, Trouble
 from dispatcher.links.at_source.bounds import Position, reading_position
 from dispatcher.links.at_source.fetch import FetchedBatch
 from dispatcher.links.receive import Reception
@@ -34,6 +34,7 @@ from mailroom.bridges.into import (
     beginning,
     id_taken_in,
     knowing_taken,
+    lacking,
     moving_position,
     noting_loss,
     noting_read,
@@ -41,11 +42,11 @@ from mailroom.bridges.into import (
     reading_loss,
     reading_marks,
     reading_positions,
+    taking_from_queue,
 )
 from mailroom.bridges.source import BrokerPosition, BrokerWasAway, PartsChanged, PositionGone, RecordSource
 from mailroom.links.handshake.target import failing, stopping
 from mailroom.links.handshake.wire import COLUMNS
-from mailroom.links.start import reading_home
 from mailroom.message.headers import as_json
 from mailroom.sql.arrays import array
 from mailroom.sql.operation import Operation
@@ -78,6 +79,7 @@ class TakingIn(Tending):
         self._refused: dict[tuple[str, int, int], str] = {}
         self._lasts: dict[Place, Last] = {}  # records that are to be compared
         self._deleted: set[Place] = set()  # where the broker has deleted that record since
+        self._is_queue = False
 
     def _noting(self, trouble: Trouble | None, why: str, for_s: float) -> Operation[object]:
         if trouble is None:
@@ -90,7 +92,8 @@ class TakingIn(Tending):
     async def _serve(self) -> None:
         """Take in for as long as one client of the broker lasts."""
         # The positions are this database's, but a queue gives each record to one only, and deletes what is taken.
-        check_home(await self._receiving.run(reading_home(self._schema)))
+        if not await self._is_started(self._receiving.run):
+            return
         lost = await self._receiving.run(reading_loss(self._schema, self.row.origin))
         if lost is not None:
             raise BridgeStopped(lost, code=GONE)
@@ -127,6 +130,11 @@ class TakingIn(Tending):
         self._lasts = {place: last for place, last in lasts.items() if place not in self._deleted}
         if self._lasts:
             await self._waiting(source, source.begin([self._again(each) for each in known]))
+        if await self._receiving.run(lacking(self._schema, origin)):
+            log.warning(
+                "bridges: this node was put back in time, or moved, and may lack what %s had taken from queues: "
+                "mailroom bridge status", self._name,
+            )  # fmt: skip
         self._refused.clear()  # in a queue another record may have this offset now
         self._marks = await self._receiving.run(reading_marks(self._schema, origin))
         self._position = await self._receiving.run(reading_position(self._schema, origin))
@@ -190,6 +198,9 @@ class TakingIn(Tending):
 
     async def _take(self, records: Sequence[Arrived | BrokerPosition]) -> int:
         """Receive the first of these records, and move behind them; return how many."""
+        if not self._is_queue and any(isinstance(each, Arrived) and each.is_queued for each in records):
+            await self._receiving.run(taking_from_queue(self._schema, self.row.origin))
+            self._is_queue = True
         fates, stop = self._fates(records)
         if stop is not None and not fates:
             raise stop

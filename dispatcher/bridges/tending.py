@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import psycopg
@@ -21,7 +21,7 @@ from mailroom.bridges.into import Overtaken
 from mailroom.bridges.publisher import Answered, BrokerRefused, BrokerTrouble, Fenced
 from mailroom.errors import Coded, ConfigurationError, ConnectionFailed, coded
 from mailroom.links.handshake.hello import LinkTaken
-from mailroom.links.start import NodeHome
+from mailroom.links.start import NodeHome, reading_home
 from mailroom.session import backoff
 from mailroom.session.listener import heard
 from mailroom.sql.operation import Operation
@@ -34,6 +34,8 @@ LONGEST_PAUSE_S = 4.0
 LONGEST_STOP_S = 30.0
 OPEN_S = 30.0  # a client that has reached nobody for so long is made anew: its options may be right by now
 
+STARTED_WITHIN_S, STARTED_PAUSE_S = 3.0, 0.2  # a dispatcher after its server; it is told if that takes longer
+NOT_STARTED = "no dispatcher of this node has started since its server did: mailroom dispatcher run"
 ELSEWHERE = (
     "this node is in another database or server than before, and a copy must not do what its node does. If it was "
     "moved: mailroom node moved; if it is a copy of a node that lives on: mailroom node new-id"
@@ -45,12 +47,6 @@ Trouble: TypeAlias = Literal["unreachable", "refused", "failing"]
 
 class BridgeStopped(Coded):
     """A message or a record holds the bridge up before somebody acts."""
-
-
-def check_home(home: NodeHome) -> None:
-    """Raise `BridgeStopped` if this may be a copy of the node: it would publish for it, or take away what is for it."""
-    if home.is_elsewhere:
-        raise BridgeStopped(ELSEWHERE, code="MR-node-moved")
 
 
 class BrokerClient(Protocol):
@@ -143,6 +139,25 @@ class Tending(ABC):
             if not self._stopping.is_set():
                 await heard(self._rung, pause_s)
             self._rung.clear()
+
+    async def _is_started(self, ask: Callable[[Operation[NodeHome]], Awaitable[NodeHome]]) -> bool:
+        """Wait until a dispatcher has started since the server did; return False if this one is to stop before.
+
+        What was lost with the server is known only then. Who began before would take the link in the old history, and
+        publish again, with other clocks, what a node that was put back stamps again. Raises `BridgeStopped` if this may
+        be a copy of the node: it would publish for it, or take from queues what is for it.
+        """
+        began = time.monotonic()
+        while not self._stopping.is_set():
+            home = await ask(reading_home(self._schema))
+            if home.is_elsewhere:
+                raise BridgeStopped(ELSEWHERE, code="MR-node-moved")
+            if home.noted in (None, home.found):
+                return True
+            if (waited_s := time.monotonic() - began) > STARTED_WITHIN_S:
+                await self._note("failing", NOT_STARTED, waited_s)
+            await heard(self._stopping, STARTED_PAUSE_S)
+        return False
 
     async def _waiting(
         self, client: BrokerClient, work: Coroutine[Any, Any, T], at_most_s: float = float("inf")

@@ -304,7 +304,8 @@ def show_states(found: BridgeStates) -> None:
     else:
         say("This node takes in from no broker: mailroom bridge in NAME --kafka HOST:PORT --from TOPIC")
     each_way: list[OutState | InState] = [*found.out, *found.into]
-    if troubles := [(each.name, _trouble(each)) for each in each_way if each.why is not None]:
+    troubles = [(each.name, _trouble(each)) for each in each_way if each.why is not None]
+    if troubles := troubles + [(each.name, _lack(each)) for each in found.into if each.lacks is not None]:
         say("")
         facts(troubles)
 
@@ -323,6 +324,15 @@ def _in_row(each: InState) -> tuple[object, ...]:
         each.name, f"{each.settings.broker} {each.settings.address}", each.state, each.received, at,
         "\n".join(each.topics) or "none",
     )  # fmt: skip
+
+
+def _lack(each: InState) -> str:
+    since, until = each.lacks or (None, None)
+    return (
+        f"this node was put back in time, or moved. What was taken from the queue between {shown(since)} and "
+        f"{shown(until)} is deleted there, and may be missing here. If you have seen to that: mailroom bridge resume "
+        f"{each.name}"
+    )
 
 
 def _trouble(each: OutState | InState) -> str:

@@ -179,6 +179,39 @@ ON CONFLICT (origin, topic, part, sender, link) DO UPDATE SET clock = excluded.c
 )
 
 
+# Which history of the node this is: another server or database, or timeline, or what somebody or a reader has said.
+HISTORY = "pg_catalog.format('%%s/%%s/%%s/%%s', n.system_id, n.database_oid, n.timeline, n.incarnation)"
+# A queue has deleted what was taken in the history that is lost, and nothing says what that was.
+LACK = Sql(
+    """
+UPDATE {schema}.bridge_in AS b
+SET history = {history}, lacks_to = clock_timestamp(), lacks_from = coalesce(b.lacks_from,
+    (SELECT r.received_at FROM {schema}.receipt AS r WHERE r.origin = b.origin ORDER BY r.last DESC LIMIT 1))
+FROM {schema}.node AS n WHERE b.origin = %(origin)s::bigint AND b.history <> {history}
+RETURNING true
+""",
+    columns=("boolean",),
+    history=HISTORY,
+)
+QUEUED = Sql(
+    """
+UPDATE {schema}.bridge_in AS b SET history = {history} FROM {schema}.node AS n
+WHERE b.origin = %(origin)s::bigint AND b.history IS NULL
+""",
+    history=HISTORY,
+)
+
+
+def lacking(schema: str, origin: int) -> Operation[bool]:
+    """Note it if this node may lack what was taken from a queue in a history that it has lost; return whether."""
+    return bool((yield LACK.at(schema=schema)(origin=origin)))
+
+
+def taking_from_queue(schema: str, origin: int) -> Operation[None]:
+    """Note that what this bridge takes is deleted at the broker."""
+    yield QUEUED.at(schema=schema)(origin=origin)
+
+
 # By origin: the same id may have come by another bridge, or may have been sent here.
 KNOWN = Sql("SELECT id FROM {schema}.outbox_jdbc_id WHERE id = ANY (%(ids)s::uuid[])", columns=("uuid",))
 REMEMBER = Sql(
@@ -324,6 +357,13 @@ UPDATE {schema}.bridge_in AS b SET moves = moves + 1 FROM moved AS m WHERE b.ori
 """,
     columns=("boolean",),
 )
+SEEN = Sql(
+    """
+UPDATE {schema}.bridge_in SET lacks_from = NULL, lacks_to = NULL
+WHERE origin = %(origin)s::bigint AND lacks_to IS NOT NULL RETURNING true
+""",
+    columns=("boolean",),
+)
 OPEN = Sql(
     """
 WITH lost AS (
@@ -348,7 +388,7 @@ def resuming_in(schema: str, row: InRow, at: BrokerPosition | None, *, actor: st
                 f"Bridge {row.name} has no position in partition {at.part} of {at.topic}. See: mailroom bridge status",
                 code="MR-bridge-settings",
             )
-    was = yield OPEN.at(schema=schema)(origin=row.origin)
+    was = (yield OPEN.at(schema=schema)(origin=row.origin)) + (yield SEEN.at(schema=schema)(origin=row.origin))
     if was or at is not None:
         told = None if at is None else f"at {at.topic}/{at.part}={at.next}"
         yield from auditing(

@@ -49,7 +49,8 @@ class InState:
     act; or excluded by hand. One that is stopped since records are lost at the broker is not tried again before
     somebody resumes it. `received` counts the messages that came by it, and `received_at` is when the last one did,
     None if none came. `positions` say where it goes on at the broker. `topics` are those that inboxes here subscribe to
-    from it.
+    from it. If this node was put back in time, `lacks` are the times between which it may have taken from a queue what
+    it has no longer, until somebody resumes the bridge; the first is None if it had taken nothing before.
     """
 
     name: str
@@ -61,6 +62,7 @@ class InState:
     positions: tuple[BrokerPosition, ...]
     topics: tuple[str, ...]
     settings: InSettings
+    lacks: tuple[datetime | None, datetime] | None = None
 
     @property
     def flows(self) -> bool:
@@ -116,21 +118,23 @@ def reading_bridges(schema: str) -> Operation[BridgeStates]:
 
 INS = Sql(
     """
-SELECT o.name, o.number, b.settings::text, b.lost
+SELECT o.name, o.number, b.settings::text, b.lost, b.lacks_from, b.lacks_to
 FROM {schema}.bridge_in AS b JOIN {schema}.origin AS o ON o.number = b.origin
 """,
-    columns=("text", "bigint", "text", "text"),
+    columns=("text", "bigint", "text", "text", "timestamptz", "timestamptz"),
 )
 
 
 def _reading_ins(schema: str) -> Operation[tuple[InState, ...]]:
-    rows = yield INS.at(schema=schema)()
-    bridges = {name: (origin, InSettings.of(text), lost) for name, origin, text, lost in rows}
+    bridges = {
+        name: (origin, InSettings.of(text), lost, None if until is None else (since, until))
+        for name, origin, text, lost, since, until in (yield INS.at(schema=schema)())
+    }
     found = []
     for source in (yield from reading_sources(schema, bridges=True)):
         if source.name not in bridges:  # added between the two statements
             continue
-        origin, settings, lost = bridges[source.name]
+        origin, settings, lost, lacks = bridges[source.name]
         state, why = source.state, source.why
         if lost is not None and state != "excluded":  # whatever else is wrong meanwhile
             state, why = "stopped", f"{lost} [MR-bridge-position-gone]"
@@ -138,7 +142,7 @@ def _reading_ins(schema: str) -> Operation[tuple[InState, ...]]:
         found.append(
             InState(
                 source.name, state, why, source.since, source.position, source.received_at,
-                tuple(positions), source.topics, settings,
+                tuple(positions), source.topics, settings, lacks,
             )
         )  # fmt: skip
     return tuple(found)

@@ -73,22 +73,36 @@ ORDER BY r.name
     columns=FOUND,
 )
 
-# Both are tried again by themselves too, unless they are cut; what stopped them, somebody has to mend. A reader that is
-# a node finds out itself that its link was cut; a broker finds out nothing.
+# Both are tried again by themselves too, unless they are cut; what stopped them, or has failed for a minute, somebody
+# has to mend. A reader that is a node finds out itself that its link was cut; a broker finds out nothing.
 STOPPED = Sql(
     """
 SELECT s.command, CASE WHEN s.is_cut
     THEN pg_catalog.format('%%s %%s is cut: it gets nothing any more, and what waited is given up', s.what, s.name)
-    ELSE pg_catalog.format('%%s %%s: for %%s, %%s', s.what, s.name,
+    ELSE pg_catalog.format('%%s %%s: %%sfor %%s, %%s', s.what, s.name, s.trouble || ' ',
                            date_trunc('second'::text, clock_timestamp() - s.since), s.why) END
 FROM (SELECT CASE WHEN b.origin IS NULL THEN 'link' ELSE 'bridge' END AS command,
-             CASE WHEN b.origin IS NULL THEN 'source' ELSE 'bridge' END AS what, o.name, o.since, o.why, false AS is_cut
-      FROM {schema}.origin AS o LEFT JOIN {schema}.bridge_in AS b ON b.origin = o.number WHERE o.state = 'stopped'
+             CASE WHEN b.origin IS NULL THEN 'source' ELSE 'bridge' END AS what, o.name, o.since, o.why, o.trouble,
+             false AS is_cut
+      FROM {schema}.origin AS o LEFT JOIN {schema}.bridge_in AS b ON b.origin = o.number
+      WHERE o.state = 'stopped' OR o.state = 'open' AND {lasts}
       UNION ALL
-      SELECT 'bridge', 'bridge', l.name, b.since, b.why, l.state = 'cut'
-      FROM {schema}.bridge_out AS b JOIN {schema}.link AS l ON l.number = b.link
-      WHERE b.state = 'stopped' OR b.trouble = 'refused' OR l.state = 'cut') AS s
+      SELECT 'bridge', 'bridge', l.name, o.since, o.why, o.trouble, l.state = 'cut'
+      FROM {schema}.bridge_out AS o JOIN {schema}.link AS l ON l.number = o.link
+      WHERE o.state = 'stopped' OR o.trouble = 'refused' OR l.state = 'cut' OR {lasts}) AS s
 ORDER BY s.command, s.since
+""",
+    columns=FOUND,
+    lasts="o.trouble IS NOT NULL AND o.since < clock_timestamp() - interval '1 minute'",
+)
+
+LACKING = Sql(
+    """
+SELECT o.name, pg_catalog.format('bridge %%s: what it took between %%s and %%s is not at the broker any more', o.name,
+       coalesce(date_trunc('second'::text, b.lacks_from)::text, 'its beginning'),
+       date_trunc('second'::text, b.lacks_to))
+FROM {schema}.bridge_in AS b JOIN {schema}.origin AS o ON o.number = b.origin
+WHERE b.lacks_to IS NOT NULL ORDER BY o.name
 """,
     columns=FOUND,
 )
@@ -100,4 +114,5 @@ CHECKS = (
     DoctorCheck("M043", asking(OPEN), "mailroom inbox resume {first} --schema {schema}", of_tables=True),
     DoctorCheck("M044", asking(STOPPED), "mailroom {first} status --schema {schema}", of_tables=True),
     DoctorCheck("M045", asking(FAILING), "mailroom top --once --schema {schema}", of_tables=True),
+    DoctorCheck("M046", asking(LACKING), "mailroom bridge resume {first} --schema {schema}", of_tables=True),
 )

@@ -253,9 +253,10 @@ KINDS = {
         "Look at what the handler calls. Once that is well, the command has workers go on at once.",
     ),
     "M044": Kind(
-        "a link or a bridge has stopped",
-        "Nothing comes from another node or a broker, or a message is not published there, before somebody acts. What "
-        "is meant for it waits in the database, unless it is cut.",
+        "nothing flows over a link or a bridge",
+        "Nothing comes from another node or a broker, or a message is not published there: it has stopped until "
+        "somebody acts, or has been unreachable or failing for a minute. What is meant for it waits in the database, "
+        "unless it is cut.",
         "The evidence says why, and what to do. It is tried again by itself; `resume` of the same command does so at "
         "once, and `mailroom bridge skip` leaves a message out that is refused. One that is cut has to be made anew.",
     ),
@@ -265,6 +266,12 @@ KINDS = {
         "the handler or what it calls, and not the messages.",
         "The command shows the keys and the last errors, the worker's log their texts. Mend the handler, or put its "
         "last version back: what waits is tried again by itself. `mailroom inbox pause` saves attempts meanwhile.",
+    ),
+    "M046": Kind(
+        "this node may lack what a bridge took from a queue",
+        "The node was put back in time, or moved, and a queue deletes what is taken. Messages that came between the "
+        "backup and that are neither here nor there.",
+        "Ask those who sent them to send them again, or compare. Then the command, which says that it is seen to.",
     ),
     "M049": Kind(
         "a table belongs to another role than the node",

@@ -255,7 +255,7 @@ DISPATCHER = (
     on("bridge_known", "SELECT", "INSERT"),
     on("bridge_parts", "SELECT", "INSERT", "UPDATE", "DELETE"),
     on("bridge_done", "SELECT", "INSERT", "DELETE"),
-    on("bridge_in", "SELECT", "UPDATE (lost)"),
+    on("bridge_in", "SELECT", "UPDATE (lost, history, lacks_from, lacks_to)"),
     on("bridge_position", "SELECT", "INSERT", "UPDATE"),
     on("bridge_mark", "SELECT", "INSERT", "UPDATE"),
     on("link_topic", "SELECT"),

@@ -29,6 +29,7 @@ class Log:
     away: str | None = None
     held: bool = False
     opened: int = 0
+    is_queued: bool = False  # what is added is
     told: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def ids(self) -> list[object]:
@@ -45,7 +46,9 @@ class Log:
     ) -> None:
         """Put a record into the log."""
         log = self.parts.setdefault((topic, part), [])
-        log.append(Arrived(topic, part, len(log), key, value, list(headers), datetime.now(UTC)))
+        log.append(
+            Arrived(topic, part, len(log), key, value, list(headers), datetime.now(UTC), is_queued=self.is_queued)
+        )
 
     def copy(self, records: Sequence[Record], part: int = 0) -> None:
         """Put published records where they can be read."""

@@ -7,8 +7,9 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
-from dispatcher.bridges import publishing
+from dispatcher.bridges import tending
 from mailroom.bridges.bridges import Bridges
+from mailroom.bridges.out import noting_trouble
 from mailroom.bridges.record import Record
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, UnknownBridge
@@ -16,9 +17,11 @@ from mailroom.links.links import Links
 from mailroom.links.restored import saying_moved
 from mailroom.links.start import jumping
 from mailroom.sql.runner import run
+from mailroom.status import status
 from mailroom.testing import publish
 from outbox import Outbox
 from tests.bridges.tended import bridge_in, bridge_out, out_state, tended
+from tests.support.command import mailroom
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
 
@@ -342,12 +345,22 @@ async def test_what_waited_at_the_time_of_a_dump_and_was_published_since_is_not_
     assert log.ids() == ids
 
 
+def test_status_of_the_node_tells_that_nothing_is_published(node: Node) -> None:
+    bridge_out(node)
+    with node.connection.transaction():
+        [open_one] = status(node.connection).links
+        run(node.connection, noting_trouble(SCHEMA, 1, "unreachable", "no server answers", 3.0))
+        [away] = status(node.connection).links
+        assert (open_one.state, away.state) == ("open", "unreachable")
+    assert "unreachable: mailroom bridge status" in mailroom("status", dsn=node.dsn).output
+
+
 @pytest.mark.usefixtures("impatient")
 async def test_bridge_that_is_there_before_the_dispatcher_has_started_waits_for_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the start finds out that history was lost: who took the link before would publish all of it again."""
-    monkeypatch.setattr(publishing, "STARTED_WITHIN_S", 0.05)
+    monkeypatch.setattr(tending, "STARTED_WITHIN_S", 0.05)
     log = bridge_out(node)
     ids = [node.send("orders", {"n": n}, key="k") for n in range(3)]
     backup = node.rows(WAITING)
@@ -360,7 +373,7 @@ async def test_bridge_that_is_there_before_the_dispatcher_has_started_waits_for_
         node.connection.execute("UPDATE mailroom.node SET started_at = started_at - interval '1 hour'")
     async with tended(node):
         await eventually_async(lambda: out_state(node).state == "failing")
-        assert out_state(node).why == publishing.NOT_STARTED
+        assert out_state(node).why == tending.NOT_STARTED
         assert log.opened == before
         ids += [node.send("orders", {"n": 3}, key="k")]
         node.deliver_all()

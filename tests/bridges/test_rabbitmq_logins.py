@@ -8,9 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import aio_pika
+import aiormq
 import pytest
+from aiormq.exceptions import AMQPError
+from pamqp import commands
 
 from dispatcher.bridges import tending
+from dispatcher.bridges.rabbitmq.client import RabbitClient
 from dispatcher.bridges.rabbitmq.options import tls_context
 from mailroom import codec, subscribe
 from mailroom.bridges.bridges import Bridges
@@ -89,6 +93,15 @@ def trouble_of(node: Node, text: str) -> str:
     """Return why the bridge out stands, if this is in it."""
     why = out_state(node).why or ""
     return why if text in why else ""
+
+
+async def test_errors_of_the_client_name_no_objects() -> None:
+    client = RabbitClient("mail", "localhost:5672", {})
+    connection = aiormq.Connection("amqp://me@localhost/")
+    assert client._text(RuntimeError(f"{connection!r} closed")) == "Connection closed"
+    frame = commands.Basic.Ack(1)
+    assert client._text(AMQPError(f"Expected Connection.Tune, got {frame!r}")) == "Expected Connection.Tune, got Ack"
+    assert client._text(AMQPError(frame)) == "Ack"
 
 
 async def test_each_wrong_file_login_or_right_is_told_in_a_line_and_then_all_comes_through(

@@ -1,5 +1,6 @@
 """Taking in: once, in the order of a partition, from where the database says, whoever repeats itself."""
 
+import asyncio
 from uuid import UUID, uuid4
 
 import pytest
@@ -8,14 +9,16 @@ from mailroom import codec, create_inbox, subscribe
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.source import BrokerPosition
 from mailroom.dead_letter import DeadLetters
+from mailroom.doctor import examine
 from mailroom.errors import ConfigurationError, NotSubscribed
 from mailroom.links.links import Links
-from mailroom.links.restored import saying_moved
+from mailroom.links.restored import saying_moved, saying_restored
 from mailroom.sql.runner import run
 from mailroom.testing import publish
 from outbox import Outbox
 from tests.bridges.log import Log
 from tests.bridges.tended import bridge_in, bridge_out, in_state, tended, why_stopped
+from tests.support.command import mailroom
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
 
@@ -65,6 +68,35 @@ async def test_copy_of_a_node_takes_nothing_in_before_somebody_says_that_it_is_t
             Bridges().resume(node.connection, "in", actor="me")
         await lane.follow()
         await eventually_async(lambda: taken(node) == [1])
+
+
+def put_back(node: Node) -> None:
+    """Say that the node was."""
+    with node.connection.transaction():
+        run(node.connection, saying_restored(SCHEMA, actor="me"))
+
+
+async def test_node_that_was_put_back_says_what_it_may_lack_of_a_queue_until_somebody_has_seen_it(
+    node: Node, log: Log
+) -> None:
+    log.add("log", b"1")
+    put_back(node)
+    async with tended(node) as lane:
+        await eventually_async(lambda: taken(node) == [1])
+        log.is_queued = True  # and not before: a log has its records still
+        log.add("log", b"2")
+        await eventually_async(lambda: taken(node) == [1, 2])
+        assert in_state(node).lacks is None
+    put_back(node)
+    async with tended(node) as lane:
+        await eventually_async(lambda: in_state(node).lacks)
+        shown = (await asyncio.to_thread(mailroom, "bridge", "status", dsn=node.dsn)).output
+        assert "mailroom bridge resume in" in shown
+        with node.connection.transaction():
+            assert "M046" in {each.id for each in examine(node.connection)}
+            assert Bridges().resume(node.connection, "in", actor="me")
+        await lane.follow()
+        assert in_state(node).lacks is None
 
 
 async def test_records_become_messages_once_and_the_position_moves_with_them(node: Node, log: Log) -> None:

@@ -180,6 +180,12 @@ BROKEN = [
         "M044", "bridge to-kafka: for 01:00:0", "DELETE FROM mailroom.bridge_out",
     ),
     (
+        ("WITH l AS (INSERT INTO mailroom.link (name) VALUES ('to-rabbit') RETURNING number) "
+        "INSERT INTO mailroom.bridge_out (link, settings, trouble, why, since) "
+        f"SELECT number, '{{}}', 'unreachable', 'no server answers', {OLD} FROM l"),
+        "M044", "bridge to-rabbit: unreachable for 01:00:0", "DELETE FROM mailroom.bridge_out",
+    ),
+    (
         ("WITH l AS (INSERT INTO mailroom.link (name, state) VALUES ('to-nats', 'cut') RETURNING number) "
         "INSERT INTO mailroom.bridge_out (link, settings) SELECT number, '{}' FROM l"),
         "M044", "bridge to-nats is cut: it gets nothing any more", "DELETE FROM mailroom.bridge_out",
@@ -192,6 +198,11 @@ BROKEN = [
         "CASE key WHEN '1' THEN 'KeyError' ELSE 'TimeoutError' END FROM k, generate_series(1, 2) AS nth"),
         "M045", "inbox spare: 3 failing keys, the first for 01:00:0",
         "WITH gone AS (DELETE FROM mailroom.key_state) DELETE FROM mailroom.attempt",
+    ),
+    (
+        ("WITH o AS (INSERT INTO mailroom.origin (name, id) VALUES ('mail', gen_random_uuid()) RETURNING number) "
+        "INSERT INTO mailroom.bridge_in (origin, settings, lacks_to) SELECT number, '{}', now() FROM o"),
+        "M046", "bridge mail: what it took between its beginning and", "DELETE FROM mailroom.bridge_in",
     ),
 ]  # fmt: skip
 

@@ -32,7 +32,7 @@ ATTRIBUTES = {
     "Form": "encode format tombstones topic",
     "InBridge": "name node_id options origin settings",
     "InSettings": "address broker intake of on_failure start text topics",
-    "InState": "flows name positions received received_at settings since state topics why",
+    "InState": "flows lacks name positions received received_at settings since state topics why",
     "Intake": "as_topic decode key",
     "OutBridge": "link name node node_id options settings",
     "OutSettings": "address broker exactly_once exchange form mark_topic of on_failure text",

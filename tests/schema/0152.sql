@@ -1304,6 +1304,12 @@ COMMENT ON COLUMN mailroom.bridge_in.settings IS 'Which broker, and how records 
 
 COMMENT ON COLUMN mailroom.bridge_in.lost IS 'That records are lost at the broker, and what to do. Nothing is taken in before somebody says resume; null while none are known to be.';
 
+COMMENT ON COLUMN mailroom.bridge_in.history IS 'In which history of this node it has taken from a queue, which deletes what is taken; null: from none.';
+
+COMMENT ON COLUMN mailroom.bridge_in.lacks_from IS 'If that was another one than now: when it had last taken in before, as far as is known.';
+
+COMMENT ON COLUMN mailroom.bridge_in.lacks_to IS 'And until when it may have taken what this node has lost with that history.';
+
 CREATE TABLE mailroom.bridge_known (
     link bigint NOT NULL,
     message_id uuid NOT NULL

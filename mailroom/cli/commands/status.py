@@ -78,7 +78,7 @@ TEXTS = ("inbox", "paused", "paused by", "breaker open", "breaker says")
 
 LINK_COLUMNS: dict[str, Callable[[LinkStatus], object]] = {
     "link to": attrgetter("name"),
-    "state": attrgetter("state"),
+    "state": lambda link: link.state if link.state in ("open", "cut") else f"{link.state}: mailroom bridge status",
     "lag": lambda link: duration(link.lag_s),
     "on the way": attrgetter("on_the_way"),
     "backlog": attrgetter("backlog"),
