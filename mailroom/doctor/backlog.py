@@ -49,7 +49,7 @@ GROUP BY d.stage ORDER BY d.stage
 OPEN = Sql(
     """
 SELECT l.inbox, pg_catalog.format('inbox %%s: open for %%s, %%s; %%s tries were made, the next in %%s', l.inbox,
-       date_trunc('second'::text, clock_timestamp() - l.opened_at), l.opened_why, l.tries,
+       date_trunc('second'::text, greatest(clock_timestamp() - l.opened_at, interval '0')), l.opened_why, l.tries,
        date_trunc('second'::text, greatest(l.try_at - clock_timestamp(), interval '0')))
 FROM (SELECT inbox, opened_at, opened_why, tries, try_at FROM {schema}.limits WHERE opened_at IS NOT NULL
       UNION ALL
@@ -80,7 +80,7 @@ STOPPED = Sql(
 SELECT s.command, CASE WHEN s.is_cut
     THEN pg_catalog.format('%%s %%s is cut: it gets nothing any more, and what waited is given up', s.what, s.name)
     ELSE pg_catalog.format('%%s %%s: %%sfor %%s, %%s', s.what, s.name, s.trouble || ' ',
-                           date_trunc('second'::text, clock_timestamp() - s.since), s.why) END
+                           date_trunc('second'::text, greatest(clock_timestamp() - s.since, interval '0')), s.why) END
 FROM (SELECT CASE WHEN b.origin IS NULL THEN 'link' ELSE 'bridge' END AS command,
              CASE WHEN b.origin IS NULL THEN 'source' ELSE 'bridge' END AS what, o.name, o.since, o.why, o.trouble,
              false AS is_cut

@@ -1293,7 +1293,10 @@ CREATE TABLE mailroom.bridge_in (
     origin bigint NOT NULL,
     settings jsonb NOT NULL,
     moves bigint DEFAULT 0 NOT NULL,
-    lost text
+    lost text,
+    history text,
+    lacks_from timestamp with time zone,
+    lacks_to timestamp with time zone
 );
 
 COMMENT ON TABLE mailroom.bridge_in IS 'Origins of which a broker is the source.';
@@ -2386,7 +2389,9 @@ CREATE VIEW mailroom.my_spark_stream WITH (security_barrier='true') AS
     digest,
     read,
     deleted,
-    at
+    at,
+    number,
+    used
    FROM mailroom.spark_stream
   WHERE mailroom.is_mine(inbox);
 
