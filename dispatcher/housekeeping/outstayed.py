@@ -16,7 +16,8 @@ def listing_keeping(schema: str) -> Operation[list[str]]:
 # on. The registry's row is locked without waiting: a replay locks it until its caller commits. Parked messages stand
 # behind `parked_at` until the janitor moves them to `parked`; they wait for an operator. A replayed message has the
 # time of its delivery, and would be dropped at once: so its time counts from the replay. A pause stops no time: it is
-# as if the consumers were down.
+# as if the consumers were down. What a stream of Spark has given out stays until it is read: the stream would end for
+# good if a batch that it has planned were not all there.
 OUTSTAYED = Sql(
     """
 WITH registered AS MATERIALIZED (
@@ -24,7 +25,9 @@ WITH registered AS MATERIALIZED (
     WHERE name = '{inbox}' FOR NO KEY UPDATE SKIP LOCKED),
 oldest AS MATERIALIZED (
     SELECT ctid AS place, key, clock, delivered_at FROM {schema}.inbox_{inbox}
-    WHERE {by_clock} > (SELECT floor FROM registered) ORDER BY {by_clock} LIMIT %(rows)s::bigint),
+    WHERE {by_clock} > greatest((SELECT floor FROM registered),
+                                (SELECT max(upto) FROM {schema}.spark_stream WHERE inbox = '{inbox}'))
+    ORDER BY {by_clock} LIMIT %(rows)s::bigint),
 old AS MATERIALIZED (SELECT place, key, clock FROM oldest WHERE delivered_at < (SELECT since FROM registered)),
 head AS MATERIALIZED (
     SELECT l.key FROM (SELECT key, min(clock) AS clock FROM old GROUP BY key) AS o, LATERAL (

@@ -245,6 +245,7 @@ DISPATCHER = (
     on("commit_token", "SELECT", "DELETE"),
     on("spark_batch", "SELECT", "DELETE"),
     on("spark_bulk", "SELECT"),
+    on("spark_stream", "SELECT (inbox, upto)", why="what a stream has given out is not dropped"),
     on(
         "link", "SELECT",
         "UPDATE (state, acks, acked_at, claim_seq, claim_clock, run, matched, seen_at)",

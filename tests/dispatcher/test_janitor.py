@@ -252,6 +252,21 @@ def test_parked_messages_that_are_still_to_be_moved_aside_are_not_dropped(node: 
     assert node.delivered("key") == [("parked",)]
 
 
+def test_what_a_stream_of_spark_has_given_out_is_not_dropped(node: Node) -> None:
+    """Its next start finds the batch as it was planned; what it had not planned is dropped."""
+    node.inbox("replies", keep_s=600)
+    for key in ("given out", "new"):
+        node.send("replies", key=key)
+        node.deliver()
+    node.connection.execute(AGED, ["replies", ["given out", "new"]])
+    node.connection.execute(
+        "INSERT INTO mailroom.spark_stream (inbox, checkpoint, batch, above, upto, message_id, messages, digest) "
+        "SELECT 'replies', 'c', 1, 0, min(clock), '', 1, 0 FROM mailroom.inbox_replies"
+    )
+    assert run(node.connection, sweeping_outstayed(SCHEMA, "replies", 1)) == 1
+    assert node.delivered("key") == [("given out",)]
+
+
 def test_what_is_replayed_is_kept_anew(node: Node) -> None:
     """It has the time of its first delivery."""
     node.inbox("replies", keep_s=600)

@@ -5,7 +5,9 @@ WITH registered AS MATERIALIZED (
     WHERE name = 'shipping' FOR NO KEY UPDATE SKIP LOCKED),
 oldest AS MATERIALIZED (
     SELECT ctid AS place, key, clock, delivered_at FROM "mailroom".inbox_shipping
-    WHERE (clock + 0) > (SELECT floor FROM registered) ORDER BY (clock + 0) LIMIT $1::bigint),
+    WHERE (clock + 0) > greatest((SELECT floor FROM registered),
+                                (SELECT max(upto) FROM "mailroom".spark_stream WHERE inbox = 'shipping'))
+    ORDER BY (clock + 0) LIMIT $1::bigint),
 old AS MATERIALIZED (SELECT place, key, clock FROM oldest WHERE delivered_at < (SELECT since FROM registered)),
 head AS MATERIALIZED (
     SELECT l.key FROM (SELECT key, min(clock) AS clock FROM old GROUP BY key) AS o, LATERAL (
