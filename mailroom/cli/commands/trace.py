@@ -5,7 +5,7 @@ from uuid import UUID
 import click
 
 from mailroom import trace as message_trace
-from mailroom.cli.call import Call, pass_call
+from mailroom.cli.call import LOOKING, Call, pass_call
 from mailroom.cli.output import document, say, shown, working
 from mailroom.errors import MailroomError
 from mailroom.trace import Location
@@ -29,7 +29,7 @@ def trace(call: Call, message_id: UUID) -> None:
       mailroom trace 3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11
       mailroom trace 3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11 --json
     """
-    with working("reading every table"), call.connection("trace") as connection:
+    with working("reading every table"), call.connection("trace", LOOKING) as connection:
         places = message_trace.trace(connection, message_id, schema=call.schema)
         has_cause = any(place.causation is not None for place in places)
         causes = message_trace.causes(connection, message_id, schema=call.schema) if has_cause else []
