@@ -78,8 +78,11 @@ def test_locked_inbox_holds_up_no_look_and_the_holder_is_told_first(node: Node, 
         "inbox_ledger cannot be read", "inbox_shipping cannot be read"
     ]  # fmt: skip
     told = mailroom("trace", str(id), dsn=node.dsn)
-    assert told.exit_code == 1
+    assert told.stdout.startswith(f"{id} is in inbox billing")
     assert f"inbox_shipping cannot be read: pid {holder.info.backend_pid}" in " ".join(told.stderr.split())
+    holder.execute("LOCK TABLE mailroom.outbox")
+    for command in (["status"], ["trace", str(id)]):
+        assert f"outbox cannot be read: pid {holder.info.backend_pid}" in error_of(mailroom(*command, dsn=node.dsn))
     holder.rollback()
     assert len(status(node.connection).inboxes) == 3
 
