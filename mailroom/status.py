@@ -13,6 +13,7 @@ from mailroom.order.total import waiting as waiting_totals
 from mailroom.registry.routing import CARRIES, GETS, LINK_ROUTE, ROUTE
 from mailroom.schema import checking
 from mailroom.schema.partitions import PARTITIONS
+from mailroom.sql.locked import LockedTable, locked_inboxes, reading_locked
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.sight import NODE_ROW, seeing, the_one
@@ -146,7 +147,8 @@ class Status:
     `executable_lag_s` are the same for the outbox of executables. `clock` is the last clock given out, and
     `clock_ceiling` the highest that may be given out before the ceiling is raised. `dispatcher` and `executor` are None
     if there has never been one. `links` are the nodes that read messages of this one, `sources` those that it reads.
-    `waits` are the sessions of Mailroom in this database that wait for a lock now, with who has it. `behind` are the
+    `waits` are the sessions of Mailroom in this database that wait for a lock now, with who has it. `locked` are the
+    tables that nobody can read now: an inbox among them is not in `inboxes`. `behind` are the
     columns whose sequences are behind their rows, as after a move without them, as far as this role may read them.
     """
 
@@ -166,6 +168,7 @@ class Status:
     links: tuple[LinkStatus, ...] = ()
     sources: tuple[SourceState, ...] = ()
     waits: tuple[Wait, ...] = ()
+    locked: tuple[LockedTable, ...] = ()
     behind: tuple[Numbers, ...] = ()
 
 
@@ -307,12 +310,12 @@ WHERE r.name IN ('{names}') ORDER BY r.name
 )  # fmt: skip
 
 
-def _reading_inboxes(schema: str) -> Operation[list[InboxStatus]]:
+def _reading_inboxes(schema: str, but: set[str]) -> Operation[list[InboxStatus]]:
     """Read the inboxes, as many per statement as one transaction may meet; in autocommit each lets its locks go."""
-    totals = {each.inbox: each for each in (yield from waiting_totals(schema))}
+    totals = {each.inbox: each for each in (yield from waiting_totals(schema, but))}
     coming = {inbox: (messages, lag_s) for inbox, messages, lag_s in (yield COMING.at(schema=schema)())}
     found = yield NAMES.at(schema=schema)(partitions=None)
-    names, most = [name for name, _ in found], found[0][1] if found else 1
+    names, most = [name for name, _ in found if name not in but], found[0][1] if found else 1
     inboxes = []
     for first in range(0, len(names), most):
         listed = "', '".join(names[first : first + most])
@@ -367,7 +370,8 @@ ORDER BY l.name
 def reading_status(*, schema: str = DEFAULT_SCHEMA) -> Operation[Status]:
     """Return the status of the node `schema`. This counts all waiting messages, and takes about as long.
 
-    Raises `SchemaError` if there is no such node. It reads only committed rows, and waits for no lock. In a
+    Raises `SchemaError` if there is no such node. It reads only committed rows, and waits for no lock but a strong one
+    on a table of the whole node: limit that by `lock_timeout`. An inbox whose own table has one is passed over. In a
     transaction it keeps a lock on each inbox until that ends; a node of thousands is better read in autocommit.
     """
     return _reading_status(schema_name(schema))
@@ -375,12 +379,13 @@ def reading_status(*, schema: str = DEFAULT_SCHEMA) -> Operation[Status]:
 
 def _reading_status(schema: str) -> Operation[Status]:
     yield from checking(schema)
+    locked = yield from reading_locked(schema)
     dispatcher = yield from _finding_leader(schema, "dispatcher")
     executor = yield from _finding_leader(schema, "executor")
     rows = yield NODE.at(schema=schema)()
     clock, ceiling, *waiting, scheduled, dead_letters, bulk_backlog = the_one(rows, NODE_ROW, schema)
     outbox_backlog, outbox_lag_s, executable_backlog, executable_lag_s = waiting
-    inboxes = yield from _reading_inboxes(schema)
+    inboxes = yield from _reading_inboxes(schema, locked_inboxes(locked))
     links = yield LINKS.at(schema=schema)()
     return Status(
         schema, clock, ceiling, outbox_backlog, _lag(outbox_lag_s), bulk_backlog, executable_backlog,
@@ -392,6 +397,7 @@ def _reading_status(schema: str) -> Operation[Status]:
         ),
         (yield from reading_sources(schema)),
         tuple((yield from reading_waits(at_least_s=SHOWN_S))),
+        tuple(locked),
         tuple((yield from finding_behind(schema))),
     )  # fmt: skip
 

@@ -1,11 +1,12 @@
 """Where a message is now, by its id, and where its causes and its effects are."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
-from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
 from mailroom.numbers import count
 from mailroom.schema import checking
 from mailroom.sql.methods import on_connections
@@ -66,6 +67,7 @@ FIELDS = fields(Location)
 # because an index on message ids would cost every message; only the archive has one, since who keeps no messages there
 # does not pay for it. What is before a message in an inbox is counted afterwards (`AHEAD`), where the inbox is a
 # constant: here the server would plan that for all inboxes, and of a thousand that takes longer than the rest.
+# Inboxes that are not to be read stand in the text, so that the plan locks their tables neither.
 # All messages of a parked key count as parked, whether they were already moved to `parked` or not;
 # and those of a total inbox that is parked, which is noted under the key ''. Of `transit` only what is not acknowledged
 # is read, by its primary key. What is still to be fanned out counts as in the outbox.
@@ -93,7 +95,7 @@ SELECT CASE WHEN k.parked_at IS NOT NULL THEN 'parked' ELSE 'inbox' END, h.inbox
        k.attempts::bigint, nullif(k.retry_at, 'infinity'), k.last_error, h.message_id, h.headers ->> 'causation'::text,
        NULL, coalesce(r."order" = 'total', false), h.sent_clock, h.origin
 FROM (SELECT message_id, inbox, key, clock, sent_clock, origin, topic, sent_at, delivered_at, headers
-      FROM {schema}.inbox WHERE {wanted}
+      FROM {schema}.inbox WHERE inbox NOT IN ('', {but}) AND {wanted}
       UNION ALL
       SELECT message_id, inbox, key, clock, NULL, NULL, topic, sent_at, delivered_at, headers
       FROM {schema}.parked WHERE {wanted}) AS h
@@ -159,24 +161,30 @@ CAUSED = Sql(
 )
 
 
-def tracing(id: UUID, *, schema: str = DEFAULT_SCHEMA) -> Operation[list[Location]]:
+def tracing(id: UUID, *, but: Collection[str] = (), schema: str = DEFAULT_SCHEMA) -> Operation[list[Location]]:
     """Return where the message `id` is: several places if several inboxes get it.
+
+    Inboxes in `but` are not looked at: those that somebody has locked would have to be waited for.
 
     The list is empty if it is nowhere: it was reaped from an inbox that does not keep that (or no longer), it expired,
     it was an event without subscribers, the nodes that it went to have received it, or its transaction has not
     committed. This reads the node's tables from end to end, but for the archive, and waits for no lock.
     """
-    return _tracing(schema_name(schema), id)
+    return _tracing(schema_name(schema), id, _listed(but))
 
 
-def _tracing(schema: str, id: UUID) -> Operation[list[Location]]:
+def _listed(inboxes: Collection[str]) -> str:
+    return ", ".join(f"'{inbox_name(each)}'" for each in inboxes) or "''"
+
+
+def _tracing(schema: str, id: UUID, but: str) -> Operation[list[Location]]:
     yield from checking(schema)
-    return (yield from _standing(schema, [id]))
+    return (yield from _standing(schema, [id], but))
 
 
-def _standing(schema: str, ids: list[UUID]) -> Operation[list[Location]]:
+def _standing(schema: str, ids: list[UUID], but: str) -> Operation[list[Location]]:
     """Return where these messages are, with what is before them."""
-    rows = TRACE.named((yield TRACE.at(schema=schema)(ids=ids)))
+    rows = TRACE.named((yield TRACE.at(schema=schema, but=but)(ids=ids)))
     counted = []
     for row in rows:
         if row.where in ("inbox", "parked"):
@@ -193,46 +201,51 @@ def _ahead(schema: str, row: Any) -> Execute:
     return AHEAD.at(**names)(key=row.key, clock=row.clock)
 
 
-def finding_causes(id: UUID, *, schema: str = DEFAULT_SCHEMA) -> Operation[list[Location]]:
+def finding_causes(id: UUID, *, but: Collection[str] = (), schema: str = DEFAULT_SCHEMA) -> Operation[list[Location]]:
     """Return where the causes of the message `id` are: its cause, the cause of that, and so on.
 
     The cause of a message is the one whose handler sent it, by its header `causation`. A reaped message is gone from
-    the node, and its cause is no longer known, unless its inbox keeps it.
+    the node, and its cause is no longer known, unless its inbox keeps it. Inboxes in `but` are not looked at.
     """
-    return _finding_causes(schema_name(schema), id)
+    return _finding_causes(schema_name(schema), id, but)
 
 
-def _finding_causes(schema: str, id: UUID) -> Operation[list[Location]]:
-    return (yield from following_causes(schema, id, (yield from _tracing(schema, id))))
+def _finding_causes(schema: str, id: UUID, but: Collection[str]) -> Operation[list[Location]]:
+    places = yield from _tracing(schema, id, _listed(but))
+    return (yield from following_causes(schema, id, places, but))
 
 
-def following_causes(schema: str, id: UUID, places: list[Location]) -> Operation[list[Location]]:
+def following_causes(
+    schema: str, id: UUID, places: list[Location], but: Collection[str] = ()
+) -> Operation[list[Location]]:
     """Return where the causes of a message are, given where it is: what `finding_causes` does after it has looked."""
     found: list[Location] = []
     known = {id}
     while ids := {place.causation for place in places if place.causation is not None} - known:
-        places = yield from _standing(schema, list(ids))
+        places = yield from _standing(schema, list(ids), _listed(but))
         found += places
         known |= ids  # by hand anything can be written as a cause, even a circle
     return found
 
 
-def finding_effects(id: UUID, *, limit: int = MAX_EFFECTS, schema: str = DEFAULT_SCHEMA) -> Operation[list[Location]]:
+def finding_effects(
+    id: UUID, *, limit: int = MAX_EFFECTS, but: Collection[str] = (), schema: str = DEFAULT_SCHEMA
+) -> Operation[list[Location]]:
     """Return where the effects of the message `id` are, the oldest first; the message itself may be gone.
 
     These are the messages that its handlers sent, then the effects of those, as far as they are on the node; at most
-    `limit` places. `Location.ahead` is None. Executables count as messages.
+    `limit` places. `Location.ahead` is None. Executables count as messages. Inboxes in `but` are not looked at.
     """
-    return _finding_effects(schema_name(schema), id, count(limit, "limit"))
+    return _finding_effects(schema_name(schema), id, count(limit, "limit"), _listed(but))
 
 
-def _finding_effects(schema: str, id: UUID, limit: int) -> Operation[list[Location]]:
+def _finding_effects(schema: str, id: UUID, limit: int, but: str) -> Operation[list[Location]]:
     yield from checking(schema)
     found: list[Location] = []
     known, ids = {id}, {id}
     while ids and len(found) < limit:
         most = limit - len(found)
-        rows = yield CAUSED.at(schema=schema)(causes=[str(each) for each in ids], most=most)
+        rows = yield CAUSED.at(schema=schema, but=but)(causes=[str(each) for each in ids], most=most)
         places = [place for place in _places(CAUSED.named(rows)) if place.id != id]
         found += places
         ids = {place.id for place in places} - known

@@ -9,6 +9,7 @@ import sqlalchemy
 from inbox import Inbox, Park, Skip
 from inbox.by_key.parked_keys import moving_parked
 from mailroom.errors import SchemaError
+from mailroom.metrics.look import Watch
 from mailroom.sql.runner import run
 from mailroom.status import (
     InboxStatus,
@@ -22,6 +23,7 @@ from mailroom.testing import execute
 from mailroom.trace import trace
 from outbox import Store
 from tests.support.command import done, error_of, json_of, mailroom
+from tests.support.databases import Connect
 from tests.support.node import Node, failing
 
 LEASE = """
@@ -53,6 +55,36 @@ def park(node: Node, messages: int) -> list[UUID]:
     node.deliver_all()
     fail(node, Park("no such street"))
     return ids
+
+
+def test_locked_inbox_holds_up_no_look_and_the_holder_is_told_first(node: Node, connect: Connect) -> None:
+    node.inbox("shipping")
+    node.inbox("ledger", order="total")
+    node.inbox("billing")
+    id = node.send("billing")
+    node.deliver_all()
+    holder = connect(application_name="nightly")
+    holder.execute("LOCK TABLE mailroom.inbox_shipping, mailroom.inbox_ledger")
+    text = done("status", dsn=node.dsn)
+    assert text.startswith("Locked")
+    assert "inbox_ledger cannot be read: pid" in text.splitlines()[0]
+    assert "(nightly, role" in " ".join(text.split())
+    node.connection.execute("SET lock_timeout = '60s'")
+    found = status(node.connection)
+    assert [each.name for each in found.inboxes] == ["billing"]
+    assert {each.by.pid for each in found.locked} == {holder.info.backend_pid}
+    look = run(node.connection, Watch().looking())
+    assert [each.what.split(":")[0] for each in look.troubles[:2]] == [
+        "inbox_ledger cannot be read", "inbox_shipping cannot be read"
+    ]  # fmt: skip
+    told = mailroom("trace", str(id), dsn=node.dsn)
+    assert told.stdout.startswith(f"{id} is in inbox billing")
+    assert f"inbox_shipping cannot be read: pid {holder.info.backend_pid}" in " ".join(told.stderr.split())
+    holder.execute("LOCK TABLE mailroom.outbox")
+    for command in (["status"], ["trace", str(id)]):
+        assert f"outbox cannot be read: pid {holder.info.backend_pid}" in error_of(mailroom(*command, dsn=node.dsn))
+    holder.rollback()
+    assert len(status(node.connection).inboxes) == 3
 
 
 def test_new_node_has_nothing_waiting(node: Node) -> None:

@@ -11,6 +11,7 @@ from mailroom import trace
 from mailroom.cli.commands.trace import described
 from mailroom.cli.messages import content_lines
 from mailroom.cli.output import printable
+from mailroom.sql.locked import locked_inboxes, reading_locked
 from mailroom.sql.runner import run
 from mailroom.trace import Location
 
@@ -35,19 +36,22 @@ def path(node: ShownNode, asked: Asked) -> dict[str, Any]:
             "contents": [],
             "described": described,
             "is_whole": True,
+            "locked": [],
         }
     is_whole = True
     with node.reading() as connection:
-        places = trace.trace(connection, id, schema=node.schema)
+        locked = run(connection, reading_locked(node.schema))
+        but = locked_inboxes(locked)
+        places = trace.trace(connection, id, but=but, schema=node.schema)
         has_cause = any(place.causation is not None for place in places)
         try:
-            causes = run(connection, trace.following_causes(node.schema, id, places)) if has_cause else []
-            effects = trace.effects(connection, id, limit=EFFECTS, schema=node.schema)
+            causes = run(connection, trace.following_causes(node.schema, id, places, but)) if has_cause else []
+            effects = trace.effects(connection, id, limit=EFFECTS, but=but, schema=node.schema)
         except psycopg.errors.QueryCanceled:  # where it is was found, and is what most people ask
             causes, effects, is_whole = [], [], False
         contents = [_content(connection, node, id, places[0])] if node.payloads and places else []
     return {"id": id, "places": places, "causes": causes, "effects": effects, "contents": contents,
-            "described": described, "is_whole": is_whole}  # fmt: skip
+            "described": described, "is_whole": is_whole, "locked": locked}  # fmt: skip
 
 
 def _content(connection: psycopg.Connection[Any], node: ShownNode, id: UUID, place: Location) -> str:

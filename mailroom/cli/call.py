@@ -15,6 +15,11 @@ from mailroom.embedded import embedded_server
 from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.session import settings
+from mailroom.sql.locked import LOCK_TIMEOUT, reading_locked
+from mailroom.sql.runner import run
+
+# For commands that look: they wait for no lock for long, and say who has it.
+LOOKING = settings.SESSION | {"lock_timeout": LOCK_TIMEOUT}
 
 
 @dataclass
@@ -87,10 +92,19 @@ class Call:
     def connection(
         self, role: str, session: Mapping[str, str] = settings.SESSION, *, autocommit: bool = False
     ) -> Iterator[psycopg.Connection]:
-        """Connect to the node and check its schema; commits at the end, rolls back on an error."""
-        with settings.connect(self.dsn(), role, session, autocommit=autocommit) as connection:
-            node.check(connection, schema=self.schema)
-            yield connection
+        """Connect to the node and check its schema; commits at the end, rolls back on an error.
+
+        If a lock kept it waiting for too long, its error has a note who has one that keeps readers out.
+        """
+        try:
+            with settings.connect(self.dsn(), role, session, autocommit=autocommit) as connection:
+                node.check(connection, schema=self.schema)
+                yield connection
+        except psycopg.errors.LockNotAvailable as error:
+            with settings.connect(self.dsn(), role, session) as connection:
+                for each in run(connection, reading_locked(self.schema)):
+                    error.add_note(f"{each}.")
+            raise
 
     def _started(self) -> str:
         return click.get_current_context().find_root().with_resource(embedded_server()).dsn()

@@ -88,6 +88,8 @@ def _text_of_database_error(error: psycopg.Error, call: Call) -> str:
         hint = f" {ADVICE}"
     elif isinstance(error, psycopg.errors.InsufficientPrivilege):
         hint += _grant(error, call)
+    elif isinstance(error, psycopg.errors.LockNotAvailable):
+        hint += "".join(f" {told}" for told in getattr(error, "__notes__", ())) + " See: mailroom doctor"
     return f"The database refused: {error.diag.message_primary} ({error.sqlstate}).{hint}"
 
 

@@ -25,6 +25,7 @@ from mailroom.schema.partitions import PARTITIONS
 from mailroom.session import backoff, settings
 from mailroom.session.home import Home
 from mailroom.session.repeats import Repeats, cause
+from mailroom.sql.locked import locked_inboxes, reading_locked
 from mailroom.sql.operation import Operation, Sql, filled
 from mailroom.sql.runner import run_async
 
@@ -247,6 +248,8 @@ def sampling(
     [(outbox_s, executables_s, scheduled, live, at)] = yield NODE.at(schema=schema)(now=now)
     names = yield NAMES.at(schema=schema)(partitions=None)
     inboxes = [name for name, *_ in names]
+    # One that nobody can read now costs no other its figures, and has none itself: no 0, which would be a promise.
+    locked = locked_inboxes((yield from reading_locked(schema)))
     oldest_of = {name: OLDEST_OF if may_read else OLDEST_THROUGH_PARENT for name, _, may_read in names}
     keys = {(name, state): 0 for name in inboxes for state in ("waiting", "parked")}
     oldest = dict.fromkeys(inboxes, 0.0)
@@ -257,8 +260,10 @@ def sampling(
             fail[inbox] = tried
     failing_s = yield from (failing or Failing()).looking(schema, fail, at)
     at_once = min(AT_ONCE, names[0][1]) if names else AT_ONCE
-    for first in range(0, len(inboxes), at_once):
-        each = "\nUNION ALL\n".join(filled(oldest_of[name], inbox=name) for name in inboxes[first : first + at_once])
+    readable = [name for name in inboxes if name not in locked]
+    oldest = {name: oldest[name] for name in readable}
+    for first in range(0, len(readable), at_once):
+        each = "\nUNION ALL\n".join(filled(oldest_of[name], inbox=name) for name in readable[first : first + at_once])
         for inbox, delivered_s in (yield OLDEST.at(each=each, schema=schema)(now=now)):
             oldest[inbox] = max(oldest[inbox], delivered_s)
     links = yield LINKS.at(schema=schema)(now=now)

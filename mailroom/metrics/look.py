@@ -26,6 +26,7 @@ from mailroom.metrics.family import Family, Samples
 from mailroom.metrics.leader import INTERVAL_S, SHARE, Added, sampling
 from mailroom.metrics.scrape import reading_node
 from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.sql.locked import LockedTable, reading_locked
 from mailroom.sql.operation import Operation, Sql
 from mailroom.status import LaneFailure, failing_of
 
@@ -225,6 +226,7 @@ class Watch:
     def looking(self) -> Operation[Look]:
         """Return what the node looks like now. It takes no lock that anybody waits for."""
         at = self._schema
+        locked = yield from reading_locked(at)
         node, now = yield from reading_node(at)
         changes = yield from reading_changes(at)
         cheap = yield from reading_catalog(at)
@@ -259,7 +261,10 @@ class Watch:
             sample_age_s=max(self._monotonic() - self._sampled_at, 0.0),
             processes=processes,
             leaders=leaders,
-            troubles=tuple(troubles(at, cheap, leaders, outbox_oldest_s, inboxes, keys, batches, errors)),
+            troubles=(
+                *_locks(at, locked),
+                *troubles(at, cheap, leaders, outbox_oldest_s, inboxes, keys, batches, errors),
+            ),
             inboxes=tuple(inboxes),
             keys=keys,
             batches=batches,
@@ -362,6 +367,15 @@ def troubles(
     for name, margin in _by_label(cheap[catalog.SEQUENCE_MARGIN]).items():
         if margin < 1 - limits.sequence_share:
             yield Trouble(f"sequence {name} has few numbers left", f"mailroom doctor{option}")
+
+
+def _locks(schema: str, locked: Sequence[LockedTable]) -> Iterable[Trouble]:
+    """Return who keeps readers out of a table: before all else, which may follow from it."""
+    option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
+    for each in locked[:NAMED]:
+        yield Trouble(str(each), f"mailroom doctor{option}")
+    if len(locked) > NAMED:
+        yield Trouble(f"{len(locked) - NAMED:,} more tables cannot be read", f"mailroom doctor{option}")
 
 
 # What may be wrong with an inbox, the worst first, and what it is called of many.

@@ -10,6 +10,7 @@ A delivery or reception appends the bound to `stable`, in its own transaction. T
 joins later shows at least as much before it sends anything, and what comes too late never gets into the inbox.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from mailroom import locks
@@ -240,10 +241,12 @@ HELD = Sql(
 )
 
 
-def waiting(schema: str) -> Operation[list[Waiting]]:
-    """Return the state of each total inbox, by name."""
+def waiting(schema: str, but: Collection[str] = ()) -> Operation[list[Waiting]]:
+    """Return the state of each total inbox, by name, `but` of some that are not read."""
     found = []
     for inbox, stable, name, shown, is_stopped in (yield LOWEST.at(schema=schema)()):
+        if inbox in but:
+            continue
         [(held,)] = yield HELD.at(schema=schema, inbox=inbox)(stable=stable)
         found.append(Waiting(inbox, stable, held, name if held else None, shown if held else None, is_stopped))
     return found

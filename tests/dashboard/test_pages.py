@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from uuid import uuid4
 
+import psycopg
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -19,6 +20,7 @@ from mailroom.sql.sqlstate import sqlstate
 from tests.dashboard.conftest import ADA, LIMITS_OF_THE_PRODUCT, Client, browsing, forms
 from tests.dashboard.trouble import KEY, SCRIPT, SECRET, Trouble
 from tests.support.node import Node
+from tests.support.waiting import eventually
 
 ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;"
 HTMX = "2.0.11", "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"
@@ -58,6 +60,17 @@ def test_a_page_shows_what_it_should(browser: Client) -> None:
         missing += [(path, answer.status_code, text) for text in shown if text not in answer.text]
         assert answer.status_code == 200, answer.text
     assert missing == []
+
+
+def test_a_locked_inbox_takes_no_page_of_others(browser: Client, trouble: Trouble) -> None:
+    with psycopg.connect(trouble.node.dsn, application_name="nightly") as holder:
+        holder.execute("LOCK TABLE mailroom.inbox_quiet")
+        told = f"inbox_quiet cannot be read: pid {holder.info.backend_pid} (nightly"
+        eventually(lambda: told in browser.get("/").text)  # the last look may still be shown
+        assert told in browser.get(f"/message/path?id={trouble.waiting}").text
+        for path in ("/", "/inboxes", "/inboxes/shipping"):
+            assert browser.get(path).status_code == 200, path
+        holder.rollback()
 
 
 def test_a_key_has_its_state_messages_and_attempts(browser: Client) -> None:

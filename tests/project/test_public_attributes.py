@@ -122,7 +122,7 @@ ATTRIBUTES = {
     "LinkStatus": "backlog lag_s name on_the_way state",
     "Status": (
         "behind bulk_backlog clock clock_ceiling dead_letters dispatcher executable_backlog executable_lag_s "
-        "executor inboxes links outbox_backlog outbox_lag_s scheduled schema sources waits"
+        "executor inboxes links locked outbox_backlog outbox_lag_s scheduled schema sources waits"
     ),
     "Location": "ahead attempts causation clock id inbox is_total key link reason retry_at sent_at since topic where",
     "DeadLetterContent": "headers is_json raw value",

@@ -6,7 +6,7 @@ from operator import attrgetter
 import click
 
 from mailroom import status as node_status
-from mailroom.cli.call import Call, pass_call
+from mailroom.cli.call import LOOKING, Call, pass_call
 from mailroom.cli.output import as_json, document, duration, facts, say, table, working
 from mailroom.links.states import SourceState
 from mailroom.status import DispatcherStatus, InboxStatus, LinkStatus, Status
@@ -30,6 +30,7 @@ def status(call: Call) -> None:
     messages until it is resumed, and so does a paused key (mailroom inbox resume). While the breaker of an inbox is
     open, its workers try one message from time to time.
 
+    If a table cannot be read, since somebody has locked it, the first line says who; an inbox among them is left out.
     If a session of Mailroom waits for a lock, one line says which lock, and who holds it. If a sequence is behind its
     rows, since the node was moved without it, one line says which.
 
@@ -43,7 +44,7 @@ def status(call: Call) -> None:
     """
     with (
         working("reading the state of the node"),
-        call.connection("status", autocommit=True) as connection,
+        call.connection("status", LOOKING, autocommit=True) as connection,
     ):  # many inboxes are many locks
         found = node_status.status(connection, schema=call.schema)
     if call.json:
@@ -94,6 +95,7 @@ SOURCE_COLUMNS: dict[str, Callable[[SourceState], object]] = {
 
 def _show(found: Status) -> None:
     lines = [
+        *(("Locked", str(each)) for each in found.locked),
         ("Node", f"{found.schema}, clock {found.clock:,} (ceiling {found.clock_ceiling:,})"),
         ("Dispatcher", _leader(found.dispatcher)),
         ("Executor", _leader(found.executor)),

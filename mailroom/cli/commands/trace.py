@@ -5,9 +5,11 @@ from uuid import UUID
 import click
 
 from mailroom import trace as message_trace
-from mailroom.cli.call import Call, pass_call
-from mailroom.cli.output import document, say, shown, working
+from mailroom.cli.call import LOOKING, Call, pass_call
+from mailroom.cli.output import document, note, say, shown, working
 from mailroom.errors import MailroomError
+from mailroom.sql.locked import locked_inboxes, reading_locked
+from mailroom.sql.runner import run
 from mailroom.trace import Location
 
 
@@ -21,7 +23,8 @@ def trace(call: Call, message_id: UUID) -> None:
     among the dead letters. On its way to another node it is in transit until that node has received it. One whose key
     is parked is held there. A message that was reaped is gone, unless its inbox keeps it (mailroom archive), and so is
     an executable that was executed: then this exits with 1. A message is caused by the one in whose handler it was
-    sent. What a message caused is shown even if the message itself is gone, up to 1,000 effects. Every table of the
+    sent. An inbox whose table somebody has locked is left out, and a line on stderr says so.
+    What a message caused is shown even if the message itself is gone, up to 1,000 effects. Every table of the
     node is read, so this takes a while on a large backlog.
 
     \b
@@ -29,11 +32,15 @@ def trace(call: Call, message_id: UUID) -> None:
       mailroom trace 3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11
       mailroom trace 3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11 --json
     """
-    with working("reading every table"), call.connection("trace") as connection:
-        places = message_trace.trace(connection, message_id, schema=call.schema)
+    with working("reading every table"), call.connection("trace", LOOKING) as connection:
+        locked = run(connection, reading_locked(call.schema))
+        but = locked_inboxes(locked)
+        places = message_trace.trace(connection, message_id, but=but, schema=call.schema)
         has_cause = any(place.causation is not None for place in places)
-        causes = message_trace.causes(connection, message_id, schema=call.schema) if has_cause else []
-        effects = message_trace.effects(connection, message_id, schema=call.schema)
+        causes = message_trace.causes(connection, message_id, but=but, schema=call.schema) if has_cause else []
+        effects = message_trace.effects(connection, message_id, but=but, schema=call.schema)
+    for table in locked:
+        note(f"{table}. What is there is not told.")
     if call.json:
         document({"id": message_id, "places": places, "causes": causes, "effects": effects})
         click.get_current_context().exit(0 if places else 1)
@@ -47,9 +54,11 @@ def trace(call: Call, message_id: UUID) -> None:
     for place in effects:
         say(f"From it follows {place.id}, which {described(place)}")
     if not places:
+        seen = " that can be read" if locked else ""
         raise MailroomError(
-            f"{message_id} is nowhere in schema {call.schema}: it was reaped or executed, it expired, it was an event "
-            "without subscribers, the nodes that it went to have received it, or its transaction has not committed.",
+            f"{message_id} is nowhere in schema {call.schema}{seen}: it was reaped or executed, it expired, it was an "
+            "event without subscribers, the nodes that it went to have received it, or its transaction has not "
+            "committed.",
             code="MR-message-nowhere",
         )
 
