@@ -33,7 +33,10 @@ SELECT id, (SELECT count(*) FROM {schema}.link), (SELECT count(*) FROM {schema}.
 """,
     columns=("uuid", "bigint", "bigint", "bigint"),
 )
-TABLES = ("link", "link_topic", "link_allowed", "transit", "origin", "receipt", "known")
+TABLES = (
+    *("link", "link_topic", "link_allowed", "transit", "origin", "receipt", "known"),
+    *("bridge_out", "bridge_known", "bridge_in", "bridge_position", "bridge_mark"),
+)
 EMPTY = Sql("DELETE FROM {schema}.{table}")
 
 

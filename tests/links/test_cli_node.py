@@ -37,6 +37,7 @@ def changed(node: Node) -> Any:
 
 
 def test_copy_gets_a_new_id_and_is_told_what_it_loses(node: Node) -> None:
+    node.connection.execute("INSERT INTO mailroom.bridge_out (link, settings) SELECT number, '{}' FROM mailroom.link")
     id = str(node.value("SELECT id FROM mailroom.node"))
     before = changed(node)
     lost = "1 link of readers with 0 messages for them, and 0 sources"
@@ -51,6 +52,7 @@ def test_copy_gets_a_new_id_and_is_told_what_it_loses(node: Node) -> None:
     assert node.rows("SELECT actor, action, reason FROM mailroom.audit") == [("ada", "node new-id", "tests")]
     found = json_of("node", "new-id", dsn=node.dsn)
     assert (found["links"], found["id"]) == (0, str(node.value("SELECT id FROM mailroom.node")))
+    assert node.rows("SELECT link FROM mailroom.bridge_out") == []
 
 
 def test_node_that_was_moved_lets_readers_in_again(node: Node) -> None:
