@@ -64,6 +64,7 @@ COUNT = Sql(
     columns=("bigint",),
     chosen=CHOSEN,
 )
+SOURCE = "mailroom archive replay"  # the sender of what was replayed: an audit knows by it that no other inbox got it
 # Straight into this inbox, as a dead letter that it skipped: by its topic others would get it too. A new message of
 # this node, of now, in the order of the clocks that they had, which claims on several keys need not have kept. It asks
 # for no second answer, and does not expire.
@@ -74,7 +75,7 @@ REPLAYED = listed(
            || pg_catalog.jsonb_build_object('causation', message_id)""",
     expires_at="NULL",
     after_clock="NULL",
-    source="current_setting('application_name')",
+    source=f"'{SOURCE}'::text",
     sent_at="statement_timestamp()",
 )
 REPLAY = Sql(

@@ -12,6 +12,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
+from inbox.archive import SOURCE as REPLAY
 from spark_jobs.arrow.content import HASH_IN_SPARK
 from spark_jobs.proof.routes import routes
 
@@ -126,15 +127,16 @@ def _copies_complete(evidence: Evidence) -> DataFrame:
 
     A topic counts from the first of its messages that the inbox got, and if there is none, by a pattern from the first
     message that came by that alone, or else from the making of the inbox. As many may be missing as somebody discarded
-    there.
+    there. What was replayed from the archive is of one inbox alone.
     """
-    columns = ("inbox", "topic", "kind", "message_id", "clock")
+    columns = ("inbox", "topic", "kind", "message_id", "clock", "source")
     of_files = (*columns, f.col("delivered_at").alias("at"))
     held = evidence.at("inbox", "parked").select(*columns, "at")
     skipped = evidence.at("dead_letter").filter("inbox IS NOT NULL").select(*columns, "at")
     got = _union(evidence.files.select(*of_files), held, skipped)
     # Not of all files: an inbox has yet to be drained of what another one was after the tables were read.
-    seen = _union(evidence.drained_before().select(*of_files), held).groupBy("topic", "kind", "message_id")
+    sent = _union(evidence.drained_before().select(*of_files), held).filter(~f.col("source").eqNullSafe(REPLAY))
+    seen = sent.groupBy("topic", "kind", "message_id")
     first = got.groupBy("inbox", "topic").agg(f.min("clock").alias("first"))
     ways = evidence.at("way").join(evidence.at("shard").select("inbox").distinct(), "inbox")
     topics = _union(seen.agg(f.count("*")).select("topic"), first.select("topic")).distinct()

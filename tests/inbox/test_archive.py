@@ -570,6 +570,7 @@ def test_replay_makes_new_messages_of_this_inbox_caused_by_the_old_ones(node: No
     assert SHIPPING.replay(session, actor="ada", why="labels were wrong") == 3
     session.commit()
     assert Inbox("other").backlog(node.connection) == 3
+    assert node.value("SELECT count(*) FROM mailroom.inbox_shipping WHERE source = 'mailroom archive replay'") == 3
     after = Inbox("shipping").peek(session)
     assert after[0].id == waiting[0]
     assert [message.key for message in after] == [*"bbab"]  # by the clocks that they had

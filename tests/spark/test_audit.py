@@ -373,6 +373,13 @@ def a_copy_was_discarded(case: Case) -> None:
     case.more.append({"place": "discard", "inbox": f"billing_{case.nth}", "messages": 1})
 
 
+def a_message_was_replayed_from_the_archive(case: Case) -> None:
+    """Into one of two inboxes, which gets it alone."""
+    case.copy_all()
+    case.files[200] = case.file(20, 2) | {"source": "mailroom archive replay"}
+    case.shard["messages"] += 1
+
+
 def an_inbox_subscribed_later(case: Case) -> None:
     case.copy_all(*range(1, 7))
 
@@ -419,7 +426,8 @@ def a_copy_was_drained_after_the_look(case: Case) -> None:
 
 
 SOUND = [
-    all_copies_are_there, a_copy_was_discarded, an_inbox_subscribed_later, an_inbox_was_made_later,
+    all_copies_are_there, a_copy_was_discarded, a_message_was_replayed_from_the_archive,
+    an_inbox_subscribed_later, an_inbox_was_made_later,
     commands_do_not_go_by_patterns, a_pattern_was_subscribed_to_later, a_pattern_was_subscribed_to_beside_a_topic,
     an_inbox_that_no_drain_reaps_has_none, events_do_not_go_by_the_topic_s_name, a_copy_was_drained_after_the_look,
     a_skipped_cause_was_requeued, an_undelivered_cause_was_requeued, a_cause_was_requeued_and_drained_after_the_look,
