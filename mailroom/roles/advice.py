@@ -26,7 +26,7 @@ COMMANDS = {
     "tail": "reaper",
     "periodic list": "auditor",
     "periodic": "operator",
-    "link status": "metrics",
+    "link status": "auditor",
     "bridge status": "auditor",
     "dispatcher status": "metrics",
     "dispatcher": "dispatcher",
