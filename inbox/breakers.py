@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from inbox.by_key.claim import PIN
-from inbox.limits import LONGEST_TRY_S, TRY_S
+from inbox.limits import DUE_IN, LONGEST_TRY_S, TRY_S
 from mailroom.registry.breakers import DEFERRED_S, NOW, OF_PREFIX, Prefix, closing_prefixes
 from mailroom.registry.inboxes import BY_CLOCK
 from mailroom.sql.operation import Operation, Sql
@@ -43,11 +43,11 @@ ON CONFLICT (inbox, prefix) DO NOTHING RETURNING true
 # They cannot be closed while somebody has their keys wait. Several may do that at once.
 SEE = Sql(
     """
-SELECT prefix, separator, opened_at, trying, extract(epoch FROM try_at - {now})::float8
+SELECT prefix, separator, opened_at, trying, {due_in}
 FROM {schema}.my_breaker WHERE inbox = '{inbox}' ORDER BY prefix FOR SHARE
 """,
     columns=("text", "text", "timestamptz", "text", "float8"),
-    now=NOW,
+    due_in=DUE_IN.format(now=NOW, longest_s=LONGEST_TRY_S),
 )
 NEWEST = Sql(
     """
@@ -127,10 +127,10 @@ WHERE s.inbox = '{inbox}' AND s.key = k.key
 LOCK_DUE = Sql(
     """
 SELECT separator, trying FROM {schema}.my_breaker
-WHERE inbox = '{inbox}' AND prefix = %(prefix)s::text AND try_at <= {now} FOR UPDATE
+WHERE inbox = '{inbox}' AND prefix = %(prefix)s::text AND {due_in} <= 0 FOR UPDATE
 """,
     columns=("text", "text"),
-    now=NOW,
+    due_in=DUE_IN.format(now=NOW, longest_s=LONGEST_TRY_S),
 )
 # Whether somebody has the first message of the key. If nobody has, nobody gets it before this transaction ends.
 IN_HAND = Sql(

@@ -27,16 +27,20 @@ LONGEST_TRY_S = 300.0  # each failed try doubles the time to the next one, up to
 NOW = "coalesce(%(now)s::timestamptz, clock_timestamp())"
 
 # The time is read after the row is locked, and once: with an earlier one the wait for the lock would be counted again
-# by the next. A clock that was set back fills nothing until it is where it was.
+# by the next. A clock that was set back by less than a second fills nothing until it is where it was; by more, the
+# rate goes on from now.
 TAKE = Sql(
     """
 WITH held AS MATERIALIZED (
     SELECT rate_per_s, burst::float8 AS burst, tokens, filled_at FROM {schema}.my_limit
     WHERE inbox = '{inbox}' AND rate_per_s IS NOT NULL FOR UPDATE),
-timed AS MATERIALIZED (SELECT h.*, greatest({now}, filled_at) AS now FROM held AS h),
+seen AS MATERIALIZED (SELECT h.*, {now} AS at FROM held AS h),
+timed AS MATERIALIZED (
+    SELECT s.*, CASE WHEN filled_at > at + interval '1 s' THEN at ELSE greatest(at, filled_at) END AS now
+    FROM seen AS s),
 filled AS MATERIALIZED (
-    SELECT rate_per_s, now, least(burst, tokens + %(back)s::bigint::float8
-                                         + rate_per_s * extract(epoch FROM now - filled_at)::float8) AS tokens,
+    SELECT rate_per_s, now, least(burst, tokens + %(back)s::bigint::float8 + rate_per_s * greatest(
+               0::float8, extract(epoch FROM now - filled_at)::float8)) AS tokens,
            least(%(wanted)s::bigint::float8, burst, greatest(1::float8, floor(rate_per_s * {tick_s}::float8))) AS enough
     FROM timed),
 granted AS MATERIALIZED (
@@ -57,16 +61,20 @@ GIVE_BACK = Sql(
 UPDATE {schema}.my_limit SET tokens = least(burst::float8, tokens + %(back)s::bigint::float8) WHERE inbox = '{inbox}'
 """
 )
+# A try that lies further ahead than any can have been set is one of a clock that was set back since, and is due.
+DUE_IN = (
+    "CASE WHEN try_at <= {now} + interval '{longest_s} s' THEN extract(epoch FROM try_at - {now})::float8 ELSE 0 END"
+)
 SEE = Sql(
     """
 SELECT rate_per_s IS NOT NULL, concurrency::bigint, breaker_percent::bigint, opened_at IS NOT NULL,
-       extract(epoch FROM try_at - {now})::float8, breaker_by,
+       CASE WHEN try_at IS NOT NULL THEN {due_in} END, breaker_by,
        CASE WHEN breaker_by IS NULL THEN false
             ELSE EXISTS (SELECT FROM {schema}.my_breaker WHERE inbox = '{inbox}') END
 FROM {schema}.my_limit WHERE inbox = '{inbox}'
 """,
     columns=("boolean", "bigint", "bigint", "boolean", "float8", "text", "boolean"),
-    now=NOW,
+    due_in=DUE_IN.format(now=NOW, longest_s=LONGEST_TRY_S),
 )
 # No ORDER BY: below a security barrier the sort would lock all rows before one of them is taken.
 SLOT = Sql(

@@ -25,6 +25,7 @@ from dispatcher.delivery.portion import Portion
 from dispatcher.housekeeping import healthy_floor
 from dispatcher.housekeeping.outstayed import listing_keeping, sweeping_outstayed
 from dispatcher.housekeeping.periodic import PeriodicSends
+from dispatcher.housekeeping.set_back import bringing_back_attempted, bringing_back_suspected
 from dispatcher.housekeeping.total_floor import listing_total, raising_sent_floor, sweeping_stable
 from dispatcher.housekeeping.trim import Held, Kept, Trim
 from inbox.by_key.parked_keys import MovedParked, moving_parked
@@ -176,9 +177,12 @@ class Janitor:
     async def _sweep(self, connection: psycopg.AsyncConnection, failing: Iterable[str]) -> bool:
         """Delete obsolete rows, one step per table; return whether more may be left for the next round."""
         more = 0
+        with self._passing(connection, "attempts"):
+            await run_async(connection, bringing_back_attempted(self._schema, SWEPT_ROWS))
         for inbox in failing:
             with self._passing(connection, f"key_state of {inbox}"):
                 await run_async(connection, sweeping_key_state(self._schema, inbox))
+                await run_async(connection, bringing_back_suspected(self._schema, inbox, SWEPT_ROWS))
         keeping: list[str] = []
         with self._passing(connection, "the list of inboxes that drop messages"):
             keeping = await run_async(connection, listing_keeping(self._schema))

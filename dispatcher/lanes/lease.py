@@ -14,9 +14,17 @@ from mailroom.sql.operation import Operation, Sql
 LEASE_S = 3.0
 RENEW_S = 1.0
 
+# A lease that runs for longer was taken before the server's clock was set back. It counts from now, so that a leader
+# who lives keeps it, and one who does not is replaced as soon as ever.
+LATEST = "clock_timestamp() + %(lease_s)s::float8 * interval '1 s'"
 HOLDER = Sql(
-    "SELECT holder, backend_pid::bigint, backend_from FROM {schema}.lease WHERE role = %(role)s::text",
-    columns=("uuid", "bigint", "timestamptz"),
+    "SELECT holder, backend_pid::bigint, backend_from, until > {latest} FROM {schema}.lease "
+    "WHERE role = %(role)s::text",
+    columns=("uuid", "bigint", "timestamptz", "boolean"),
+    latest=LATEST,
+)
+BOUND = Sql(
+    "UPDATE {schema}.lease SET until = {latest} WHERE role = %(role)s::text AND until > {latest}", latest=LATEST
 )
 # Takes and renews: it succeeds for the holder, and for anybody once the lease has expired.
 TAKE = Sql(
@@ -84,7 +92,9 @@ class Lease:
         It also ends a session of its own that it has lost: that may still run a batch that nobody will commit, and make
         all others wait.
         """
-        before = yield HOLDER.at(schema=self._schema)(role=self._role)
+        before = yield HOLDER.at(schema=self._schema)(role=self._role, lease_s=LEASE_S)
+        if before and before[0][3]:
+            yield BOUND.at(schema=self._schema)(role=self._role, lease_s=LEASE_S)
         rows = yield TAKE.at(schema=self._schema)(
             role=self._role,
             holder=self.holder,
@@ -97,7 +107,7 @@ class Lease:
             counts=json.dumps(counts),
         )
         self.epoch = rows[0][0] if rows else None
-        if rows and before and before[0][1:] != (backend.pid, backend.since):
+        if rows and before and before[0][1:3] != (backend.pid, backend.since):
             for terminate in TERMINATE:
                 if (yield terminate.at()(backend_pid=before[0][1], backend_from=before[0][2])):
                     break

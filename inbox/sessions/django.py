@@ -52,6 +52,9 @@ class DjangoTransactions:
     def begin(self, *, failing: bool = False, within_s: float | None = None) -> Iterator[Any]:
         """Begin a transaction on this thread's connection, and give psycopg's below it."""
         django = self._connections[self._alias]
+        for other in self._connections.all(initialized_only=True):
+            if other is not django:
+                other.close_if_unusable_or_obsolete()  # as between requests: those that a handler reads on, too
         if django.connection is None:
             self._opened.add(django)
         elif django.connection.closed:

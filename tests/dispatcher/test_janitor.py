@@ -11,8 +11,9 @@ import pytest
 from dispatcher.housekeeping import janitor
 from dispatcher.housekeeping.janitor import SWEEP_INTERVAL_S, Janitor, sweeping_key_state
 from dispatcher.housekeeping.outstayed import sweeping_outstayed
+from dispatcher.housekeeping.set_back import bringing_back_attempted, bringing_back_suspected
 from dispatcher.lanes.leading import KEEPER
-from inbox import Inbox, Park, Parked
+from inbox import Inbox, Park, Parked, Retry
 from inbox.by_key.failure import suspecting
 from inbox.by_key.parked_keys import moving_parked
 from mailroom.session import settings
@@ -406,6 +407,31 @@ async def test_notes_of_a_batch_that_was_suspected_while_another_worker_had_it_a
     assert keys_failing(node) == ["a", "b"]
     await run_async(keeper, sweeping_key_state(SCHEMA, "shipping"))
     assert keys_failing(node) == []
+
+
+async def test_keys_that_failed_before_the_clock_was_set_back_wait_for_their_backoff(
+    node: Node, keeper: psycopg.AsyncConnection
+) -> None:
+    deliver(node, "failed", "suspected", "since")
+    for key in ("failed", "since"):
+        [message] = INBOX.peek(node.connection, key)
+        with node.connection.transaction():
+            run(node.connection, failing("shipping", message, Retry(100)))
+    suspect(node, "suspected", 2)
+    node.connection.execute(
+        "UPDATE mailroom.key_state SET retry_at = retry_at + interval '1 day' WHERE key <> 'since'; "
+        "UPDATE mailroom.attempt SET at = at + interval '1 day', retry_at = retry_at + interval '1 day' "
+        "WHERE key <> 'since'"
+    )
+    for _ in range(2):
+        await run_async(keeper, bringing_back_attempted(SCHEMA, 10))
+        await run_async(keeper, bringing_back_suspected(SCHEMA, "shipping", 10))
+        waiting = node.rows(
+            "SELECT key, retry_at < now() + interval '101 s', retry_at > now() + interval '40 s' "
+            "FROM mailroom.key_state ORDER BY key"
+        )
+        assert waiting == [("failed", True, True), ("since", True, True), ("suspected", True, False)]
+    assert node.value("SELECT max(at) <= clock_timestamp() FROM mailroom.attempt")
 
 
 async def test_note_of_a_message_that_is_being_reaped_is_left(

@@ -138,6 +138,19 @@ def test_paused_leader_is_replaced_and_does_no_harm_when_it_wakes(
             assert node.waiting() == []
 
 
+def test_lease_from_before_the_clock_was_set_back_is_one_from_now_on(node: Node) -> None:
+    with node.connection.transaction():
+        backend = run(node.connection, reading_backend())
+        leader, standby = Lease(SCHEMA), Lease(SCHEMA)
+        assert run(node.connection, leader.taking(backend, "awake", {}))
+    for seconds, is_replaced_now in ((40, False), (-0.001, True)):
+        ahead = f"UPDATE mailroom.lease SET until = clock_timestamp() + interval '{seconds} s'"
+        node.connection.execute(ahead.encode())
+        with node.connection.transaction():
+            assert run(node.connection, standby.taking(backend, "awake", {})) == is_replaced_now
+        assert node.value("SELECT until <= clock_timestamp() + interval '3 s' FROM mailroom.lease")
+
+
 def test_session_that_acts_as_another_role_knows_itself_and_ends_its_predecessor(node: Node, app: str) -> None:
     first, second = Lease(SCHEMA), Lease(SCHEMA)
     with psycopg.connect(app, autocommit=True) as one, psycopg.connect(app, autocommit=True) as other:

@@ -259,6 +259,28 @@ def test_conflict_of_the_orm_is_no_attempt_and_a_swallowed_error_is_one(node: No
 
 
 @pytest.mark.usefixtures("configured")
+def test_lost_connection_of_another_alias_is_opened_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = {**connections.settings["default"], "CONN_MAX_AGE": None}
+    monkeypatch.setitem(connections.settings, "other", other)
+    read: list[int] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        with connections["other"].cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            read.append(cursor.fetchone()[0])
+        if len(read) == 1:
+            node.value("SELECT pg_terminate_backend(%s, 60000)", read[0])
+
+    node.inbox("shipping", backoff_s=0)
+    for value in (1, 2):
+        node.send("shipping", value, key="k")
+    node.deliver_all()
+    with working(Worker("django:default", "shipping", handle, batch=1, poll_interval_s=0.05)):
+        eventually(lambda: node.delivered() == [])
+    assert len(set(read)) == 2
+
+
+@pytest.mark.usefixtures("configured")
 def test_rejected_command_of_a_worker_undoes_what_the_orm_did(node: Node) -> None:
     handlers = Handlers()
 

@@ -25,10 +25,10 @@ SHIPPING_WITH_LEDGER = [pytest.mark.inbox("shipping", backoff_s=0), pytest.mark.
 
 # For the mark `node_sql`: an open breaker has nothing tried before a test says so by `try_at`, however long that takes.
 NO_TRY_BY_ITSELF = """
-CREATE FUNCTION a_day_later() RETURNS trigger LANGUAGE plpgsql AS
-$$ BEGIN NEW.try_at = NEW.try_at + interval '1 day'; RETURN NEW; END $$;
-CREATE TRIGGER later BEFORE INSERT OR UPDATE OF tries ON mailroom.breaker FOR EACH ROW EXECUTE FUNCTION a_day_later();
-CREATE TRIGGER later BEFORE UPDATE OF tries ON mailroom.limits FOR EACH ROW EXECUTE FUNCTION a_day_later()
+CREATE FUNCTION much_later() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN NEW.try_at = NEW.try_at + interval '200 s'; RETURN NEW; END $$;
+CREATE TRIGGER later BEFORE INSERT OR UPDATE OF tries ON mailroom.breaker FOR EACH ROW EXECUTE FUNCTION much_later();
+CREATE TRIGGER later BEFORE UPDATE OF tries ON mailroom.limits FOR EACH ROW EXECUTE FUNCTION much_later()
 """
 
 INSERT = "INSERT INTO ledger (key, clock) VALUES ({}, {})"

@@ -288,6 +288,10 @@ def test_pause_between_tries_doubles_and_is_bounded(node: Node) -> None:
         waits.append((then - now).total_seconds())
         now = then + timedelta(microseconds=1)
     assert waits == [20, 40, 80, 160, 300, 300, 300]
+    for ahead_s, is_due in ((299, False), (301, True)):  # no pause is longer: the clock was set back
+        with node.connection.transaction(force_rollback=True):
+            at = then - timedelta(seconds=ahead_s)
+            assert run(node.connection, breakers.granting(SCHEMA, "shipping", "a", at)) == is_due
 
 
 def test_nothing_is_tried_in_a_paused_inbox_or_of_nothing(node: Node) -> None:
