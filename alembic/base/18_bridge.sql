@@ -9,7 +9,8 @@ CREATE TABLE bridge_out (  -- Links of which a broker is the reader.
     trouble  text        COLLATE "C" CHECK (trouble IN ('unreachable', 'failing')),  -- Why nothing is published now: unreachable, or failing; null while neither.
     why      text,                     -- Why, and what to do.
     since    timestamptz,              -- Since when nothing is published; null while it is.
-    marked_at timestamptz              -- When the mark at the broker was last set, if it keeps one.
+    marked_at timestamptz,             -- When the mark at the broker was last set, if it keeps one.
+    marked   bigint                    -- The mark that it had then: the clock of the last message. One below it tells that the broker has lost records.
 ) WITH ({busy});
 
 CREATE TABLE bridge_known (  -- Messages that a bridge has published in a history which this node has lost. They are not published again.

@@ -28,9 +28,11 @@ from mailroom.bridges.out import (
     OutStart,
     knowing_published,
     making_published,
+    noting_mark,
     noting_marked,
     noting_published,
     noting_trouble,
+    reading_marked,
     settling_doubt,
     skipping,
     taking_link,
@@ -57,6 +59,12 @@ NOT_STARTED = "no dispatcher of this node has started since its server did: mail
 ELSEWHERE = (
     "this node is in another database or server than before, and a copy must not publish for it. If it was moved: "
     "mailroom node moved; if it is a copy of a node that lives on: mailroom node new-id"
+)
+BEHIND = "MR-bridge-mark-behind"
+LOST = (
+    "the broker has the messages of this bridge up to clock {mark} by its mark, and had acknowledged them up to clock "
+    "{marked}: it was put back, or has lost what it had last. What it lost is not published again, and its readers "
+    "lack it. To go on with what waits: mailroom bridge resume {name}"
 )
 # While a broker is away for long this session idles, outside of any transaction.
 READING = SESSION | {"idle_session_timeout": "0"}
@@ -102,6 +110,9 @@ class Publishing(Tending):
             try:
                 mark = await self._waiting(publisher, publisher.open(), OPEN_S)
                 self._check_reach(mark, start)
+                marked = await source.ask(reading_marked(self._schema, self.row.link))
+                if 0 < mark < marked:
+                    raise BridgeStopped(LOST.format(mark=mark, marked=marked, name=self.row.name), code=BEHIND)
                 if start.in_doubt:
                     await self._settle(source, publisher, run, start)
                 if not mark and position and self.row.settings.exactly_once:
@@ -199,6 +210,8 @@ class Publishing(Tending):
             try:
                 with self._portion.tried():
                     await self._publish(publisher, spreading, part.records)
+                if self.row.settings.exactly_once:
+                    await source.ask(noting_mark(self._schema, self.row.link, run, part.records[-1].clock))
             except RecordRefused as error:
                 spreading.forget()
                 if len(part.records) > 1:

@@ -231,7 +231,7 @@ DISPATCHER = (
         "UPDATE (state, acks, acked_at, claim_seq, claim_clock, run, matched, acked, seen_at)",
         why="the last four for bridges, which it reads itself",
     ),
-    on("bridge_out", "SELECT", "UPDATE (state, trouble, why, since, marked_at)"),
+    on("bridge_out", "SELECT", "UPDATE (state, trouble, why, since, marked_at, marked)"),
     on("bridge_known", "SELECT", "INSERT"),
     on("bridge_parts", "SELECT", "INSERT", "UPDATE", "DELETE"),
     on("bridge_in", "SELECT", "UPDATE (lost)"),
