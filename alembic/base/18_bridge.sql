@@ -10,6 +10,7 @@ CREATE TABLE bridge_out (  -- Links of which a broker is the reader.
     why      text,                     -- Why, and what to do.
     since    timestamptz,              -- Since when nothing is published; null while it is.
     marked_at timestamptz,             -- When the mark at the broker was last set, if it keeps one.
+    marked   bigint,                   -- The mark that it had then: the clock of the last message. One below it tells that the broker has lost records.
     tried    text,                     -- What was sent last, and behind which place of the broker's log, if records may be deleted there.
     skips    bigint      NOT NULL DEFAULT 0  -- How often somebody has skipped a row: who publishes begins anew.
 ) WITH ({busy});

@@ -31,10 +31,12 @@ from mailroom.bridges.out import (
     knowing_done,
     knowing_published,
     making_published,
+    noting_mark,
     noting_marked,
     noting_published,
     noting_tried,
     noting_trouble,
+    reading_marked,
     settling_doubt,
     skipping,
     taking_link,
@@ -65,6 +67,12 @@ SLACK = timedelta(minutes=1)  # by which the broker's clock may be behind this n
 MARK_EVERY = timedelta(days=1)  # brokers forget marks that are not set for a week
 AROUND_S = 1.0  # how often to look how those are that wait while others are published
 TAKEN = "another dispatcher has the link now"
+BEHIND = "MR-bridge-mark-behind"
+LOST = (
+    "the broker has the messages of this bridge up to clock {mark} by its mark, and had acknowledged them up to clock "
+    "{marked}: it was put back, or has lost what it had last. What it lost is not published again, and its readers "
+    "lack it. To go on with what waits: mailroom bridge resume {name}"
+)
 # While a broker is away for long this session idles, outside of any transaction.
 READING = SESSION | {"idle_session_timeout": "0"}
 
@@ -115,6 +123,9 @@ class Publishing(Tending):
             try:
                 mark = await self._waiting(publisher, publisher.open(), OPEN_S)
                 self._check_reach(mark, start)
+                marked = await source.ask(reading_marked(self._schema, self.row.link))
+                if 0 < mark < marked:
+                    raise BridgeStopped(LOST.format(mark=mark, marked=marked, name=self.row.name), code=BEHIND)
                 if start.in_doubt:
                     await self._settle(source, publisher, run, start)
                 if not mark and position and self.row.settings.exactly_once:
@@ -201,6 +212,8 @@ class Publishing(Tending):
             try:
                 with self._portion.tried():
                     await self._publish(source, publisher, spreading, run, position, part.records)
+                if self.row.settings.exactly_once:
+                    await source.ask(noting_mark(self._schema, self.row.link, run, part.records[-1].clock))
             except PublishAgain:
                 return position
             except RecordRefused as error:

@@ -305,6 +305,26 @@ def noting_published(schema: str, link: int) -> Operation[None]:
     yield OPEN.at(schema=schema)(link=link)
 
 
+MARK = Sql("SELECT marked FROM {schema}.bridge_out WHERE link = %(link)s::bigint", columns=("bigint",))
+SET_MARK = Sql(
+    """
+UPDATE {schema}.bridge_out AS b SET marked = %(clock)s::bigint FROM {schema}.link AS l
+WHERE b.link = %(link)s::bigint AND l.number = b.link AND l.run = %(run)s::uuid
+"""
+)
+
+
+def reading_marked(schema: str, link: int) -> Operation[int]:
+    """Return the mark that the broker is known to have had, 0 if none is."""
+    rows = yield MARK.at(schema=schema)(link=link)
+    return int(rows[0][0] or 0) if rows else 0
+
+
+def noting_mark(schema: str, link: int, run: UUID, clock: int) -> Operation[None]:
+    """Record up to which clock the broker has acknowledged with its mark what this run has published."""
+    yield SET_MARK.at(schema=schema)(link=link, run=run, clock=clock)
+
+
 def noting_marked(schema: str, link: int) -> Operation[None]:
     """Record that the broker's mark was set now."""
     yield MARKED.at(schema=schema)(link=link)
@@ -312,7 +332,7 @@ def noting_marked(schema: str, link: int) -> Operation[None]:
 
 RESUME = Sql(
     """
-UPDATE {schema}.bridge_out AS b SET state = 'open', trouble = NULL, why = NULL, since = NULL
+UPDATE {schema}.bridge_out AS b SET state = 'open', trouble = NULL, why = NULL, since = NULL, marked = NULL
 FROM {schema}.link AS l WHERE l.number = b.link AND l.name = %(name)s::text AND b.why IS NOT NULL RETURNING true
 """,
     columns=("boolean",),

@@ -16,6 +16,7 @@ CODES: Mapping[str, str] = {
     "MR-bridge-broker-refused": "The broker refuses the client of a bridge: its login, its certificate or its rights.",
     "MR-bridge-clock-ahead": "A broker has messages of this node with later clocks than this node has given out.",
     "MR-bridge-cut": "A bridge is cut: nothing is stamped for it any more, and what waited for it is given up.",
+    "MR-bridge-mark-behind": "A broker no longer has what it had acknowledged.",
     "MR-bridge-name-taken": "A link and a bridge, or two ends of them, would have the same name.",
     "MR-bridge-no-client": "The client of a bridge's broker, or a class of your own, cannot be imported.",
     "MR-bridge-no-row": "A row that is to be skipped does not wait for the bridge.",

@@ -252,7 +252,7 @@ DISPATCHER = (
         why="the last three for bridges, which it reads itself",
     ),
     function("link_acknowledge", why="for bridges, which it reads itself"),
-    on("bridge_out", "SELECT", "UPDATE (state, trouble, why, since, marked_at, tried)"),
+    on("bridge_out", "SELECT", "UPDATE (state, trouble, why, since, marked_at, marked, tried)"),
     on("bridge_known", "SELECT", "INSERT"),
     on("bridge_parts", "SELECT", "INSERT", "UPDATE", "DELETE"),
     on("bridge_done", "SELECT", "INSERT", "DELETE"),

@@ -73,6 +73,27 @@ async def test_what_a_crash_leaves_unacknowledged_is_published_again_unless_the_
     assert log.ids() == (ids if exactly_once else [*ids[:3], *ids])
 
 
+async def test_broker_that_has_lost_what_it_acknowledged_stops_the_bridge_until_somebody_acts(node: Node) -> None:
+    log = bridge_out(node, exactly_once=True)
+    ids = [node.send("orders", key="k") for _ in range(3)]
+    node.deliver_all()
+    async with tended(node):
+        await rest(node, 3)
+    last, log.mark = log.mark, log.records[0].clock
+    ids += [node.send("orders", key="k")]
+    node.deliver_all()
+    async with tended(node) as lane:
+        await eventually_async(lambda: out_state(node).state == "stopped")
+        why = out_state(node).why or ""
+        assert f"up to clock {log.mark} by its mark, and had acknowledged them up to clock {last}" in why
+        assert log.ids() == ids[:3]
+        with node.connection.transaction():
+            assert Bridges().resume(node.connection, "out", actor="me")
+        await lane.follow()
+        await rest(node, 4)
+    assert log.ids() == ids
+
+
 async def test_bridge_stops_at_what_the_broker_refuses_and_goes_on_once_somebody_has_acted(node: Node) -> None:
     log = bridge_out(node)
     ids = [node.send("orders", {"n": n}, key="k") for n in range(4)]
