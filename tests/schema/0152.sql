@@ -1356,6 +1356,7 @@ CREATE TABLE mailroom.bridge_out (
     why text,
     since timestamp with time zone,
     marked_at timestamp with time zone,
+    marked bigint,
     tried text,
     skips bigint DEFAULT 0 NOT NULL,
     CONSTRAINT bridge_out_state_check CHECK ((state = ANY (ARRAY['open'::text, 'stopped'::text]))),
@@ -1378,6 +1379,8 @@ COMMENT ON COLUMN mailroom.bridge_out.why IS 'Why, and what to do.';
 COMMENT ON COLUMN mailroom.bridge_out.since IS 'Since when nothing is published; null while it is.';
 
 COMMENT ON COLUMN mailroom.bridge_out.marked_at IS 'When the mark at the broker was last set, if it keeps one.';
+
+COMMENT ON COLUMN mailroom.bridge_out.marked IS 'The mark that it had then: the clock of the last message. One below it tells that the broker has lost records.';
 
 COMMENT ON COLUMN mailroom.bridge_out.tried IS 'What was sent last, and behind which place of the broker''s log, if records may be deleted there.';
 
