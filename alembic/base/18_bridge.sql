@@ -40,7 +40,7 @@ CREATE TABLE bridge_done (  -- Rows above what a bridge has acknowledged that ne
 CREATE TABLE bridge_in (  -- Origins of which a broker is the source.
     origin   bigint PRIMARY KEY,  -- The number of the origin.
     settings jsonb  NOT NULL,     -- Which broker, and how records become messages.
-    moves    bigint NOT NULL DEFAULT 0, -- How often somebody has set its position by hand, or said resume after a loss: who reads begins anew.
+    moves    bigint NOT NULL DEFAULT 0,  -- How often somebody has set its position by hand, or said resume after a loss: who reads begins anew.
     lost     text,                 -- That records are lost at the broker, and what to do. Nothing is taken in before somebody says resume; null while none are known to be.
     history  text,                 -- In which history of this node it has taken from a queue, which deletes what is taken; null: from none.
     lacks_from timestamptz,        -- If that was another one than now: when it had last taken in before, as far as is known.
@@ -55,7 +55,7 @@ CREATE TABLE bridge_position (  -- Up to where the log of a broker was taken in:
     leader_epoch bigint,           -- The epoch of the partition's leader with the record before it, by which a truncated log is noticed.
     log          text,             -- Which log it is, where the broker tells: another one may get its name.
     last         bigint,           -- The offset of the last record that was taken in; null if none was, or somebody has set the position.
-    digest       text COLLATE "C", -- A hash of that record: before the log is read on, it is looked whether the record is still there.
+    digest       text COLLATE "C",  -- A hash of that record: before the log is read on, it is looked whether the record is still there.
     PRIMARY KEY (origin, topic, part)
 ) WITH ({hot});
 

@@ -15,7 +15,7 @@ YOUNG_S = 10.0
 SHORT = 300
 
 
-class Failure:
+class RepeatedFailure:
     """The failure that a lane of one role repeats. `monotonic` is its clock, in seconds."""
 
     def __init__(self, purpose: str, schema: str, monotonic: Callable[[], float] = time.monotonic) -> None:

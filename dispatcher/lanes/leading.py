@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from dispatcher.delivery.deliver import SESSION
-from dispatcher.lanes.failure import Failure
+from dispatcher.lanes.failure import RepeatedFailure
 from dispatcher.lanes.lease import RENEW_S, Lease, reading_backend
 from dispatcher.lanes.notifications import CHECK_INTERVAL_S, DROP_AT, WARN_AT, reading_queue_usage
 from dispatcher.lanes.waits import telling
@@ -93,7 +93,7 @@ class Leading(ABC):
         self._has_begun = False
         self._repeats = Repeats()
         self._purpose = "executor" if self._role == "executor" else "dispatcher"
-        self._failure = Failure(self._purpose, self._schema)
+        self._failure = RepeatedFailure(self._purpose, self._schema)
         self._user: str | None = None
         self._health = Health(self._role, "connecting", False, False, datetime.now(UTC))
         self._answered_at = time.monotonic()

@@ -65,7 +65,7 @@ def check_items(text: str) -> None:
     """Raise `DecodeError` for JSON of more items than a value may have, before they take many times its memory."""
     # Each container and each comma outside of texts begins an item. Most have few, whatever their texts hold.
     if sum(map(text.count, ITEMS)) > MAX_ITEMS and sum(map(QUOTED.sub("", text).count, ITEMS)) > MAX_ITEMS:
-        raise DecodeError(f"it has more than {MAX_ITEMS:,} items")
+        raise DecodeError(f"it has more than {MAX_ITEMS:,} items", code="MR-value-too-large")
 
 
 def _map(value: dict[Any, object]) -> str:

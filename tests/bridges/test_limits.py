@@ -188,7 +188,7 @@ def test_command_skips_a_row_and_what_is_published_ahead_counts_neither_as_waiti
     node.connection.execute(
         "UPDATE mailroom.bridge_out SET trouble = 'refused', why = 'the receiver answers 400', since = now()"
     )
-    assert "bridge out: for 00:00:0" in done("doctor", dsn=node.dsn, exit_code=1)
+    assert "bridge out: refused for 00:00:0" in done("doctor", dsn=node.dsn, exit_code=1)
     assert json_of("bridge", "skip", "out", "--row", "1", dsn=node.dsn)["row"] == 1
     assert "is a dead letter" in done("bridge", "skip", "out", "--row", "3", "--why", "old", dsn=node.dsn)
     assert "Row 2 does not wait" in error_of(mailroom("bridge", "skip", "out", "--row", "2", dsn=node.dsn))

@@ -7,7 +7,7 @@ import pytest
 
 from dispatcher import Dispatcher
 from dispatcher.lanes import failure
-from dispatcher.lanes.failure import Failure, described
+from dispatcher.lanes.failure import RepeatedFailure, described
 from mailroom.doctor import Limits, examine
 from mailroom.roles import grant
 from mailroom.status import LaneFailure, dispatcher_status
@@ -19,7 +19,7 @@ from tests.support.waiting import eventually_async
 
 def test_it_is_told_until_the_lane_works_or_it_does_not_strike_again() -> None:
     at = 100.0
-    told = Failure("dispatcher", "mailroom", lambda: at)
+    told = RepeatedFailure("dispatcher", "mailroom", lambda: at)
     assert told.told() == {}
     told.struck(ValueError("secret"), "ada")
     assert told.told() == {}  # a lock for a moment is no failure

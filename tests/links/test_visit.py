@@ -109,9 +109,9 @@ async def visit(
     `act` is called at each, by its number, and what `at` has at each of this name. Nobody else tells the reader
     anything: neither the lane, nor what is made durable.
     """
-    options = " ".join(f"-c {name}={value}" for name, value in (settings.UNATTENDED | SESSION).items())
+    dsn = settings.session_dsn(pair.target.dsn, "links", settings.UNATTENDED | SESSION)
     async with (
-        await psycopg.AsyncConnection.connect(pair.target.dsn, autocommit=True, options=options) as connection,
+        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection,
         open_source(pair.source.dsn, SCHEMA) as source,
     ):
         receiving = Receiving(connection, SCHEMA)

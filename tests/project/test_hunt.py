@@ -1,5 +1,6 @@
 """The hunt for tests that pass by chance stops what it should, continues all of it, and lists what failed."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -101,7 +102,11 @@ def test_what_tests_started_may_be_stopped_but_no_worker_and_no_postmaster(conne
             run = Run(started.pid, Path(data).parent)
 
             def found() -> dict[int, list[str]]:
-                return {each.pid: each.cmdline() for each in run.stoppable()}
+                lines = {}
+                for each in run.stoppable():
+                    with contextlib.suppress(psutil.NoSuchProcess):  # a session of another test has ended meanwhile
+                        lines[each.pid] = each.cmdline()
+                return lines
 
             eventually(lambda: ["sleep", "600"] in found().values())
             assert len([line for line in found().values() if line[0] == "sleep"]) == 1

@@ -1305,6 +1305,8 @@ COMMENT ON COLUMN mailroom.bridge_in.origin IS 'The number of the origin.';
 
 COMMENT ON COLUMN mailroom.bridge_in.settings IS 'Which broker, and how records become messages.';
 
+COMMENT ON COLUMN mailroom.bridge_in.moves IS 'How often somebody has set its position by hand, or said resume after a loss: who reads begins anew.';
+
 COMMENT ON COLUMN mailroom.bridge_in.lost IS 'That records are lost at the broker, and what to do. Nothing is taken in before somebody says resume; null while none are known to be.';
 
 COMMENT ON COLUMN mailroom.bridge_in.history IS 'In which history of this node it has taken from a queue, which deletes what is taken; null: from none.';
@@ -1431,6 +1433,8 @@ COMMENT ON COLUMN mailroom.bridge_position.leader_epoch IS 'The epoch of the par
 COMMENT ON COLUMN mailroom.bridge_position.log IS 'Which log it is, where the broker tells: another one may get its name.';
 
 COMMENT ON COLUMN mailroom.bridge_position.last IS 'The offset of the last record that was taken in; null if none was, or somebody has set the position.';
+
+COMMENT ON COLUMN mailroom.bridge_position.digest IS 'A hash of that record: before the log is read on, it is looked whether the record is still there.';
 
 CREATE TABLE mailroom.commit_token (
     token uuid NOT NULL,

@@ -82,6 +82,9 @@ class NatsClient:
         except (TimeoutError, Error, OSError, AssertionError) as error:
             # It never was connected, or the server does not answer: nothing is left that anybody waits for.
             self._error = self._text(error)
+        # The library cancels it, and does not wait until it has ended.
+        if (reconnecting := self._nats._reconnection_task) is not None:
+            await asyncio.wait([reconnecting], timeout=CLOSE_S)
 
     async def _connect(self) -> None:
         try:
