@@ -52,9 +52,9 @@ class DjangoTransactions:
     def begin(self, *, failing: bool = False, within_s: float | None = None) -> Iterator[Any]:
         """Begin a transaction on this thread's connection, and give psycopg's below it."""
         django = self._connections[self._alias]
-        for other in self._connections.all(initialized_only=True):
-            if other is not django:
-                other.close_if_unusable_or_obsolete()  # as between requests: those that a handler reads on, too
+        for other in self._others():
+            other.close_if_unusable_or_obsolete()  # as between requests: those that a handler reads on, too
+        found = {other for other in self._others() if other.connection is not None}
         if django.connection is None:
             self._opened.add(django)
         elif django.connection.closed:
@@ -66,8 +66,14 @@ class DjangoTransactions:
             if is_spent(error):
                 django.close()
             raise
+        finally:
+            self._opened |= {other for other in self._others() if other.connection is not None} - found
         if self.home.renews():
             django.close()
+
+    def _others(self) -> list[Any]:
+        """Return the connections that this thread has besides, of other aliases."""
+        return [each for each in self._connections.all(initialized_only=True) if each.alias != self._alias]
 
     def commit(self, connection: Any) -> None:
         """Release the transaction to be committed by `atomic`."""

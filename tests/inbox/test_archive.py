@@ -650,14 +650,11 @@ def test_trace_reads_the_archive_by_its_indexes(node: Node) -> None:
     with node.connection.transaction():
         node.connection.execute("SET LOCAL enable_seqscan = off")
         for statement, values in (
-            (TRACE, {"ids": [uuid4()]}),
-            (CAUSED, {"causes": [str(uuid4())], "most": 9}),
+            (TRACE.at(schema=SCHEMA, but="''"), {"ids": [uuid4()]}),
+            (CAUSED.at(schema=SCHEMA, but="''"), {"causes": [str(uuid4())], "most": 9}),
         ):
-            plan = "\n".join(
-                line for (line,) in node.connection.execute(
-                    f"EXPLAIN {statement.at(schema=SCHEMA).sql}".encode(), values
-                )
-            )  # fmt: skip
+            explained = node.connection.execute(f"EXPLAIN {statement.sql}".encode(), values)
+            plan = "\n".join(line for (line,) in explained)
             assert "on reaped_2" in plan
             assert "Seq Scan on reaped_2" not in plan
 
