@@ -127,7 +127,7 @@ WHERE s.inbox = '{inbox}' AND s.key = k.key
 LOCK_DUE = Sql(
     """
 SELECT separator, trying FROM {schema}.my_breaker
-WHERE inbox = '{inbox}' AND prefix = %(prefix)s::text AND {due_in} <= 0 FOR UPDATE
+WHERE inbox = '{inbox}' AND prefix = %(prefix)s::text AND {due_in} <= 0::float8 FOR UPDATE
 """,
     columns=("text", "text"),
     due_in=DUE_IN.format(now=NOW, longest_s=LONGEST_TRY_S),

@@ -716,6 +716,8 @@ OF_STATEMENT = {
     "inbox.total_order.total_claim.REAP": OF_WORKER[total_claim],
     "inbox.total_order.total_claim.TAKE": OF_WORKER[total_claim],
     "dispatcher.executor.targets.target.INSERT": {"given": "g.value"},
+    "mailroom.trace.TRACE": {"but": "''"},
+    "mailroom.trace.CAUSED": {"but": "''"},
     "dispatcher.dashboard.reading.OF_PLACE": {"table": "dead_letter"},
     "dispatcher.dashboard.reading.OF_INBOX": {"table": "inbox"},
     "outbox.bulk.MOVE": {

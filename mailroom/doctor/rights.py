@@ -90,7 +90,7 @@ SELECT pg_catalog.format('ALTER TABLE %%s OWNER TO %%I;', c.oid::regclass, o.rol
        pg_catalog.format('%%s belongs to role %%s, and the node to role %%s', c.oid::regclass, r.rolname, o.rolname)
 FROM pg_class AS n JOIN pg_class AS c ON c.relnamespace = n.relnamespace AND c.relowner <> n.relowner
 JOIN pg_roles AS o ON o.oid = n.relowner JOIN pg_roles AS r ON r.oid = c.relowner
-WHERE n.oid = '{schema}.node'::regclass AND c.relkind = 'r' AND c.relispartition ORDER BY 2
+WHERE n.oid = '{schema}.node'::regclass::oid AND c.relkind = 'r' AND c.relispartition ORDER BY 2
 """,
     columns=FOUND,
 )
