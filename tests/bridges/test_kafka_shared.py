@@ -61,6 +61,7 @@ def positions(node: Node) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("end", ["commit", "abort", "time out"])
 async def test_transaction_that_is_left_open_holds_up_its_partition_alone_and_the_log_says_so(
     node: Node, kafka: Kafka, caplog: pytest.LogCaptureFixture, end: Literal["commit", "abort", "time out"]
@@ -116,6 +117,7 @@ def lag(kafka: Kafka, node: Node, topic: str) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("exactly_once", [False, True])
 async def test_partitions_that_are_added_are_written_and_read_without_a_restart(
     node: Node, kafka: Kafka, monkeypatch: pytest.MonkeyPatch, exactly_once: bool

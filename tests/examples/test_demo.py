@@ -125,7 +125,7 @@ def test_results_finds_a_message_left_in_a_table(cursor: psycopg.Cursor[Any]) ->
             assert (table, wrong(cursor)) == (table, {LEFT})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # make demo
 def test_all_flights_are_read() -> None:
     read = list(flights())
     assert [flight.number for flight in read] == list(range(1, ALL_FLIGHTS + 1))

@@ -240,7 +240,7 @@ def test_without_a_peer_its_lines_are_left_out_and_ours_beside_them() -> None:
     assert left.lines == lines[2:]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_to_install_is_said_for_each_absent_peer(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_pgqueuer, "find_spec", lambda _name: None)
     monkeypatch.setattr(peer_pgq, "EXTENSION", "no_such_extension")

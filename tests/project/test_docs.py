@@ -316,7 +316,7 @@ def test_a_reader_who_follows_the_page_gets_what_it_says(page: Path, reader: Cal
     reader(page).follow()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", pages_with(lambda block: block.marker == WITHOUT))
 def test_a_reader_without_a_server_gets_there_too(page: Path, reader_without_server: Callable[[Path], Page]) -> None:
     reader_without_server(page).follow()

@@ -57,7 +57,7 @@ def test_with_a_database(dsn): ...
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_run_has_what_it_says_and_check_is_test_and_the_rest(tmp_path: Path) -> None:
     default = find_binaries().major
     further = [major for major in available_majors() if major != default]

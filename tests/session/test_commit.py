@@ -640,7 +640,7 @@ def test_token_that_is_swept_while_somebody_asks_is_expired(
 # -- Many -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # make faults has 300 of them
 @pytest.mark.timeout(600)
 def test_many_unknown_commits_are_all_resolved_as_the_ledger_says(node: Node) -> None:
     """`make faults` does it with 300, on a server that is durable."""

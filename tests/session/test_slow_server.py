@@ -95,7 +95,7 @@ def lanes_session(node: Node) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["cut off", pytest.param("cancelled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["cut off", pytest.param("cancelled", marks=pytest.mark.nightly)])
 async def test_messages_of_which_a_full_batch_takes_too_long_are_delivered(node: Node, how: str) -> None:
     with node.connection.transaction():
         for nth in range(MANY):
@@ -120,7 +120,7 @@ async def test_scheduled_messages_that_take_too_long_all_at_once_are_delivered(n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["cut off", pytest.param("cancelled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["cut off", pytest.param("cancelled", marks=pytest.mark.nightly)])
 async def test_executables_of_which_a_full_batch_takes_too_long_are_executed(node: Node, how: str) -> None:
     with node.connection.transaction():
         for _ in range(MANY):
