@@ -42,7 +42,7 @@ async def tell_of_dead(connection: psycopg.AsyncConnection, schema: str, stages:
         command = shell.command("dead-letter", "show", number, schema=schema)
         log.error(
             "message %s (topic %s, key %r) is a dead letter now: %s. See: %s",
-            message_id, topic, key, reason, command,
+            message_id, topic, key, reason.removesuffix("."), command,
             extra={
                 "inbox": inbox, "message_id": message_id, "topic": topic, "key": key, "error": reason,
                 "outcome": "dead", "command": command,

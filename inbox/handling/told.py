@@ -43,7 +43,7 @@ def told(order: Order, recorded: Recorded, id: UUID, key: str, error: str, cause
     }  # fmt: skip
     # Without a number if there was nothing to count: others have consumed or parked it meanwhile.
     number = f"attempt {recorded.attempt} of {recorded.max_attempts}: " if recorded.attempt else ""
-    text = f"{number}{error}; {recorded.outcome}"
+    text = f"{number}{error.removesuffix('.')}; {recorded.outcome}"
     if command is None:
         return Told(logging.WARNING, text, fields)
     return Told(logging.WARNING if is_chosen(cause) else logging.ERROR, f"{text}. See: {command}", fields)

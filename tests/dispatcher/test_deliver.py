@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dispatcher.delivery import deliverer
+from dispatcher.delivery.dead import tell_of_dead
 from dispatcher.delivery.deliver import SESSION, Delivery, delivering
 from dispatcher.delivery.deliverer import Deliverer
 from dispatcher.delivery.floor import ScanStart
@@ -524,6 +525,10 @@ async def test_reason_and_log_of_a_refused_message_hold_nothing_of_it(
     assert "secret-key" in caplog.text
     assert not {"secret-value", "secret-user"} & set(re.findall(r"[\w-]+", caplog.text))
     assert "is a dead letter now" in caplog.text
+    caplog.clear()
+    node.connection.execute("UPDATE mailroom.dead_letter SET reason = 'a sentence.'")
+    await tell_of_dead(lane, SCHEMA, ["deliver"], 1)
+    assert "a sentence. See: mailroom dead-letter show" in caplog.text
 
 
 async def test_message_that_commits_below_the_refused_one_is_not_buried_in_its_place(
