@@ -61,6 +61,7 @@ def test_executor_killed_and_task_run_twice(
     assert staging_tables(connect) == 0
 
 
+@pytest.mark.nightly  # the soak kills executors, too
 @pytest.mark.timeout(2 * TIMEOUT_S)
 def test_all_executors_killed_and_shuffled_otherwise(
     password: None, spark_dsn: str, connect: Connect, tmp_path: Path

@@ -82,9 +82,18 @@ class NatsClient:
         except (TimeoutError, Error, OSError, AssertionError) as error:
             # It never was connected, or the server does not answer: nothing is left that anybody waits for.
             self._error = self._text(error)
-        # The library cancels it, and does not wait until it has ended.
-        if (reconnecting := self._nats._reconnection_task) is not None:
-            await asyncio.wait([reconnecting], timeout=CLOSE_S)
+        await self._end_reconnection()
+
+    async def _end_reconnection(self) -> None:
+        """End what a reconnection has begun that was under way at the close.
+
+        The library cancels it, and does not wait: if it just gets through, a connection and its tasks would stay.
+        """
+        client = self._nats
+        await _ended(client._reconnection_task)
+        await _ended(client._reading_task, client._ping_interval_task, client._flusher_task)
+        if client._transport is not None:
+            client._transport.close()  # type: ignore[no-untyped-call]  # nats-py has no type for it
 
     async def _connect(self) -> None:
         try:
@@ -202,3 +211,12 @@ def _refusal(error: Exception, text: str) -> str | None:
     if isinstance(error, AuthorizationError) or any(words in text.lower() for words in REFUSALS):
         return f"the broker refuses this client: {text}"
     return None
+
+
+async def _ended(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel tasks and wait until they have ended."""
+    left = [task for task in tasks if task is not None and not task.done()]
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=CLOSE_S)
