@@ -5,6 +5,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
+
+from psycopg import Connection
+from psycopg.rows import TupleRow
 
 from dispatcher.bridges.lane import BridgesBeside
 from dispatcher.lanes.leading import LANE, open_session
@@ -18,6 +22,7 @@ from tests.bridges.log import LOGS, Log
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S
 
+T = TypeVar("T")
 PUBLISHER, SOURCE = "tests.bridges.log:LogPublisher", "tests.bridges.log:LogSource"
 
 
@@ -40,6 +45,16 @@ class Lane:
             assert time.monotonic() < deadline, f"not within {WITHIN_S} s"
             await self.follow()
             await asyncio.sleep(0.02)
+
+
+async def beside(node: Node, do: Callable[[Connection[TupleRow]], T]) -> T:
+    """Do something in a transaction beside those who tend the bridges: in a thread, since they may hold its locks."""
+
+    def run() -> T:
+        with node.connection.transaction():
+            return do(node.connection)
+
+    return await asyncio.to_thread(run)
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ from mailroom.errors import ConfigurationError
 from mailroom.links.start import jumping
 from mailroom.sql.runner import run
 from outbox import Outbox
-from tests.bridges.tended import in_state, out_state, tended, why_stopped
+from tests.bridges.tended import beside, in_state, out_state, tended, why_stopped
 from tests.bridges.through_kafka import MESSAGES, bridged, clocks, count, expected, numbers, read_log, send
 from tests.support.command import error_of, mailroom
 from tests.support.kafka import Kafka
@@ -307,8 +307,7 @@ async def test_log_that_was_cut_back_stops_the_bridge_which_says_how_many_are_mi
         why = await eventually_async(lambda: why_stopped(node))
         assert "partition 0 of retention: records 10 to 24 (15) are deleted there." in why
         assert "mailroom bridge resume in --at retention/0=25" in why
-        with node.connection.transaction():
-            Bridges().resume(node.connection, "in", at=BrokerPosition("retention", 0, 25), actor="me")
+        await beside(node, lambda it: Bridges().resume(it, "in", at=BrokerPosition("retention", 0, 25), actor="me"))
         await lane.follow_until(lambda: count(node) == 15)
 
 
@@ -364,8 +363,7 @@ async def test_log_that_a_crash_cut_back_is_not_read_on_however_far_it_was_writt
     async with tended(node) as lane:
         assert "cut back" in await eventually_async(lambda: why_stopped(node))
         assert count(node) == 10
-        with node.connection.transaction():
-            Bridges().resume(node.connection, "in", at=BrokerPosition(topic, 0, 4), actor="me")
+        await beside(node, lambda it: Bridges().resume(it, "in", at=BrokerPosition(topic, 0, 4), actor="me"))
         await lane.follow_until(lambda: count(node) == 30)
 
 
@@ -390,8 +388,7 @@ async def test_topic_that_was_made_anew_stops_the_bridge_however_far_it_reaches(
         why = await eventually_async(lambda: why_stopped(node))
         assert f"partition 0 of {topic}: the topic was made anew" in why
         assert f"mailroom bridge resume in --at {topic}/0=0" in why
-        with node.connection.transaction():
-            Bridges().resume(node.connection, "in", at=BrokerPosition(topic, 0, 0), actor="me")
+        await beside(node, lambda it: Bridges().resume(it, "in", at=BrokerPosition(topic, 0, 0), actor="me"))
         assert count(node) == 5
         await lane.follow_until(lambda: count(node) == 5 + 12)
         assert not why_stopped(node)

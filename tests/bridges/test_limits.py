@@ -10,7 +10,7 @@ from dispatcher.links.at_source.bounds import bounding_ahead
 from mailroom.bridges.bridges import Bridges
 from mailroom.errors import ConfigurationError
 from mailroom.sql.runner import run
-from tests.bridges.tended import bridge_out, out_state, tended
+from tests.bridges.tended import beside, bridge_out, out_state, tended
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
@@ -80,8 +80,7 @@ async def test_bridge_with_more_waiting_than_it_may_have_is_cut_and_says_so_wher
             assert refused.value.code == "MR-bridge-cut"
         bridge_out(node, max_rows=100)  # other settings do not let it go on
         assert out_state(node).state == "cut"
-        with node.connection.transaction():
-            assert Bridges().remove(node.connection, "out", actor="me") == 4
+        assert await beside(node, lambda it: Bridges().remove(it, "out", actor="me")) == 4
         bridge_out(node, max_rows=3)
     after = put(node, 3)
     async with tended(node):

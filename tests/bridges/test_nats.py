@@ -30,7 +30,7 @@ from mailroom.bridges.source import BrokerPosition, BrokerWasAway, InBridge
 from mailroom.errors import ConfigurationError
 from outbox import Outbox, Outgoing
 from tests.bridges.nats_records import a_bridge, quicken, record
-from tests.bridges.tended import in_state, out_state, tended, why_stopped
+from tests.bridges.tended import beside, in_state, out_state, tended, why_stopped
 from tests.support.command import error_of, mailroom
 from tests.support.nats import Nats
 from tests.support.node import Node
@@ -350,13 +350,12 @@ async def test_several_streams_are_read_each_from_its_own_position(node: Node, n
         await write(3, 100)
         await eventually_async(lambda: [len(got(stream)) for stream in streams] == [103, 103])
         # What is read again has the ids that it had when the bridge read that stream alone.
-        with node.connection.transaction():
-            Bridges().resume(node.connection, "in", at=BrokerPosition("left", 0, 1), actor="me")
+        await beside(node, lambda it: Bridges().resume(it, "in", at=BrokerPosition("left", 0, 1), actor="me"))
         await lane.follow_until(lambda: len(got("left")) == 206)
         async with jetstream(nats) as js:
             await js.purge_stream("left")
             await js.publish("left.x", b"0")
-        with node.connection.transaction():
+        with node.connection.transaction():  # not `beside` it: the bridge must not read the new record before that
             Bridges().resume(node.connection, "in", at=BrokerPosition("left", 0, 50), actor="me")
         await lane.follow_until(lambda: "resume in --at left/0=104" in why_stopped(node))
     assert got("left") == [*range(103)] * 2
@@ -381,8 +380,7 @@ async def test_position_that_was_purged_or_whose_stream_is_a_new_one_stops_the_b
         why = await eventually_async(lambda: why_stopped(node))
         assert "partition 0 of purged: records 11 to 24 (14) are deleted there." in why
         assert "mailroom bridge resume in --at purged/0=25" in why
-        with node.connection.transaction():
-            Bridges().resume(node.connection, "in", at=BrokerPosition("purged", 0, 25), actor="me")
+        await beside(node, lambda it: Bridges().resume(it, "in", at=BrokerPosition("purged", 0, 25), actor="me"))
         await lane.follow_until(lambda: len(came(node)) == 15)
         assert came(node)[10:] == [14, 15, 16, 18, 19]
         async with jetstream(nats) as js:

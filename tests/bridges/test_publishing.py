@@ -20,7 +20,7 @@ from mailroom.sql.runner import run
 from mailroom.status import status
 from mailroom.testing import publish
 from outbox import Outbox
-from tests.bridges.tended import bridge_in, bridge_out, out_state, tended
+from tests.bridges.tended import beside, bridge_in, bridge_out, out_state, tended
 from tests.support.command import mailroom
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
@@ -87,8 +87,7 @@ async def test_broker_that_has_lost_what_it_acknowledged_stops_the_bridge_until_
         why = out_state(node).why or ""
         assert f"up to clock {log.mark} by its mark, and had acknowledged them up to clock {last}" in why
         assert log.ids() == ids[:3]
-        with node.connection.transaction():
-            assert Bridges().resume(node.connection, "out", actor="me")
+        assert await beside(node, lambda it: Bridges().resume(it, "out", actor="me"))
         await lane.follow()
         await rest(node, 4)
     assert log.ids() == ids
@@ -109,13 +108,11 @@ async def test_bridge_stops_at_what_the_broker_refuses_and_goes_on_once_somebody
         assert node.dead() == []
         log.refuse = lambda record: None
         log.records.clear()
-        with node.connection.transaction():
-            assert Bridges().resume(node.connection, "out", actor="me", why="the limit is raised")
+        assert await beside(node, lambda it: Bridges().resume(it, "out", actor="me", why="the limit is raised"))
         await lane.follow()
         await rest(node, 4)
         await eventually_async(lambda: out_state(node).state == "open")
-        with node.connection.transaction():
-            assert not Bridges().resume(node.connection, "out", actor="me")
+        assert not await beside(node, lambda it: Bridges().resume(it, "out", actor="me"))
     assert log.ids() == ids[2:]
 
 
@@ -261,8 +258,7 @@ async def test_bridge_that_is_cut_ends_and_another_can_be_made(node: Node) -> No
         node.send("orders", key="k")
         node.deliver_all()
         assert node.value("SELECT count(*) FROM mailroom.transit") == 1
-        with node.connection.transaction():
-            assert Bridges().remove(node.connection, "out", actor="me") == 1
+        assert await beside(node, lambda it: Bridges().remove(it, "out", actor="me")) == 1
         log.away = None
         assert bridge_out(node) is log
         id = node.send("orders", key="k")

@@ -22,7 +22,7 @@ from mailroom.bridges.settings import InSettings, OnFailure, OutSettings
 from mailroom.bridges.source import BrokerPosition, InBridge
 from outbox import Outbox, Outgoing
 from tests.bridges.messages import SENDER, message
-from tests.bridges.tended import in_state, out_state, tended
+from tests.bridges.tended import beside, in_state, out_state, tended
 from tests.support.command import error_of, mailroom
 from tests.support.node import Node
 from tests.support.proxy import Proxy
@@ -330,8 +330,7 @@ async def test_what_is_missing_or_forbidden_is_told_and_a_password_is_shown_nowh
         await create(rabbitmq, "absent")
         await lane.follow_until(lambda: len(came(node)) == 3)
         elsewhere = OutSettings("rabbitmq", f"amqp://127.0.0.1:{rabbitmq.port}/none", exchange="absent")
-        with node.connection.transaction():
-            Bridges().out(node.connection, "out", elsewhere, actor="test")
+        await beside(node, lambda it: Bridges().out(it, "out", elsewhere, actor="test"))
         await lane.follow_until(lambda: "it has no virtual host none" in (out_state(node).why or ""))
 
 

@@ -17,7 +17,7 @@ from mailroom.sql.runner import run
 from mailroom.testing import publish
 from outbox import Outbox
 from tests.bridges.log import Log
-from tests.bridges.tended import bridge_in, bridge_out, in_state, tended, why_stopped
+from tests.bridges.tended import beside, bridge_in, bridge_out, in_state, tended, why_stopped
 from tests.support.command import mailroom
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
@@ -92,9 +92,8 @@ async def test_node_that_was_put_back_says_what_it_may_lack_of_a_queue_until_som
         await eventually_async(lambda: in_state(node).lacks)
         shown = (await asyncio.to_thread(mailroom, "bridge", "status", dsn=node.dsn)).output
         assert "mailroom bridge resume in" in shown
-        with node.connection.transaction():
-            assert "M046" in {each.id for each in examine(node.connection)}
-            assert Bridges().resume(node.connection, "in", actor="me")
+        assert "M046" in await beside(node, lambda it: {each.id for each in examine(it)})
+        assert await beside(node, lambda it: Bridges().resume(it, "in", actor="me"))
         await lane.follow()
         assert in_state(node).lacks is None
 
@@ -157,8 +156,7 @@ async def test_position_says_in_which_log_it_is_until_another_one_is_told_or_som
         log.add("log", b"2")
         await eventually_async(lambda: positions(node) == [("log", 0, 2)])
         assert in_log(node) == "first"
-    with node.connection.transaction():
-        Bridges().resume(node.connection, "in", at=BrokerPosition("log", 0, 1), actor="me")
+    await beside(node, lambda it: Bridges().resume(it, "in", at=BrokerPosition("log", 0, 1), actor="me"))
     assert in_log(node) is None
 
 
@@ -257,8 +255,7 @@ async def test_log_that_was_cut_back_and_written_anew_is_not_read_on(node: Node,
         why = await eventually_async(lambda: why_stopped(node))
         assert "the record at 2 is not the one that was taken in: the log was cut back, or made anew" in why
         assert taken(node) == [0, 1, 2]
-        with node.connection.transaction():
-            assert Bridges().resume(node.connection, "in", at=BrokerPosition("log", 0, 1), actor="me")
+        assert await beside(node, lambda it: Bridges().resume(it, "in", at=BrokerPosition("log", 0, 1), actor="me"))
         await lane.follow_until(lambda: taken(node) == [0, 1, 2, 11, 12, 13, 14, 15])
 
 
@@ -291,8 +288,7 @@ async def test_nothing_but_a_person_forgets_that_records_are_lost(node: Node, lo
         assert (taken(node), positions(node)) == ([], [("log", 0, 0)])
         node.connection.execute("UPDATE mailroom.origin SET trouble = 'failing', why = 'the disk is full'")
         assert "records are deleted there" in why_stopped(node)
-        with node.connection.transaction():
-            assert Bridges().resume(node.connection, "in", actor="me")
+        assert await beside(node, lambda it: Bridges().resume(it, "in", actor="me"))
         await lane.follow_until(lambda: taken(node) == [0, 1])
 
 
