@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from functools import partial
@@ -513,7 +512,7 @@ def test_sql_that_fails_sends_nothing_and_shows_no_row(stream: Stream, spark_dsn
     error = stream.fails(sink)
     where = "statement 2 of commit_sql" if how == "commit_sql" else "transact"
     assert f"The batch 1 of 'orders' was not sent: CheckViolation (23514, cheap, {where})" in error
-    assert not re.search(r"\b150\b", error)  # within an id of Spark's own it may stand
+    assert "Failing row contains" not in error
     assert (len(values(stream.connect)), staging_tables(stream.connect)) == (ROWS, 0)
     with stream.connect() as connection:
         assert connection.execute("SELECT count(*) FROM orders").fetchone() == (ROWS,)
