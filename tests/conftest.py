@@ -127,7 +127,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     majors = config.stash[_MAJORS]
     if config.getoption("pg") == "all" and len(majors) == 1:
         terminalreporter.line(f"--pg all: only PostgreSQL {majors[0]} was found, so nothing ran on a second version")
-    if is_whole(config):
+    if is_whole(config) and not config.option.collectonly:
         reports = [each for found in terminalreporter.stats.values() for each in found if hasattr(each, "duration")]
         for line in record(config.getoption("run"), reports):
             terminalreporter.line(line)
