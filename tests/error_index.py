@@ -1,5 +1,6 @@
 """docs/reference/errors.md, made from the list of codes: `python -m tests.error_index` writes it."""
 
+from mailroom.cli.commands.explain import sections
 from mailroom.errors.codes import CODES
 from tests.support.pages import page_named
 
@@ -33,7 +34,7 @@ class for all of them, and compare `error.code` for one. The code is not part of
 - in the logs of workers and dispatchers, in the reason of parked keys and dead letters that failed with such an error,
   and in `mailroom link status`.
 
-`mailroom explain MR-no-schema` prints the page of a code, and `mailroom explain` lists all. Database errors in
+`mailroom explain MR-no-schema` prints what the page says of it, and `mailroom explain` lists all. Database errors in
 your transaction reach you as your driver raises them, with an [SQLSTATE](https://www.postgresql.org/docs/current/errcodes-appendix.html).
 
 | code | what it means |
@@ -43,7 +44,9 @@ your transaction reach you as your driver raises them, with an [SQLSTATE](https:
 
 def index() -> str:
     """Return the page."""
-    return INTRODUCTION + "".join(f"| [{code}](../errors/{code}.md) | {summary} |\n" for code, summary in CODES.items())
+    pages = {code: section.page for code, section in sections().items()}
+    rows = (f"| [{code}](../errors/{pages[code]}#{code.lower()}) | {summary} |\n" for code, summary in CODES.items())
+    return INTRODUCTION + "".join(rows)
 
 
 if __name__ == "__main__":

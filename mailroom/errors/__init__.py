@@ -1,6 +1,6 @@
 """The errors that Mailroom raises itself. Each says what to do next and never contains a password or payload.
 
-Each has a `code`, which stays the same when its text is worded anew: one of `mailroom.errors.codes`, with a page of its
+Each has a `code`, which stays the same when its text is worded anew: one of `mailroom.errors.codes`, with a section of its
 own in docs/errors. Errors of psycopg and SQLAlchemy in the caller's transaction pass through unchanged.
 """
 

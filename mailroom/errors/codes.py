@@ -1,4 +1,4 @@
-"""The codes of errors: each names one situation, and what it means. `docs/errors/CODE.md` says why, and what to do.
+"""The codes of errors: each names one situation, and what it means. `docs/errors` says why, and what to do.
 
 A code is never given another meaning, nor another name: people search for it, and programs compare it.
 """

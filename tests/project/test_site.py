@@ -33,7 +33,7 @@ def leaves(nav: object) -> list[str]:
     return [page for each in nav for page in leaves(each)] if isinstance(nav, list) else [str(nav)]
 
 
-def test_every_page_is_in_the_navigation_once_but_for_those_of_single_errors() -> None:
+def test_every_page_is_in_the_navigation_once_but_for_those_of_errors() -> None:
     pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
     assert SETTINGS["not_in_nav"] == "/errors/\n"
     shown = Counter(leaves(SETTINGS["nav"]))

@@ -1,4 +1,8 @@
-"""The audit: each rule is seen to be broken, and nothing that a running node does is taken for it."""
+"""The audit: each rule is seen to be broken, and nothing that a running node does is taken for it.
+
+CI breaks each rule over rows that are made, and audits some runs of a node. The other runs, of the same rules, are for
+nights: each sends, delivers, drains and audits by Spark.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -566,6 +570,7 @@ def test_run_that_is_sound_holds_wherever_its_messages_are(node_run: Run) -> Non
     assert node_run.node.value("SELECT %s <= %s AND %s < now()", first, last, last)
 
 
+@pytest.mark.nightly
 def test_message_that_went_to_another_node_only_is_not_lost(node_run: Run) -> None:
     connection = node_run.node.connection
     connection.execute("INSERT INTO mailroom.link (name) VALUES ('lyon')")
@@ -617,6 +622,7 @@ def test_values_that_were_changed_are_found(node_run: Run) -> None:
     assert [(found.name, found.wrong) for found in node_run.wrong(*names)] == [(names[0], 1)]
 
 
+@pytest.mark.nightly
 def test_values_of_every_shape_are_those_that_were_sent(node_run: Run) -> None:
     """Whatever of a message is a column, an option, or made up: the audit hashes it as the tasks did."""
     rows = node_run.spark.range(0, 30, 1, 3)
@@ -706,6 +712,7 @@ def test_ways_are_those_of_deliveries(node_run: Run) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_what_no_ledger_tells_is_said_not_to_be_proven(node_run: Run) -> None:
     """A row of a plain sender's that somebody removed: with his own note it is found, without it nobody can know."""
     node = node_run.node
@@ -725,6 +732,7 @@ def test_what_no_ledger_tells_is_said_not_to_be_proven(node_run: Run) -> None:
     assert [found.name for found in node_run.wrong("sent is there")] == ["sent is there"]
 
 
+@pytest.mark.nightly
 def test_messages_that_move_meanwhile_are_not_lost(node_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     node_run.send(20, "first")
     node_run.node.deliver_all()
@@ -750,6 +758,7 @@ def test_messages_that_move_meanwhile_are_not_lost(node_run: Run, monkeypatch: p
     assert node_run.drained() == 60
 
 
+@pytest.mark.nightly
 def test_files_of_other_nodes_are_ignored(node_run: Run) -> None:
     """Theirs may lie in the same directory, of an inbox of the same name."""
     node_run.send(10)
@@ -763,6 +772,7 @@ def test_files_of_other_nodes_are_ignored(node_run: Run) -> None:
     assert (report.holds, report.files["messages"]) == (True, 10)
 
 
+@pytest.mark.nightly
 def test_cause_that_was_requeued_after_its_effect_is_no_disorder(node_run: Run) -> None:
     node = node_run.node
     cause = node.send("numbers", 1, key="a")
@@ -812,6 +822,7 @@ def test_file_that_is_about_to_be_shown_is_awaited(node_run: Run, monkeypatch: p
     assert node_run.wrong("files complete") == []
 
 
+@pytest.mark.nightly
 def test_file_that_stays_hidden_is_told_and_healed_by_a_drain(node_run: Run) -> None:
     node_run.send(5)
     node_run.node.deliver_all()

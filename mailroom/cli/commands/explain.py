@@ -1,7 +1,9 @@
-"""`mailroom explain`: the page of an error's code, and what a finding of the doctor means."""
+"""`mailroom explain`: what a page says of an error's code, and what a finding of the doctor means."""
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
@@ -12,6 +14,22 @@ from mailroom.errors.codes import CODES
 _PACKAGE = Path(__file__).parents[2]
 _INSTALLED = _PACKAGE / "_errors"
 PAGES = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "docs" / "errors"
+
+
+class Section(NamedTuple):
+    """What one of the pages says of a code: what it means, why it comes, and what to do."""
+
+    page: str
+    text: str
+
+
+def sections() -> Mapping[str, Section]:
+    """Return what the pages say of each code."""
+    return {
+        code: Section(path.name, text.strip())
+        for path in sorted(PAGES.glob("*.md"))
+        for code, _, text in (part.partition("\n") for part in path.read_text(encoding="utf-8").split("\n## ")[1:])
+    }
 
 
 @click.command()
@@ -32,7 +50,7 @@ def explain(code: str | None) -> None:
         kind = KINDS[code]
         say(f"# {code}: {kind.what}\n\n{kind.means}\n\n{kind.remedy}")
     elif code in CODES:
-        say((PAGES / f"{code}.md").read_text(encoding="utf-8").rstrip())
+        say(f"# {code}\n\n{sections()[code].text}")
     else:
         near = difflib.get_close_matches(code, [*CODES, *KINDS])
         meant = f" Did you mean {', '.join(near)}?" if near else ""
