@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
+from tests.support.port import free_port
 from tests.support.waiting import WITHIN_S
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ class Proxy:
         self._ended = (b"", b"")
         self._streams: set[asyncio.StreamWriter] = set()
         self._pumps: set[asyncio.Task[Any]] = set()
-        self.port = 0
+        self.port = free_port()  # nobody else gets it while the proxy is cut off
         self.swallowed = 0  # bytes that went into the black hole
         self.held = 0  # bytes of answers that were not passed on
         self.endings = 0  # sessions that are yet to be ended
@@ -108,7 +109,6 @@ class Proxy:
 
     async def _listen(self) -> None:
         self._listener = await asyncio.start_server(self._forward, "127.0.0.1", self.port)
-        self.port = self._listener.sockets[0].getsockname()[1]
 
     async def _cut(self) -> None:
         self._holds_answers = False
