@@ -127,6 +127,7 @@ MALFORMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", LOG_IN)
 def test_login_that_fails_shows_no_password(dsn: str, who: str, logged: Callable[[], str]) -> None:
     for how, refused in REFUSED.items():

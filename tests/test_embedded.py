@@ -176,6 +176,7 @@ def test_text_sorts_the_same_everywhere(private_server: Server) -> None:
     assert query(private_server.dsn(), "SELECT 'a' > 'B', getdatabaseencoding()") == [(True, "UTF8")]
 
 
+@pytest.mark.slow
 def test_deep_directory_is_no_problem(server_home: Path, binaries: Binaries) -> None:
     # A Unix socket in there would have too long a path.
     deep = server_home / ("d" * 60) / ("d" * 60)
@@ -232,6 +233,7 @@ def test_environments_with_other_binaries_meet_in_one_server(
     assert embedded_server().directory == server_home / f"pg{other}"
 
 
+@pytest.mark.slow
 def test_of_several_servers_the_one_that_runs_is_the_user_s(
     server_home: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +253,7 @@ def test_of_several_servers_the_one_that_runs_is_the_user_s(
 # Several users
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_get_one_server_and_the_last_one_stops_it(server_home: Path, binaries: Binaries) -> None:
     shared = server_home / "shared"
     with user(shared, binaries) as one, user(shared, binaries) as two:
@@ -334,6 +337,7 @@ def test_recycled_process_id_is_not_taken_for_the_server(private_server: Server)
         stranger.kill()
 
 
+@pytest.mark.slow
 def test_initdb_that_was_killed_is_begun_anew(server_home: Path, binaries: Binaries) -> None:
     server = Server(server_home / "a", binaries=binaries, settings=FAST_SETTINGS)
     server.directory.mkdir()
@@ -436,6 +440,7 @@ def test_file_in_place_of_the_folder_is_refused(server_home: Path, binaries: Bin
         Server(server_home / "a", binaries=binaries).start()
 
 
+@pytest.mark.slow
 def test_lost_password_is_explained(private_server: Server) -> None:
     private_server.stop()
     (private_server.directory / "password").unlink()
@@ -496,6 +501,7 @@ def test_directory_in_a_closed_home_is_refused_before_it_is_made(server_home: Pa
     assert list(closed.iterdir()) == []
 
 
+@pytest.mark.slow
 @as_root
 def test_strict_umask_does_not_shut_the_server_out(server_home: Path, binaries: Binaries) -> None:
     umask = os.umask(0o077)

@@ -89,6 +89,7 @@ def test_an_error_that_is_told_as_another_one_hands_its_code_on() -> None:
     assert all("code=error.code" in ast.unparse(node) for node in retold)
 
 
+@pytest.mark.slow
 def test_the_code_names_what_the_list_has_and_the_list_has_nothing_else() -> None:
     texts = {
         node.value

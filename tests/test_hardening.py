@@ -152,6 +152,7 @@ async def test_key_that_reads_null_is_sent_like_any_other_on_async_connections(d
         assert [message.key for message in await testing.sent_async(connection, "t")] == NULLS
 
 
+@pytest.mark.slow
 def test_hostile_keys_are_reaped_by_the_key_they_were_sent_with(connect: Connect) -> None:
     connection = connect()
     create_inbox(connection, "shipping")
@@ -170,6 +171,7 @@ def test_hostile_keys_are_reaped_by_the_key_they_were_sent_with(connect: Connect
     check()
 
 
+@pytest.mark.slow
 async def test_hostile_keys_headers_and_values_come_back_equal_by_asyncpg(dsn: str, connect: Connect) -> None:
     with connect() as setup:
         create_inbox(setup, "shipping")
@@ -324,6 +326,7 @@ def test_hostile_topic_is_refused_wherever_it_enters() -> None:
             call(name)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=70), st.sampled_from([schema_name, inbox_name]))
 @settings(max_examples=500, deadline=None)
 def test_name_that_is_taken_is_a_plain_identifier_of_at_most_41_letters(name: str, taken: Callable[[str], str]) -> None:
@@ -444,6 +447,7 @@ JSONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_claims")
 def test_values_written_as_json_count_as_they_are_sent(node: Node, connect: Connect) -> None:
     connection = connect()
@@ -529,6 +533,7 @@ def test_worker_takes_large_messages_in_batches_that_fit_and_all_of_them(node: N
         )
 
 
+@pytest.mark.slow
 def test_claim_is_bounded_to_32_mib(node: Node, connect: Connect) -> None:
     fill(node, *[("a", 11 * 1024 * 1024)] * 3)
     connection = connect()

@@ -83,6 +83,7 @@ async def test_stranger_with_every_advisory_lock_stops_neither_deliveries_nor_ex
             await eventually_async(lambda key=key: key in store_of(node.connection))  # type: ignore[misc]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inbox", ["shipping", "ledger"])
 def test_stranger_with_every_advisory_lock_stops_no_worker(
     node: Node, stranger: psycopg.Connection[Any], inbox: str

@@ -326,6 +326,7 @@ hostile = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(
     hostile,

@@ -160,6 +160,7 @@ def test_values_fit_the_schema_of_their_topic(topic: Topic[Any], value: Any, wro
     assert not is_valid(found, schema, None)
 
 
+@pytest.mark.slow
 @listed("form", [*FORMS, Form(tombstones=True)])
 def test_records_have_the_headers_of_their_message_and_of_no_other(form: Form) -> None:
     found = made(

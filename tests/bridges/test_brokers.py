@@ -79,6 +79,7 @@ def test_mock_broker_goes_and_comes_back_with_what_it_had(mock_kafka: MockKafka)
     assert read(settings, "kept", 2) == [b"before", b"after"]
 
 
+@pytest.mark.slow
 def test_mock_broker_answers_late(mock_kafka: MockKafka) -> None:
     mock_kafka.create("late", 1)
     mock_kafka.rtt(1, 200)
@@ -154,6 +155,7 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", ["mock", "paused"])
 def test_server_ends_with_the_process_that_started_it(server: str, tmp_path: Path) -> None:
     ends_with_its_holder(server, tmp_path)

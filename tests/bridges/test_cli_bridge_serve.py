@@ -173,6 +173,7 @@ def test_pattern_that_is_none_is_wrong_usage() -> None:
     assert "Topic pattern 'order.*.#' is not valid" in str(refusal("--topics", "order.*.#"))
 
 
+@pytest.mark.slow
 def test_example_with_curl_on_the_page_is_taken_and_sends_once(node: Node) -> None:
     page = page_named("webhooks.md").read_text()
     [script] = re.findall(r"^```sh\n(.*?)^```$", page, re.M | re.S)

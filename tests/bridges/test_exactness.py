@@ -73,6 +73,7 @@ def ids_in(kafka: MockKafka, topic: str, number: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 async def test_records_are_not_given_up_while_the_broker_does_not_take_them(mock_kafka: MockKafka) -> None:
     """Whoever gave up the first ones would leave a gap, and then overtake within a key."""
     mock_kafka.create("kept", 1)
@@ -169,6 +170,7 @@ def hung_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 async def test_client_whose_call_never_returns_is_left_and_another_one_goes_on(
     mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,6 +391,7 @@ async def test_what_the_broker_has_by_its_mark_is_not_published_again(node: Node
     assert broker.given == ids[2:]
 
 
+@pytest.mark.slow
 async def test_rows_are_durable_before_they_are_published(node: Node, out: OutRow) -> None:
     node.connection.execute("SET synchronous_commit = off")
     broker = Broker(node)

@@ -129,6 +129,7 @@ async def test_broker_that_is_away_holds_up_nothing_but_its_bridge(node: Node, m
     assert [codec.decode(value) for (value,) in ordered] == [3, 10]
 
 
+@pytest.mark.slow
 async def test_record_too_large_for_the_client_is_told_before_it_is_sent(node: Node, mock_kafka: MockKafka) -> None:
     mock_kafka.create("large", 1)
     bridged(node, mock_kafka.bootstrap, "large", on_failure="skip")
@@ -156,6 +157,7 @@ def test_command_tells_in_one_line_what_is_wrong_and_shows_no_secret(node: Node,
         Bridges().out(node.connection, "x", OutSettings("kafka", "me:hunter2@host:9092"), actor="me")
 
 
+@pytest.mark.slow
 def test_command_tells_that_nobody_is_there(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dispatcher.cli.bridge.TEST_S", 1.0)
     bridged(node, "127.0.0.1:9", "any", into=False)

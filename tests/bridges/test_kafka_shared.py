@@ -160,6 +160,7 @@ async def test_partitions_that_are_added_are_written_and_read_without_a_restart(
 # -- Several bridges at one topic -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_two_bridges_in_from_one_topic_are_two_origins_with_the_same_ids(
     node: Node, mock_kafka: MockKafka
 ) -> None:

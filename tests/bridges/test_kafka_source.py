@@ -109,6 +109,7 @@ class Told:
         return self._ids
 
 
+@pytest.mark.slow
 async def test_topic_that_is_another_one_is_not_read_on(mock_kafka: MockKafka) -> None:
     mock_kafka.create("told", 1)
     put(mock_kafka, "told", 4)
@@ -133,6 +134,7 @@ async def test_topic_that_is_another_one_is_not_read_on(mock_kafka: MockKafka) -
             await source._in_thread(source._look)
 
 
+@pytest.mark.slow
 async def test_partition_that_is_added_is_read_from_its_first_record_and_a_topic_from_where_the_bridge_says(
     mock_kafka: MockKafka,
 ) -> None:
@@ -162,6 +164,7 @@ async def test_partition_that_is_added_is_read_from_its_first_record_and_a_topic
     )
 
 
+@pytest.mark.slow
 async def test_partition_that_grows_while_nothing_of_it_may_be_read_is_told_once_and_when_it_goes_on(
     mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -41,6 +41,7 @@ def seqs(node: Node) -> list[int]:
     return [seq for (seq,) in node.rows("SELECT seq FROM mailroom.transit ORDER BY seq")]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_bridge_with_more_waiting_than_it_may_have_is_cut_and_says_so_wherever_somebody_looks(
     node: Node, caplog: pytest.LogCaptureFixture

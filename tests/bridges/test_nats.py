@@ -134,6 +134,7 @@ async def test_messages_come_through_once_and_in_order_also_while_the_server_die
     assert len(await log(nats, "through")) == 2 * MESSAGES + 1
 
 
+@pytest.mark.slow
 async def test_what_was_published_before_a_crash_is_not_repeated_in_the_stream(node: Node, nats: Nats) -> None:
     """The stream has it, and the database does not know; others have written there since."""
     await create(nats, "crash")
@@ -316,6 +317,7 @@ async def test_stream_that_is_not_there_is_told_and_a_record_too_large_can_be_le
     assert "the subjects other.> belong to several streams (second, third)" in told
 
 
+@pytest.mark.slow
 async def test_several_streams_are_read_each_from_its_own_position(node: Node, nats: Nats) -> None:
     streams = ("left", "right")
     for stream in streams:
@@ -365,6 +367,7 @@ async def test_several_streams_are_read_each_from_its_own_position(node: Node, n
     assert {(each.topic, each.next) for each in in_state(node).positions} == {("left", 50), ("right", 104)}
 
 
+@pytest.mark.slow
 async def test_position_that_was_purged_or_whose_stream_is_a_new_one_stops_the_bridge(node: Node, nats: Nats) -> None:
     await create(nats, "purged")
     bridged(node, nats, "purged")

@@ -351,6 +351,7 @@ async def test_client_that_goes_away_leaves_nothing(node: Node, app: WebhookApp)
     assert sent(node) == []
 
 
+@pytest.mark.slow
 async def test_client_that_sends_nothing_more_is_given_up(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_module, "READ_S", 0.01)
     assert await called(app_of(node.dsn), part(b"{")) == [408, "MR-webhook-request-invalid"]
@@ -417,6 +418,7 @@ async def test_body_is_read_into_a_value_only_when_there_is_a_session_for_it(
 # -- The database ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["commits", "rolls back"])
 async def test_the_same_id_many_times_at_once_is_one_message(
     node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch, first: str

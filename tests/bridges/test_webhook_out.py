@@ -600,6 +600,7 @@ def bridged(node: Node, url: str) -> None:
         Bridges().out(node.connection, "hooks", OutSettings("webhook", url), topics="order.#", actor="test")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hooks")
 async def test_message_comes_to_another_node_once_though_it_is_posted_twice(
     node: Node, target_dsn: str, receiver: Receiver

@@ -62,6 +62,7 @@ def test_version_is_printed_anywhere_with_those_of_schema_and_wire() -> None:
     assert printed == {f"mailroom {__version__} (schema {HEAD}, wire {VERSION})\n"}
 
 
+@pytest.mark.slow
 def test_the_package_runs_as_the_command() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "mailroom", "nothing-like-it"], capture_output=True, text=True, check=False

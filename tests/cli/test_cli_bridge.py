@@ -12,6 +12,7 @@ from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.node import Node
 
 
+@pytest.mark.slow
 def test_bridge_out_is_made_shown_changed_cut_and_removed(node: Node) -> None:
     out = ("bridge", "out", "orders", "--kafka", "localhost:9092", "--topic", "shop.orders")
     made = done(*out, "--subscribe", "order.#", "--max-rows", "1000", dsn=node.dsn)

@@ -252,6 +252,7 @@ def test_another_database_is_refused(home: Home) -> None:
         assert result.exit_code == 2
 
 
+@pytest.mark.slow
 def test_without_psql_it_is_told(
     server_home: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

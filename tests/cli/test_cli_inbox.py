@@ -55,6 +55,7 @@ def test_create_takes_several_names(node: Node, monkeypatch: pytest.MonkeyPatch)
     assert names == ["a", "b", "c", "d", "e", "f", "ledger", "shipping"]  # what was committed before stays
 
 
+@pytest.mark.slow
 def test_create_migrates_first_if_it_is_told_to(empty_dsn: str) -> None:
     create = ("inbox", "create", "shipping", "--subscribe", "order.paid")
     assert "mailroom migrate" in error_of(mailroom(*create, dsn=empty_dsn))

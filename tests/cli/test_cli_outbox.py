@@ -80,6 +80,7 @@ WRONG_ROWS = [
 ]
 
 
+@pytest.mark.slow
 def test_wrong_row_is_named(node: Node) -> None:
     for last_row, fault in WRONG_ROWS:
         result = mailroom(
@@ -91,6 +92,7 @@ def test_wrong_row_is_named(node: Node) -> None:
         assert result.exit_code == 1
 
 
+@pytest.mark.slow
 def test_of_a_file_with_a_wrong_row_nothing_is_sent(node: Node) -> None:
     # More rows than are held in memory at a time, so some have gone to the database when the fault is met.
     good = b"id,a\n" + b"\n".join(b"b,%d" % n for n in range(20_500)) + b"\n"

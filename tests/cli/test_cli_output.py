@@ -144,6 +144,7 @@ def test_a_long_statement_is_seen_to_go_on(node: Node, connect: Connect, argumen
     assert output.startswith("1 dead letter" if "dead-letter" in arguments else "0 messages of 1 parked key")
 
 
+@pytest.mark.slow
 def test_a_program_that_reads_json_sees_no_progress(node: Node) -> None:
     terminal = Terminal()
     call = process("migrate", "--json", dsn=node.dsn, stdout=subprocess.PIPE, stderr=terminal.end)

@@ -179,6 +179,7 @@ def test_commands_options_and_choices_are_completed() -> None:
         assert [each.value for each in made] == found
 
 
+@pytest.mark.slow
 def test_bash_completes(shell: Path) -> None:
     words = ["mailroom", "inb"]
     program = (

@@ -147,6 +147,7 @@ def test_help_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         assert {path: found for path, text in every if (found := too_wide(text, width))} == {}
 
 
+@pytest.mark.slow
 def test_an_example_is_folded_so_that_it_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     lines = dict(helps(root, None, "mailroom"))["mailroom parked replay"].splitlines()

@@ -45,6 +45,7 @@ def audited(node: Node) -> list[tuple[object, ...]]:
     return node.rows("SELECT actor, action, inbox, key, messages, reason FROM mailroom.audit ORDER BY id")
 
 
+@pytest.mark.slow
 def test_a_key_is_replayed_and_the_page_tells_it_once(node: Node, browser: Client) -> None:
     parked_key(node)
     answer = act(browser, "/parked?matching=street", "replay/parked", "k")
@@ -56,6 +57,7 @@ def test_a_key_is_replayed_and_the_page_tells_it_once(node: Node, browser: Clien
     assert "replayed." not in browser.get("/parked").text
 
 
+@pytest.mark.slow
 def test_the_first_message_of_a_key_is_discarded(node: Node, browser: Client) -> None:
     parked_key(node, messages=3)
     act(browser, "/inboxes/shipping/key?key=k", "discard/parked", "k", sure="1", first="1")
@@ -63,6 +65,7 @@ def test_the_first_message_of_a_key_is_discarded(node: Node, browser: Client) ->
     assert "1 message of 1 parked key discarded; 0 keys no longer parked." in browser.get("/").text
 
 
+@pytest.mark.slow
 def test_all_keys_that_a_filter_chooses_are_replayed(node: Node, browser: Client) -> None:
     parked_key(node, "a")
     parked_key(node, "b")
@@ -87,6 +90,7 @@ def test_dead_letters_are_requeued_and_discarded(node: Node, browser: Client) ->
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_inboxes_and_keys_are_paused_and_resumed(node: Node, browser: Client) -> None:
     node.send("order.paid", key="k")
     node.deliver_all()
@@ -109,6 +113,7 @@ def test_a_scheduled_message_is_cancelled(node: Node, browser: Client) -> None:
     assert f"Message {id} is cancelled." in browser.get("/").text
 
 
+@pytest.mark.slow
 def test_a_reaped_message_is_replayed(node: Node, browser: Client) -> None:
     id = node.send("order.paid", key="k")
     node.deliver_all()
@@ -119,6 +124,7 @@ def test_a_reaped_message_is_replayed(node: Node, browser: Client) -> None:
     assert len(node.delivered()) == 1
 
 
+@pytest.mark.slow
 def test_periodic_messages_are_paused_and_resumed(node: Node, browser: Client) -> None:
     with node.connection.transaction():
         Periodic().add(node.connection, PeriodicMessage("nightly", "30 2 * * *", "report.due"), actor="eve")
@@ -130,6 +136,7 @@ def test_periodic_messages_are_paused_and_resumed(node: Node, browser: Client) -
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_act_that_fails_changes_nothing_and_says_why(node: Node, browser: Client) -> None:
     csrf = forms(browser.get("/inboxes/shipping").text)["pause/inbox",]["csrf"]
     answer = browser.post("/act/resume/bridge", csrf=csrf, name="kafka", why=WHY)
@@ -138,6 +145,7 @@ def test_an_act_that_fails_changes_nothing_and_says_why(node: Node, browser: Cli
     assert audited(node) == []
 
 
+@pytest.mark.slow
 def test_a_user_with_one_right_is_shown_and_allowed_that_one_alone(node: Node) -> None:
     parked_key(node)
     with browsing(node.dsn, User("bob", {"replay"})) as client:
@@ -153,6 +161,7 @@ def test_a_user_with_one_right_is_shown_and_allowed_that_one_alone(node: Node) -
     assert audited(node) == [("bob", "replay", "shipping", "k", 2, WHY)]
 
 
+@pytest.mark.slow
 def test_a_form_that_names_nothing_changes_nothing(node: Node, browser: Client) -> None:
     parked_key(node)
     csrf = forms(browser.get("/inboxes/shipping").text)["pause/inbox",]["csrf"]
@@ -171,6 +180,7 @@ def test_a_form_that_names_nothing_changes_nothing(node: Node, browser: Client) 
     assert audited(node) == []
 
 
+@pytest.mark.slow
 def test_afterwards_the_browser_is_led_to_no_other_site(node: Node, browser: Client) -> None:
     fields = forms(browser.get("/inboxes/shipping").text)["pause/inbox",]
     for back in ("//evil.example/", "https://evil.example/", "/\\evil.example", "/x\r\nset-cookie: a=b"):

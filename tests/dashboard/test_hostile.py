@@ -100,6 +100,7 @@ def test_a_form_that_another_browser_or_user_was_given(trouble: Trouble, browser
         client.close()
 
 
+@pytest.mark.slow
 def test_a_cookie_that_is_not_ours(trouble: Trouble, csrf: str) -> None:
     forged = Signer(b"e" * 32).signed(BROWSER, "0" * 32)
     with browsing(trouble.node.dsn) as client:

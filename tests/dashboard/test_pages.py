@@ -106,6 +106,7 @@ def test_the_path_of_a_message(browser: Client, trouble: Trouble) -> None:
         assert [shown for shown in (*shows, "--payloads") if shown not in text] == [], which
 
 
+@pytest.mark.slow
 def test_a_message_that_is_nowhere(browser: Client) -> None:
     assert "It is nowhere on this node." in browser.get("/message/path", id=str(uuid4())).text
 
@@ -183,6 +184,7 @@ def test_htmx_is_the_release_that_it_is_said_to_be() -> None:
     assert (STATIC / "htmx.LICENSE").read_text().startswith("Zero-Clause BSD")
 
 
+@pytest.mark.slow
 def test_static_files_are_kept_by_browsers_and_no_others_are_served(browser: Client) -> None:
     page = browser.get("/").text
     for path in re.findall(r'(?:src|href)="(/static/[^"]+)"', page):
@@ -211,6 +213,7 @@ def test_what_no_page_asks_is_an_error_that_says_so(browser: Client) -> None:
     assert [path for path, answer in answers.items() if 'role="alert"' not in answer.text] == []
 
 
+@pytest.mark.slow
 def test_a_list_goes_on_where_a_page_ended(trouble: Trouble, browser: Client) -> None:
     connection = trouble.node.connection
     number = ROWS + 10
@@ -252,6 +255,7 @@ def test_a_list_goes_on_where_a_page_ended(trouble: Trouble, browser: Client) ->
         connection.execute("DELETE FROM mailroom.audit WHERE actor = 'eve'")
 
 
+@pytest.mark.slow
 def test_who_gets_a_topic_goes_on_where_a_page_ended(node: Node) -> None:
     names = [f"box_{n:03}" for n in range(ROWS + 10)]
     for name in names[1:]:
@@ -292,6 +296,7 @@ def test_a_page_counts_no_more_messages_of_a_key_than_it_may(trouble: Trouble, b
         connection.execute("DELETE FROM mailroom.key_state WHERE inbox = 'quiet'")
 
 
+@pytest.mark.slow
 def test_who_may_only_read_is_shown_no_action(trouble: Trouble) -> None:
     with browsing(trouble.node.dsn, User("eve", READ_ONLY)) as client:
         for path in ("/parked", "/dead-letters", "/inboxes/shipping", "/waiting"):
@@ -340,6 +345,7 @@ def test_minutes_without_anything_have_no_bar() -> None:
     assert str(charts.lines([[1.0, 2.0], [0.0, 0.0]], ("a", "b"), "x")).count("<polyline") == 2
 
 
+@pytest.mark.slow
 def test_below_a_path_of_another_app_all_stays_there(trouble: Trouble) -> None:
     made = app(trouble.node.dsn, auth=lambda _: ADA)
     client = Client(Starlette(routes=[Mount("/ops/mailroom", made)]))

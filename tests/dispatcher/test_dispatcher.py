@@ -151,6 +151,7 @@ async def test_drain_works_beside_a_daemon(node: Node) -> None:
 # -- Leading ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_standby_delivers_nothing_and_takes_over_at_once_from_a_leader_that_stops(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +225,7 @@ def test_lease_that_ran_out_is_taken_with_a_new_epoch(node: Node, connect: Conne
         gone.execute("SELECT 1")
 
 
+@pytest.mark.slow
 async def test_lease_is_renewed_however_long_housekeeping_takes(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs = asyncio.Event()
 
@@ -266,6 +268,7 @@ def test_new_leader_of_a_copy_leaves_the_original_s_session_alone(
 # -- Going on ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("order", ["as documented", "detached first", "dropped first"])
 async def test_removing_inboxes_ends_nothing(node: Node, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
@@ -300,6 +303,7 @@ async def test_removing_inboxes_ends_nothing(node: Node, monkeypatch: pytest.Mon
                 await eventually_async(partial(is_delivered, node, f"{turn}{nth}"))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("table", ["outbox", "lease", "inbox_registry"])
 async def test_error_of_any_kind_is_passing_once_it_has_begun(
@@ -343,6 +347,7 @@ async def test_error_at_the_start_ends_it(node: Node, table: str) -> None:
 # -- Losing the database and coming back ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_dispatcher_connects_again_when_all_its_sessions_are_terminated(node: Node) -> None:
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
         for key in "ab":

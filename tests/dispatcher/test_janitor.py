@@ -343,6 +343,7 @@ async def test_round_over_parked_keys_with_nothing_new_writes_nothing(
     assert clean
 
 
+@pytest.mark.slow
 async def test_housekeeping_goes_on_beside_an_open_replay_and_an_open_claim(
     node: Node, keeper: psycopg.AsyncConnection, connect: Connect
 ) -> None:

@@ -132,6 +132,7 @@ def found(databases: list[str] | None = None) -> list[str]:
     return [each.id for each in run_checks(databases=databases) if str(each.id).startswith("mailroom.")]
 
 
+@pytest.mark.slow
 def test_check_tells_of_a_schema_that_is_missing_where_it_may_ask(project: Any) -> None:
     assert found() == []
     [told] = [each for each in run_checks(databases=["default"]) if each.id == "mailroom.W001"]

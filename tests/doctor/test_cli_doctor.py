@@ -36,6 +36,7 @@ def on_a_safe_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examining, "CHECKS", tuple(each for each in CHECKS if each.id not in ("M028", "M029")))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_a_safe_server")
 def test_exit_codes_and_json(node: Node) -> None:
     well = call(node.dsn)
@@ -59,6 +60,7 @@ def test_exit_codes_and_json(node: Node) -> None:
         assert result.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_a_safe_server")
 def test_output_fits_the_screen(node: Node) -> None:
     node.connection.execute(

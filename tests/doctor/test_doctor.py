@@ -207,6 +207,7 @@ BROKEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_is_broken_is_found_and_nothing_else_and_its_command_mends_it(node: Node) -> None:
     """All at once, since each look takes a while; the commands mend one thing of each kind at a time."""
     for broken, *_ in BROKEN:
@@ -302,6 +303,7 @@ def test_what_keeps_vacuum_from_its_work_is_found(node: Node, connect: Connect) 
         assert [each.evidence for each in examine(node.connection) if each.id == "M007"] == [("track_counts is off",)]
 
 
+@pytest.mark.slow
 def test_lock_is_found_with_who_waits_while_the_doctor_waits_for_nothing(
     node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +334,7 @@ def _insert(writer: psycopg.Connection[Any]) -> None:
     writer.rollback()
 
 
+@pytest.mark.slow
 def test_batch_that_does_not_end_and_inbox_that_nobody_reaps_are_found(node: Node, connect: Connect) -> None:
     node.send("orders", key="k")
     node.deliver_all()
@@ -398,6 +401,7 @@ def test_role_at_work_without_rights_and_one_that_policies_bind_are_found(node: 
         assert any("sessions of other roles" in line for line in of_role["M000"].evidence)
 
 
+@pytest.mark.slow
 def test_roles_at_work_with_exactly_what_is_granted_lack_nothing(node: Node) -> None:
     """And one lacks what it needs that may change another column of the node, or has not got an inbox made since."""
     inboxes = [name for (name,) in node.rows("SELECT name FROM mailroom.inbox_registry")]
@@ -472,6 +476,7 @@ async def test_each_form_finds_the_same_and_writes_nothing(node: Node) -> None:
     assert "M016" in {each.id for each in wanted}
 
 
+@pytest.mark.slow
 def test_nothing_is_found_while_a_node_works(node: Node) -> None:
     """A writer, a dispatcher and a worker work while the doctor looks."""
     stop = threading.Event()

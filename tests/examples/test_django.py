@@ -223,6 +223,7 @@ def test_worker_on_django_s_connection_commits_the_orm_s_writes_with_its_message
     connections["default"].close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("source", ["alias", "connection"])
 def test_requests_are_asked_on_django_s_connection(node: Node, source: str) -> None:
@@ -235,6 +236,7 @@ def test_requests_are_asked_on_django_s_connection(node: Node, source: str) -> N
     connections["default"].close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("configured")
 def test_conflict_of_the_orm_is_no_attempt_and_a_swallowed_error_is_one(node: Node) -> None:
     tries: list[int] = []
@@ -359,6 +361,7 @@ def closing_django(handle: Callable[[Message, Any], None]) -> Callable[[Message,
     return handler
 
 
+@pytest.mark.slow
 async def test_write_on_django_s_connection_in_an_async_handler_is_found_out_too(node: Node, configured: None) -> None:
     def write() -> None:
         try:

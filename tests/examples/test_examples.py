@@ -41,6 +41,7 @@ def test_transfers_do_not_wait_for_each_other(connect: Connect) -> None:
     assert accounts.STORE.get(first, "balance/de/north/ada") == -70
 
 
+@pytest.mark.slow
 def test_program_of_the_accounts_runs(dsn: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "examples.accounts", dsn], capture_output=True, text=True, timeout=100, check=False

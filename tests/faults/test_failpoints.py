@@ -67,6 +67,7 @@ async def test_a_driven_coroutine_gives_its_result_and_takes_what_is_thrown() ->
     assert await awaits.Driven(work(), lambda at: ZeroDivisionError()) == "thrown"
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_every_mutant_still_applies(name: str) -> None:

@@ -150,6 +150,7 @@ def test_what_is_reaped_is_kept_if_the_transaction_commits(node: Node, session: 
     assert all(abs(each.reaped_at - datetime.now(UTC)) < timedelta(minutes=1) for each in found)
 
 
+@pytest.mark.slow
 def test_walk_over_many_keys_is_kept_too(node: Node, session: Session) -> None:
     """The claim that goes beyond its window has another plan."""
     deliver(node, *(f"k{nth}" for nth in range(300)))
@@ -445,6 +446,7 @@ def test_two_janitors_share_the_work(node: Node, connect: Connect) -> None:
     assert not run(second, dropping_day(SCHEMA, day, noon(4)))
 
 
+@pytest.mark.slow
 async def test_janitor_turns_the_days(node: Node) -> None:
     """As the owner and as the role of a dispatcher; also one that has just started."""
     with role(node.dsn, *rights("dispatcher", "shipping")) as (_, dsn):
@@ -480,6 +482,7 @@ def reaped(node: Node) -> list[UUID]:
     return ids
 
 
+@pytest.mark.slow
 def test_find_count_and_replay_what_is_chosen(node: Node, session: Session) -> None:
     ids = reaped(node)
     times = [each.reaped_at for each in SHIPPING.find(node.connection)]
@@ -659,6 +662,7 @@ def test_trace_reads_the_archive_by_its_indexes(node: Node) -> None:
             assert "Seq Scan on reaped_2" not in plan
 
 
+@pytest.mark.slow
 def test_archive_goes_along_with_a_rename_and_outlives_its_inbox(node: Node) -> None:
     reaped(node)
     with node.connection.transaction():

@@ -299,6 +299,7 @@ def test_command_may_be_rejected_after_an_error_of_the_database(node: Node, kind
     assert shelf(node) == ["a", "b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SYNC)
 def test_handler_that_ends_the_transaction_answers_nothing(node: Node, kind: str) -> None:
     """Else the answer would be in another transaction than the command's end."""
@@ -323,6 +324,7 @@ def test_handler_that_ends_the_transaction_answers_nothing(node: Node, kind: str
     assert answers(node) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ASYNC)
 async def test_async_handler_that_ends_the_transaction_answers_nothing(node: Node, kind: str) -> None:
     command(node, value="a", key="k")
@@ -678,6 +680,7 @@ def test_handlers_and_their_worker_are_of_one_schema(dsn: str) -> None:
 # -- In a worker ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_worker_answers_each_command_of_a_batch_once(node: Node) -> None:
     values = ["a", "no", "b", "fail", "c", "no", "d"]
     asked = [command(node, value=value, key=str(nth)) for nth, value in enumerate(values)]
@@ -694,6 +697,7 @@ def test_worker_answers_each_command_of_a_batch_once(node: Node) -> None:
     assert shelf(node) == ["0", "2", "4", "6"]
 
 
+@pytest.mark.slow
 async def test_async_worker_answers_each_command_of_a_batch_once(node: Node) -> None:
     values = ["a", "no", "fail", "b"]
     asked = [command(node, value=value, key=str(nth)) for nth, value in enumerate(values)]
@@ -705,6 +709,7 @@ async def test_async_worker_answers_each_command_of_a_batch_once(node: Node) -> 
     assert sorted(found) == sorted([(str(asked[0]), 200), (str(asked[1]), 400), (str(asked[3]), 200)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["engine", "sessionmaker"])
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
 def test_command_that_fails_leaves_its_savepoint_to_the_rollback(node: Node, kind: str, driver: str) -> None:
@@ -722,6 +727,7 @@ def test_command_that_fails_leaves_its_savepoint_to_the_rollback(node: Node, kin
     assert [error for (error,) in node.rows("SELECT DISTINCT error_class FROM mailroom.attempt")] == ["ValueError"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 @pytest.mark.parametrize("kind", ["engine", "sessionmaker"])
 async def test_async_command_that_fails_leaves_its_savepoint_to_the_rollback(
@@ -836,6 +842,7 @@ def test_handler_that_ends_the_transaction_by_a_statement_is_told(
     assert answers(node) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_pipelined", [True, False])
 @pytest.mark.parametrize("prepare_threshold", [0, 5, None])
 def test_commands_are_rejected_however_psycopg_sends(
@@ -896,6 +903,7 @@ def test_session_forgets_the_objects_of_a_rejected_command(node: Node) -> None:
     assert [status for _, status, _ in answers(node)] == [200, 400, 200]
 
 
+@pytest.mark.slow
 def test_unavailable_holds_the_inbox_and_counts_nothing(node: Node) -> None:
     asked = [command(node, key=str(nth)) for nth in range(3)]
     node.deliver_all()

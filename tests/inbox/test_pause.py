@@ -116,6 +116,7 @@ def claims(connection: Session, inbox: str) -> dict[str, list[Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("order", ["key", "total"])
 def test_nobody_gets_anything_of_a_paused_inbox(node: Node, session: Session, order: Any) -> None:
@@ -558,6 +559,7 @@ def test_resume_waits_for_a_floor_that_passes_the_key(node: Node, connect: Conne
     assert sorted(map(str, taken(node))) == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_random_schedule(node: Node, session: Session, seed: int) -> None:
     """Against a model: keys are lists, and what is paused gives nothing. Failures, floors and sweeps come between."""
@@ -623,6 +625,7 @@ def test_random_schedule(node: Node, session: Session, seed: int) -> None:
 # -- From a shell -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_commands(node: Node, dsn: str) -> None:
     deliver(node, "k")
     assert done("inbox", "pause", "shipping", "--wait", "--why", "the carrier is down", dsn=dsn) == (

@@ -151,6 +151,7 @@ def test_two_hundred_at_once_get_each_its_own_answer_and_make_no_table(node: Nod
         assert node.value(relations) == before
 
 
+@pytest.mark.slow
 def test_two_instances_on_one_inbox_take_each_their_own(node: Node) -> None:
     with answering(node), unasked(node) as one, unasked(node) as other, ThreadPoolExecutor(20) as threads:
         asked = [
@@ -188,6 +189,7 @@ def test_two_processes_on_one_inbox_take_each_their_own(node: Node) -> None:
 # -- What goes wrong --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_late_reply_stays_until_the_janitor_drops_it(node: Node, connect: Connect) -> None:
     with unasked(node) as requests, connect() as connection:
         pending = requests.send(connection, reserve, Reserve(CANARY, 2))
@@ -470,6 +472,7 @@ def test_source_of_an_inbox_that_would_keep_replies_for_ever_is_refused(node: No
             pass
 
 
+@pytest.mark.slow
 def test_own_sessions_that_lead_elsewhere_take_no_replies(node: Node, empty_dsn: str) -> None:
     """With a `listen_dsn` to another database they would wait there for ever, in silence."""
     migrate(empty_dsn)
@@ -503,6 +506,7 @@ def test_what_cannot_be_a_source_is_refused_at_once(node: Node) -> None:
 # -- Behind a pooler --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_replies_are_polled_for_behind_a_pooler(node: Node, server_home: Path) -> None:
     with (
         pgbouncer(node.dsn, server_home) as url,
@@ -525,6 +529,7 @@ def test_with_listen_dsn_replies_are_told_of_behind_a_pooler(node: Node, server_
 # -- Async ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_async_requests_do_the_same(node: Node) -> None:
     async with AsyncRequests(node.dsn, REPLIES, poll_interval_s=NEVER_S) as requests:
         with pytest.raises(NoReply):

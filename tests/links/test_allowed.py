@@ -123,6 +123,7 @@ def test_reader_that_asks_while_it_is_limited_gets_no_more(source: Node, first: 
 # -- Who is refused is told -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_reader_is_told_what_it_is_refused_until_it_is_allowed(source: Node, reader: Node) -> None:
     do(source, "allow", "lyon", topics="order.#")
     follow(reader, "order.paid", "secret")

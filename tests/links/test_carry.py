@@ -51,6 +51,7 @@ def test_message_goes_to_the_other_node_and_a_rollback_leaves_nothing(
     assert (pair.receipts(), pair.target.delivered(), pair.source.rows("SELECT FROM mailroom.transit")) == ([], [], [])
 
 
+@pytest.mark.slow
 def test_answer_comes_back_over_a_link_the_other_way(
     pair: Linked, connections: tuple[psycopg.Connection[Any], psycopg.Connection[Any]]
 ) -> None:
@@ -77,6 +78,7 @@ def test_nodes_that_are_not_linked_are_told_what_to_do(
         carry(target, source)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
 def test_carry_works_in_sessions_of_sqlalchemy_on_other_drivers(pair: Linked, driver: str) -> None:

@@ -47,6 +47,7 @@ def links(nodes: dict[str, Node]) -> dict[tuple[str, str], Linked]:
     return made
 
 
+@pytest.mark.slow
 def test_worked_run_of_dapcomp_by_three_nodes_to_the_number(
     nodes: dict[str, Node], links: dict[tuple[str, str], Linked]
 ) -> None:

@@ -431,6 +431,7 @@ async def test_same_message_at_the_same_seq_behind_a_difference_is_no_common_row
 # -- The target back in time ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_target_put_back_in_time_reads_again_what_the_source_still_has(pair: Pair) -> None:
     """T-50, while the source keeps it."""
     await pair.turns()
@@ -540,6 +541,7 @@ async def test_without_a_common_row_nothing_is_read_before_somebody_says_where_t
     assert pair.target.value("SELECT incarnation FROM mailroom.origin") == 2
 
 
+@pytest.mark.slow
 async def test_resume_at_zero_takes_all_that_the_source_has_and_not_what_is_known(pair: Pair) -> None:
     await pair.turns()
     pair.stamp("a")
@@ -551,6 +553,7 @@ async def test_resume_at_zero_takes_all_that_the_source_has_and_not_what_is_know
     assert pair.report().lost == ()  # it came again
 
 
+@pytest.mark.slow
 async def test_resume_at_the_end_of_a_receipt_and_within_one_vouches_for_the_source_s_row(pair: Pair) -> None:
     await pair.turns()
     for keys in (["a"], ["b", "c"], ["d"]):
@@ -601,6 +604,7 @@ async def test_old_primary_is_refused_by_its_timeline_until_it_is_said_to_be_the
     assert await pair.turns() == ["read"]
 
 
+@pytest.mark.slow
 async def test_link_that_was_removed_and_allowed_again_brings_nothing_old(pair: Pair) -> None:
     await pair.turns()
     pair.stamp("a", "b")
@@ -617,6 +621,7 @@ async def test_link_that_was_removed_and_allowed_again_brings_nothing_old(pair: 
     assert pair.seqs() == [(1, "c")]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(3))
 async def test_reconciling_does_what_the_pure_rule_says(pair: Pair, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
@@ -690,6 +695,7 @@ def write(
         first = end + 1
 
 
+@pytest.mark.slow
 async def test_copy_of_the_target_is_refused_and_the_target_goes_on(pair: Pair, databases: Databases) -> None:
     await pair.turns()
     pair.stamp("a")

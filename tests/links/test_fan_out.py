@@ -58,6 +58,7 @@ async def test_batch_for_many_inboxes_gets_into_all_of_them_in_order(
         assert [each.sent_clock for each in Inbox("ledger").reap_any(reaping)] == [10, 20, 30]
 
 
+@pytest.mark.slow
 async def test_what_a_crash_has_left_comes_before_the_next_batch(pair: Linked, lane: psycopg.AsyncConnection) -> None:
     pair.put({"sent_clock": 10})
     position = pair.position()

@@ -194,6 +194,7 @@ def test_batches_are_found_by_the_index_under_the_policies(login: Login) -> None
     assert any("link = 1" in line and "seq > 2" in line for line in conditions), plan
 
 
+@pytest.mark.slow
 def test_rows_that_are_hidden_from_the_owner_too_are_not_taken_for_none(login: Login) -> None:
     grant(login, apart=True)
     login.hello()

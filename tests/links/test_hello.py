@@ -321,6 +321,7 @@ def test_other_encoding_of_the_reader_is_refused(meeting: Meeting) -> None:
     assert raised.value.at == "south"
 
 
+@pytest.mark.slow
 def test_other_encoding_of_the_source_is_refused(meeting: Meeting, databases: Any) -> None:
     latin = databases.create(migrated=False)
     name = latin.rpartition("/")[2].partition("?")[0]

@@ -127,6 +127,7 @@ async def arrive(target: Node, *expected: str) -> None:
 # -- Messages flow ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_message_arrives_when_the_source_rings(pair: Linked) -> None:
     async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)) as links:
         await asks(pair.source, TOPIC)
@@ -136,6 +137,7 @@ async def test_message_arrives_when_the_source_rings(pair: Linked) -> None:
         await eventually_async(lambda: (links.totals.received, links.totals.delivered) == (3, 3))
 
 
+@pytest.mark.slow
 async def test_what_was_stamped_before_it_started_arrives(pair: Linked) -> None:
     async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await asks(pair.source, TOPIC)
@@ -144,6 +146,7 @@ async def test_what_was_stamped_before_it_started_arrives(pair: Linked) -> None:
         await arrive(pair.target, "a", "b", "c")
 
 
+@pytest.mark.slow
 async def test_message_for_which_nobody_rings_is_found_by_the_poll(pair: Linked) -> None:
     async with running(LinksLane(pair.target.dsn, poll_interval_s=0.05)):
         await asks(pair.source, TOPIC)
@@ -169,6 +172,7 @@ async def test_messages_arrive_though_a_stranger_at_the_source_holds_the_lock_of
             await arrive(pair.target, *(f"{each}" for each in range(1, nth + 1)))
 
 
+@pytest.mark.slow
 async def test_large_backlog_comes_in_portions_in_order(pair: Linked) -> None:
     pair.put(*({"key": f"{nth}", "value": bytes(1_000)} for nth in range(200)))
     async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S, room=Room(20_000, 10_000))):
@@ -178,6 +182,7 @@ async def test_large_backlog_comes_in_portions_in_order(pair: Linked) -> None:
     assert sums == [(200, 200)]
 
 
+@pytest.mark.slow
 async def test_what_was_received_is_acknowledged_once_it_is_durable(pair: Linked) -> None:
     async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await asks(pair.source, TOPIC)
@@ -186,6 +191,7 @@ async def test_what_was_received_is_acknowledged_once_it_is_durable(pair: Linked
         await eventually_async(lambda: pair.source.value("SELECT acked FROM mailroom.link") == 2)
 
 
+@pytest.mark.slow
 async def test_nothing_is_acknowledged_before_it_is_durable(pair: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, allowed = asyncio.Event(), asyncio.Event()
 
@@ -208,6 +214,7 @@ async def test_nothing_is_acknowledged_before_it_is_durable(pair: Linked, monkey
         await eventually_async(lambda: pair.source.value("SELECT acked FROM mailroom.link") == 2)
 
 
+@pytest.mark.slow
 async def test_what_an_earlier_visit_received_is_not_acknowledged_by_a_later_one(
     pair: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +238,7 @@ async def test_what_an_earlier_visit_received_is_not_acknowledged_by_a_later_one
         assert pair.source.value("SELECT acked FROM mailroom.link") == 0
 
 
+@pytest.mark.slow
 async def test_position_that_the_source_does_not_know_is_acknowledged_after_hello(pair: Linked) -> None:
     pair.put({"key": "a"})
     pair.take()
@@ -244,6 +252,7 @@ async def test_source_finds_its_reader_matched(pair: Linked) -> None:
         await eventually_async(lambda: pair.source.value(matches))
 
 
+@pytest.mark.slow
 async def test_new_subscription_reaches_the_source_and_its_messages_come(pair: Linked) -> None:
     async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await asks(pair.source, TOPIC)
@@ -283,6 +292,7 @@ async def test_status_shows_what_the_lane_does_with_each_origin(pair: Linked) ->
         assert "  north: reading\n" in text
 
 
+@pytest.mark.slow
 async def test_janitor_learns_which_inboxes_are_filled_from_elsewhere(
     pair: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +306,7 @@ async def test_janitor_learns_which_inboxes_are_filled_from_elsewhere(
         await eventually_async(lambda: watched == {"shipping"})
 
 
+@pytest.mark.slow
 async def test_total_inbox_is_given_a_mark_of_an_idle_source(source: Node, target: Node, pair_of_total: Linked) -> None:
     async with running(LinksLane(target.dsn, poll_interval_s=NEVER_S)), dispatching(source), dispatching(target):
         await eventually_async(lambda: wanted(source) == [TOPIC])  # it joins by a mark, and asks then
@@ -350,6 +361,7 @@ async def test_node_without_origins_holds_its_lease_and_two_sessions(target: Nod
         assert target.value(written) == before
 
 
+@pytest.mark.slow
 async def test_origin_is_followed_as_it_is_added_excluded_included_and_removed(
     source: Node, target: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,6 +419,7 @@ def told(node: Node, name: str = "north") -> str:
 # -- Refusals ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_reader_that_is_refused_says_what_to_do_and_goes_on_when_it_was_done(
     pair: Linked, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -470,6 +483,7 @@ async def test_history_that_has_parted_without_a_restart_stops_the_link(pair: Li
     assert keys(pair.target) == ["a", "b"]
 
 
+@pytest.mark.slow
 async def test_refusal_that_is_noted_is_opened_by_no_hello_alone(pair: Linked) -> None:
     pair.source.connection.execute("UPDATE mailroom.link SET matched = (SELECT life FROM mailroom.node)")
     pair.put({"key": "a"}, {"key": "b"})
@@ -502,6 +516,7 @@ NOTE_STATES = (
 )
 
 
+@pytest.mark.slow
 async def test_source_that_is_in_doubt_and_has_lost_rows_is_claimed_reconciled_and_read_on(pair: Linked) -> None:
     pair.put({"key": "a"}, {"key": "b"})
     pair.take()
@@ -515,6 +530,7 @@ async def test_source_that_is_in_doubt_and_has_lost_rows_is_claimed_reconciled_a
     assert pair.target.value("SELECT count(*) FROM mailroom.known") == 1
 
 
+@pytest.mark.slow
 async def test_gap_stops_the_link_and_names_the_row_to_go_on_at(pair: Linked) -> None:
     pair.put({"key": "a"})
     pair.take()
@@ -525,6 +541,7 @@ async def test_gap_stops_the_link_and_names_the_row_to_go_on_at(pair: Linked) ->
         assert str(state(pair.target)[1]).endswith("mailroom link resume north --at 3 [MR-link-rows-missing]")
 
 
+@pytest.mark.slow
 async def test_row_that_stops_a_link_is_tried_again_until_it_can_be_received(pair: Linked) -> None:
     pair.put({"key": "a"}, {"key": "b", "sent_clock": 2**62 + 1})
     async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
@@ -538,6 +555,7 @@ async def test_row_that_stops_a_link_is_tried_again_until_it_can_be_received(pai
 # -- A source that is gone, or hangs ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_source_that_was_cut_off_is_read_again(pair: Linked, proxy: Proxy) -> None:
     async with running(LinksLane(pair.target.dsn, poll_interval_s=0.05)):
         await asks(pair.source, TOPIC)
@@ -582,6 +600,7 @@ async def test_stopping_ends_while_the_source_hangs(
     assert pair.target.value("SELECT until < clock_timestamp() FROM mailroom.lease WHERE role = 'links'")
 
 
+@pytest.mark.slow
 async def test_source_lost_while_the_lane_stops_is_not_said_to_be_tried_again(
     pair: Linked, proxy: Proxy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -725,6 +744,7 @@ async def test_target_whose_server_restarts_goes_on(
 # -- Leading ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_standby_says_no_hello_and_takes_over_when_the_lease_has_ended(
     pair: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -749,6 +769,7 @@ async def test_standby_says_no_hello_and_takes_over_when_the_lease_has_ended(
         assert pair.source.value("SELECT run FROM mailroom.link") != pair.run
 
 
+@pytest.mark.slow
 async def test_daemon_that_has_lost_its_lease_leaves_the_source(pair: Linked) -> None:
     async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await asks(pair.source, TOPIC)
@@ -759,6 +780,7 @@ async def test_daemon_that_has_lost_its_lease_leaves_the_source(pair: Linked) ->
         await eventually_async(lambda: not pair.source.sessions("mailroom links"))
 
 
+@pytest.mark.slow
 async def test_zombie_with_an_old_position_takes_nothing_twice(pair: Linked) -> None:
     async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)) as zombie:
         await asks(pair.source, TOPIC)
@@ -771,6 +793,7 @@ async def test_zombie_with_an_old_position_takes_nothing_twice(pair: Linked) -> 
     assert pair.receipts("first, last") == [(1, 1), (2, 2)]
 
 
+@pytest.mark.slow
 async def test_zombie_whose_old_position_is_trimmed_stops_nothing(pair: Linked) -> None:
     async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)) as zombie:
         await asks(pair.source, TOPIC)
@@ -786,6 +809,7 @@ async def test_zombie_whose_old_position_is_trimmed_stops_nothing(pair: Linked) 
     assert pair.target.rows("SELECT state FROM noted") == []
 
 
+@pytest.mark.slow
 async def test_daemon_whose_link_another_has_taken_tells_nothing_there_and_greets_again(
     pair: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,6 +112,7 @@ def assert_as_sent(pair: Linked) -> None:
     assert sent
 
 
+@pytest.mark.slow
 def test_every_column_crosses_between_two_versions_of_postgresql(mixed: tuple[Linked, Linked]) -> None:
     for pair in mixed:
         pair.inbox("billing", "order.paid")

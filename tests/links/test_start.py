@@ -382,6 +382,7 @@ def test_clean_restart_is_another_start(served: Server) -> None:
     assert not jumped
 
 
+@pytest.mark.slow
 def test_crash_that_undoes_asynchronous_commits_reuses_no_clock(served: Server) -> None:
     dsn = served.dsn()
     with psycopg.connect(dsn, autocommit=True) as connection:

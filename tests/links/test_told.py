@@ -251,6 +251,7 @@ def test_nothing_is_waited_for_where_nothing_is_to_be_told(reader: Node) -> None
 # -- What is shown ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_status_names_the_topics_on_both_sides(source: Node, reader: Node) -> None:
     follow(reader, "paid", "order.#")
     [shown] = json_of("link", "status", dsn=reader.dsn)["sources"]

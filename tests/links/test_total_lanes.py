@@ -20,6 +20,7 @@ from tests.support.working import working_async
 MESSAGES = 60
 
 
+@pytest.mark.slow
 async def test_two_daemons_bring_both_nodes_into_one_order(
     source: Node, target: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

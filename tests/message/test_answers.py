@@ -114,6 +114,7 @@ def test_command_that_killed_its_workers_is_answered(node: Node) -> None:
     assert answers(node) == [(str(asked), 500, {"error": "WorkerDied"})]
 
 
+@pytest.mark.slow
 def test_skipped_command_that_was_answered_is_not_answered_again(node: Node) -> None:
     asked = command(node, "shipping", key="k")
     worked(node, "shipping", failing(OutOfStock()))
@@ -148,6 +149,7 @@ def test_command_is_answered_whatever_it_carries(node: Node) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_is_no_topic_asks_for_no_answer_and_stops_nobody(node: Node) -> None:
     for reply_to in NO_TOPICS:
         node.send("shipping", kind="C", headers={"reply_to": reply_to})
@@ -185,6 +187,7 @@ def test_skip_without_an_answer_does_not_ring_the_doorbell(node: Node, connect: 
     assert list(heard.notifies(timeout=0)) == []
 
 
+@pytest.mark.slow
 def test_answer_has_the_key_that_the_command_wishes(node: Node) -> None:
     keys = {"r": "r", "": "k1", "r" * 1_025: "k2", "\u00e9" * 512: "\u00e9" * 512}
     for nth, reply_key in enumerate(keys):
@@ -243,6 +246,7 @@ def test_command_cannot_stop_a_worker_whose_role_may_not_answer(
     assert all(str(asked) in line and SECRET not in line for line in told)
 
 
+@pytest.mark.slow
 def test_worker_whose_role_may_not_answer_goes_on(node: Node) -> None:
     with (
         role(node.dsn, *rights("reaper", "shipping")) as (_, dsn),
@@ -268,6 +272,7 @@ def test_command_skipped_without_an_answer_has_it_when_it_is_requeued(node: Node
 # -- Parked -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_parked_command_has_no_answer_until_it_is_discarded(node: Node) -> None:
     first, second = command(node, "stock", key="k"), command(node, "stock", key="k")
     other = command(node, "stock", key="other")
@@ -287,6 +292,7 @@ def test_parked_command_has_no_answer_until_it_is_discarded(node: Node) -> None:
     assert str(other) not in {asked for asked, _, _ in answers(node)}
 
 
+@pytest.mark.slow
 def test_discarding_some_of_a_key_answers_those_alone(node: Node) -> None:
     first, second = command(node, "stock", key="k"), command(node, "stock", key="k")
     worked(node, "stock", failing(Park(SECRET)))
@@ -337,6 +343,7 @@ def test_discard_is_answered_on_every_driver(node: Node, kind: str) -> None:
 # -- Dead letters -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_command_that_reached_nobody_is_answered_when_it_is_discarded(node: Node) -> None:
     asked = command(node, "nowhere", key="k")
     node.send("nowhere", kind="M", headers={"reply_to": "answered"})

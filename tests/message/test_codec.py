@@ -319,6 +319,7 @@ def test_value_may_have_as_many_items_as_the_limit_and_no_more(kind: str) -> Non
         decode(cbor2.dumps([*largest, 0]))
 
 
+@pytest.mark.slow
 def test_sixteen_mib_of_little_items_are_refused_before_they_take_memory() -> None:
     raw = head(4, MAX_VALUE_BYTES - 9) + b"\x80" * (MAX_VALUE_BYTES - 9)
     tracemalloc.start()

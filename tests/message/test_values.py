@@ -275,11 +275,13 @@ class Secretive(pydantic.BaseModel):
     password: pydantic.SecretStr
 
 
+@pytest.mark.slow
 @given(ORDERS)
 def test_a_dataclass_comes_back_equal(order: Order) -> None:
     assert back(Order, order) == order
 
 
+@pytest.mark.slow
 @given(ORDERS)
 def test_the_texts_of_json_are_read_as_well(order: Order) -> None:
     order = replace(order, any=None, weight=1.5)  # under Any a text stays one, and JSON has no infinity

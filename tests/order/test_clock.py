@@ -99,6 +99,7 @@ def test_stamping_a_batch_equals_ticking_once_per_message(clock: int, count: int
     assert list(stamp(clock, count, after_clock)) == ticked
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(nodes, nodes), max_size=40))
 @settings(deadline=None)
 def test_in_every_run_clocks_rise_per_node_and_effects_follow_causes(messages: list[tuple[int, int]]) -> None:

@@ -290,6 +290,7 @@ def test_nothing_in_the_callers_search_path_gets_in_between(session: Session) ->
 
 
 # "order" is a word of SQL's own.
+@pytest.mark.slow
 def test_nodes_of_one_database_do_not_share_their_ids(session: Session, dsn: str) -> None:
     engine = sqlalchemy.create_engine(dsn.replace("postgresql:", "postgresql+psycopg:", 1))
     with engine.begin() as connection:

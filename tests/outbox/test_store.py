@@ -201,6 +201,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_refused_executable_sends_nothing_and_leaves_the_transaction_usable(connect: Connect) -> None:
     connection = connect()
     before = STORE.put(connection, "k", b"before")
@@ -419,6 +420,7 @@ def check_agreed(connection: psycopg.Connection[Any], operation: Any, **parts: A
     return accepted
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("operation", ["delete", "delete_range", "account", "call"])
 def test_key_is_taken_by_both_or_by_neither(connect: Connect, operation: str) -> None:
@@ -439,6 +441,7 @@ def test_key_is_taken_by_both_or_by_neither(connect: Connect, operation: str) ->
     check()
 
 
+@pytest.mark.slow
 def test_name_and_number_are_taken_by_both_or_by_neither(connect: Connect) -> None:
     connection = connect()
     edges = st.sampled_from([SMALLEST, -(2**31), 0, 2**31, 2**62, LARGEST])

@@ -276,6 +276,7 @@ async def test_refused_message_stops_no_other_and_is_tried_again(
     }  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_many_that_are_due_at_once_are_sent_in_one_round(node: Node, keeper: psycopg.AsyncConnection) -> None:
     with node.connection.transaction():
         declared = [PeriodicMessage(f"p{nth}", "@hourly", "report.due") for nth in range(150)]

@@ -35,6 +35,7 @@ def test_importing_mailroom_imports_none_of_the_packages_it_looks_at() -> None:
     assert (found.stdout, found.stderr) == ("[]\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["dispatcher.py", "inbox/__init__.py", "spark_jobs/__init__.py"])
 def test_importing_mailroom_warns_of_a_file_that_hides_one_of_its_packages(tmp_path: Path, name: str) -> None:
@@ -47,11 +48,13 @@ def test_importing_mailroom_warns_of_a_file_that_hides_one_of_its_packages(tmp_p
     assert ran.stderr.count("RuntimeWarning") == 1
 
 
+@pytest.mark.slow
 def test_program_that_has_the_name_of_a_package_itself_is_told(tmp_path: Path) -> None:
     file = module(tmp_path, "dispatcher.py", "from outbox import Outbox\n")
     assert f"dispatcher is hidden by {file}" in python(tmp_path, "dispatcher.py").stderr
 
 
+@pytest.mark.slow
 def test_directory_without_an_init_is_in_nobody_s_way(tmp_path: Path) -> None:
     module(tmp_path, "inbox/letter.txt")
     ran = python(tmp_path, "-c", "import mailroom; from inbox import Worker")

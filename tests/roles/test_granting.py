@@ -74,6 +74,7 @@ REVOKED: list[tuple[list[tuple[str, ...]], tuple[str, ...], list[str]]] = [
 ]
 
 
+@pytest.mark.slow
 def test_revoke_keeps_what_other_purposes_need(node: Node) -> None:
     for granted, revoked, kept in REVOKED:
         rest = [each for each in granted if each != revoked]
@@ -200,6 +201,7 @@ def test_command_grants_prints_and_revokes(node: Node, shop: str) -> None:
     assert may(node, shop) == found
 
 
+@pytest.mark.slow
 def test_command_grants_several_purposes_or_none(node: Node, shop: str) -> None:
     none = may(node, shop)
     refused = mailroom("grant", "writer", "reaper", shop, "--inbox", "nowhere", dsn=node.dsn)

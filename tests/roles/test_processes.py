@@ -20,6 +20,7 @@ PROCESSES: dict[str, tuple[Callable[[Node, str], None], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("purpose", PROCESSES)
 def test_process_needs_no_more_than_its_role_has(busy: Node, purpose: str) -> None:
     runs, inboxes = PROCESSES[purpose]
@@ -27,6 +28,7 @@ def test_process_needs_no_more_than_its_role_has(busy: Node, purpose: str) -> No
         runs(busy, dsn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inbox", ["shipping", "ledger"])
 def test_worker_needs_no_more_than_its_role_has(busy: Node, monkeypatch: pytest.MonkeyPatch, inbox: str) -> None:
     with role(busy.dsn, *rights("reaper", inbox, total=["ledger"])) as (_, dsn):

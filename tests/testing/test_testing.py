@@ -103,6 +103,7 @@ def test_deliver_decides_by_now_what_is_due_and_what_has_expired(connection: psy
     assert Inbox("billing").peek(connection) == []
 
 
+@pytest.mark.slow
 def test_execute_applies_all_there_is_and_a_rollback_leaves_nothing(node: Node, connect: Connect) -> None:
     store = Store()
     with connect() as connection:
@@ -259,6 +260,7 @@ def test_work_records_failures_as_a_worker_does(node: Node, kind: str) -> None:
         connection.rollback()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("year", [2020, 2100])
 def test_work_tries_again_when_now_has_come(connection: psycopg.Connection[Any], year: int) -> None:
     create_inbox(connection, "shipping", max_attempts=3, backoff_s=10, backoff_max_s=10)

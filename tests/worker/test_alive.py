@@ -89,6 +89,7 @@ def fall_silent(node: Node, mine: InFlight) -> None:
         node.connection.execute("SELECT pg_terminate_backend(%s, 60000)", [connection.info.backend_pid])
 
 
+@pytest.mark.slow
 def test_live_worker_whose_connection_was_lost_while_its_handler_is_busy_is_not_taken_for_dead(
     node: Node, others: InFlight, clock: Clock
 ) -> None:

@@ -315,6 +315,7 @@ def test_attempts_count_from_one_after_a_replay(node: Node) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_failing_keys_take_turns_with_full_batches(node: Node) -> None:
     node.inbox("shipping", backoff_s=0, max_attempts=1_000_000)
     deliver(node, "bad")

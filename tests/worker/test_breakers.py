@@ -355,6 +355,7 @@ def is_open(node: Node) -> list[str]:
     return [prefix for (prefix,) in node.rows("SELECT prefix FROM mailroom.breaker ORDER BY prefix")]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 @pytest.mark.node_sql(NO_TRY_BY_ITSELF)
 def test_workers_stop_one_prefix_try_one_and_go_on(

@@ -428,6 +428,7 @@ def test_batch_leaves_out_a_failing_key_also_when_it_is_due(node: Node, connect:
     assert [message.clock for message in due.messages] == [head.clock]
 
 
+@pytest.mark.slow
 def test_failing_keys_use_a_pool_of_their_own_so_that_the_plans_of_others_are_kept(node: Node) -> None:
     """At each rollback psycopg forgets the statements that it has prepared on that connection."""
     node.inbox("shipping", backoff_s=0, max_attempts=5)
@@ -489,6 +490,7 @@ async def test_error_of_the_server_at_commit_is_no_attempt_whatever_the_driver(
     assert node.rows("SELECT FROM mailroom.attempt") == failing_keys(node) == []
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("command", [b"BEGIN", b"COMMIT"])
 @pytest.mark.parametrize("messages", [1, 2])
@@ -557,6 +559,7 @@ def wait_for_a_lock_in_vain(connection: Any) -> None:
         connection.execute(query if isinstance(connection, psycopg.Connection) else text(query))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error_of_its_own", [end_own_backend, wait_for_a_lock_in_vain])
 def test_message_that_always_ends_in_a_transient_error_is_counted_and_the_others_go_on(
     node: Node, source: Any, connect: Connect, error_of_its_own: Callable[[Any], None]
@@ -682,6 +685,7 @@ CREATE FUNCTION deallocates() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN EXECU
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 100])
 @pytest.mark.parametrize("source", ["engine", "sessionmaker", "dsn", "pool"], indirect=True)
 def test_function_that_deallocates_statements_ends_no_worker_and_is_no_failure(

@@ -385,6 +385,7 @@ def test_pause_between_tries_is_bounded(node: Node) -> None:
     assert set_back.try_in_s == 0, "it lies further ahead than any pause"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 @pytest.mark.node_sql(NO_TRY_BY_ITSELF)
 def test_workers_open_the_breaker_try_one_and_close_it(
@@ -436,6 +437,7 @@ def test_workers_open_the_breaker_try_one_and_close_it(
     assert len([each for each in texts if "the breaker is closed" in each]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_unavailable_is_no_attempt_and_a_healthy_inbox_stays_closed(node: Node) -> None:
     limit(node, breaker=50)

@@ -104,6 +104,7 @@ def test_handler_that_returns_while_its_failure_is_recorded_waits_for_that() -> 
     assert ended.is_set()
 
 
+@pytest.mark.slow
 def test_handler_that_hangs_holds_up_its_batch_until_its_time_is_up(
     node: Node, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:

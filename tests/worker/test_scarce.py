@@ -48,6 +48,7 @@ def limited(node: Node, request: pytest.FixtureRequest) -> Iterator[str]:
         node.connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limited", [1, 2, 3], indirect=True)
 def test_worker_with_fewer_sessions_than_it_wants_handles_its_messages_and_says_what_is_missing(
     node: Node, limited: str, caplog: pytest.LogCaptureFixture

@@ -185,6 +185,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_sigterm_ends_an_api_and_the_worker_in_its_lifespan_which_finishes_its_batch(
     node: Node, run: Any, end: str
@@ -202,6 +203,7 @@ def test_sigterm_ends_an_api_and_the_worker_in_its_lifespan_which_finishes_its_b
     assert node.delivered() == node.rows("SELECT FROM mailroom.worker") == []
 
 
+@pytest.mark.slow
 def test_second_ctrl_c_ends_the_process_at_once(node: Node, run: Any) -> None:
     process, _ = run("""
 class Telling(Worker):
@@ -231,6 +233,7 @@ def test_ctrl_c_finishes_the_batch_also_where_it_is_left_to_python(node: Node, r
     assert node.delivered() == node.rows("SELECT FROM mailroom.worker") == []
 
 
+@pytest.mark.slow
 def test_signal_is_left_to_its_default_on_request(node: Node, run: Any) -> None:
     process, _ = run('Worker(DSN, "shipping", handle, batch_s=None, handle_signals=False).run()')
     at_the_gate(node, process)
@@ -274,6 +277,7 @@ def test_command_runs_several_workers_logs_what_they_reap_and_a_signal_stops_the
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("other", "code", "last"), [("lost", 1, "mailroom: error: "), ("exits", 7, ""), ("exits_too", 7, "")]
