@@ -32,7 +32,7 @@ class Named:
         backoff_max_s: float | None = None,
         max_attempts: int | None = None,
         on_failure: Literal["park", "skip"] | None = None,
-        keep_s: float | None = None,
+        expire_s: float | None = None,
         keep_reaped_days: int | None = None,
         rate: float | None = None,
         burst: int | None = None,
@@ -45,7 +45,7 @@ class Named:
         """Create the inbox, or change its settings, as `mailroom.create_inbox` does."""
         return creation(
             self.inbox, subscribe, schema=self.schema, backoff_s=backoff_s, backoff_max_s=backoff_max_s,
-            max_attempts=max_attempts, on_failure=on_failure, keep_s=keep_s, keep_reaped_days=keep_reaped_days,
+            max_attempts=max_attempts, on_failure=on_failure, expire_s=expire_s, keep_reaped_days=keep_reaped_days,
             rate=rate, burst=burst, concurrency=concurrency, breaker=breaker, breaker_by=breaker_by, origin=origin,
             order=order,
         )  # fmt: skip
@@ -64,7 +64,7 @@ class Named:
         Everybody who takes messages finds none: workers, `reap` and `reap_any`, drains and streams of Spark. Messages
         that somebody has in hand are handled to the end, and a claim that begins while this commits may still take
         some: commit, then `wait_for_batches`. A pause outlasts restarts, and stops no time: attempts of failing keys
-        are kept and their waits run on, and what is older than the inbox keeps it (`keep_s`) is dropped. A key may be
+        are kept and their waits run on, and what is older than `expire_s` expires. A key may be
         paused before it has messages; other keys go on.
 
         Returns whether it was not paused before; if it was, nothing changes. `actor` says who acts and `why` gives the

@@ -26,6 +26,7 @@ __all__ = [
     "HandlerEnded",
     "LeadershipChanged",
     "MessagesDelivered",
+    "MessagesExpired",
     "MessagesPublished",
     "MessagesReceived",
     "MessagesSent",
@@ -101,6 +102,14 @@ class MessagesPublished(NamedTuple):
     bridge: str
     published: int
     seconds: float
+
+
+class MessagesExpired(NamedTuple):
+    """The janitor has removed messages that waited in an inbox for longer than its `expire_s` allows."""
+
+    schema: str
+    inbox: str
+    expired: int
 
 
 class LeadershipChanged(NamedTuple):
@@ -205,6 +214,7 @@ Event: TypeAlias = (
     | ExecutablesExecuted
     | MessagesPublished
     | MessagesReceived
+    | MessagesExpired
     | LeadershipChanged
     | BatchClaimed
     | HandlerBegan

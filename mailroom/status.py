@@ -52,9 +52,9 @@ class InboxStatus:
     counts its delivered messages, and `consumer_lag_s` is how long ago the oldest of them was delivered. `lag_s` is how
     long ago the oldest of both was sent. `waiting_keys` counts failing keys that wait for their next attempt,
     `parked_keys` those that are held until an operator acts. `parked_messages` counts the messages that were moved to
-    `parked`; they are not in `backlog`. `dropped` counts the messages that waited for longer than the inbox keeps them
-    (`keep_s`) and were dropped, since it was created. `paused_at` is since when the inbox is paused, None if it is not,
-    and `paused_by` says by whom and why. `paused_keys` counts the keys that are paused by themselves.
+    `parked`; they are not in `backlog`. `expired` counts the messages that waited for longer than the
+    inbox's `expire_s` and were removed, since it was created. `paused_at` is since when the inbox is paused, None if it
+    is not, and `paused_by` says by whom and why. `paused_keys` counts the keys that are paused by themselves.
     `breaker_opened_at` is since when its breaker is open, None if it is not, and `breaker_why` says what had failed. If
     it has one for each prefix of a key, that is since the first of them opened, and it names three of them.
 
@@ -72,7 +72,7 @@ class InboxStatus:
     waiting_keys: int
     parked_keys: int
     parked_messages: int
-    dropped: int
+    expired: int
     order: str = "key"
     held_back: int = 0
     waits_for: str | None = None
@@ -280,7 +280,7 @@ SELECT r.name, i.messages, extract(epoch FROM clock_timestamp() - oldest.sent_at
         WHERE k.inbox = r.name AND k.retry_at > clock_timestamp() AND k.retry_at < 'infinity'),
        (SELECT count(*) FROM {schema}.key_state AS k
         WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.parked_at IS NOT NULL),
-       (SELECT count(*) FROM {schema}.parked AS p WHERE p.inbox = r.name), r.dropped, r.paused_at, r.paused_by,
+       (SELECT count(*) FROM {schema}.parked AS p WHERE p.inbox = r.name), r.expired, r.paused_at, r.paused_by,
        (SELECT count(*) FROM {schema}.key_state AS k
         WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.paused_at IS NOT NULL),
        b.opened_at, b.why

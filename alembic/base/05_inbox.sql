@@ -18,8 +18,8 @@ CREATE TABLE inbox_registry (  -- The inboxes and their settings.
     on_failure    text             COLLATE "C" NOT NULL DEFAULT 'park' CHECK (on_failure IN ('park', 'skip')),  -- When no attempt is left: park the key, or skip the message into dead_letter.
     max_attempts  integer          NOT NULL DEFAULT 16 CHECK (max_attempts >= 1),  -- How often a message is tried.
     healthy_floor bigint           NOT NULL DEFAULT 0,      -- All messages up to this clock are of failing keys, which stay failing up to it.
-    keep_s        double precision CHECK (keep_s > 0),      -- How many seconds a delivered message may wait before the janitor drops it; null for ever.
-    dropped       bigint           NOT NULL DEFAULT 0,      -- How many messages the janitor has dropped here.
+    expire_s      double precision CHECK (expire_s > 0),    -- How many seconds a delivered message may wait before the janitor removes it; null for ever.
+    expired       bigint           NOT NULL DEFAULT 0,      -- How many messages have expired here.
     "order"       text             COLLATE "C" NOT NULL DEFAULT 'key' CHECK ("order" IN ('key', 'total')),  -- The order in which messages are reaped: key, or total, by sent_clock and origin.
     sent_floor    bigint           NOT NULL DEFAULT 0,      -- Of a total inbox: no message has a sent_clock at or below it, nor will have one. It saves time.
     paused_at     timestamptz,                              -- Since when it is paused: claims give nothing, deliveries go on. Null if it is not.

@@ -74,7 +74,7 @@ def _run(setup: Setup) -> Values:
 
 def _create_inbox(node: Node) -> None:
     with node.connect() as connection:
-        create_inbox(connection, REPLIES, schema=node.schema, keep_s=600)
+        create_inbox(connection, REPLIES, schema=node.schema, expire_s=600)
 
 
 MEASUREMENT = Measurement(

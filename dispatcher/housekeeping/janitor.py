@@ -23,12 +23,13 @@ import psycopg
 from dispatcher.delivery.deliver import releasing
 from dispatcher.delivery.portion import Portion
 from dispatcher.housekeeping import healthy_floor
-from dispatcher.housekeeping.outstayed import listing_keeping, sweeping_outstayed
+from dispatcher.housekeeping.expiry import expiring, listing_expiring
 from dispatcher.housekeeping.periodic import PeriodicSends
 from dispatcher.housekeeping.set_back import bringing_back_attempted, bringing_back_suspected
 from dispatcher.housekeeping.total_floor import listing_total, raising_sent_floor, sweeping_stable
 from dispatcher.housekeeping.trim import Held, Kept, Trim
 from inbox.by_key.parked_keys import MovedParked, moving_parked
+from mailroom import events
 from mailroom.links.handshake.diverged import finding_claims, renewing
 from mailroom.metrics.recorder import KEPT
 from mailroom.names import shown
@@ -183,13 +184,14 @@ class Janitor:
             with self._passing(connection, f"key_state of {inbox}"):
                 await run_async(connection, sweeping_key_state(self._schema, inbox))
                 await run_async(connection, bringing_back_suspected(self._schema, inbox, SWEPT_ROWS))
-        keeping: list[str] = []
-        with self._passing(connection, "the list of inboxes that drop messages"):
-            keeping = await run_async(connection, listing_keeping(self._schema))
-        for inbox in keeping:
+        expires: list[str] = []
+        with self._passing(connection, "the list of inboxes whose messages expire"):
+            expires = await run_async(connection, listing_expiring(self._schema))
+        for inbox in expires:
             with self._passing(connection, f"old messages of {inbox}"):
-                dropped = await run_async(connection, sweeping_outstayed(self._schema, inbox, SWEPT_ROWS))
-                more += dropped >= SWEPT_ROWS
+                expired = await run_async(connection, expiring(self._schema, inbox, SWEPT_ROWS))
+                more += expired >= SWEPT_ROWS
+                self._tell_expired(inbox, expired)
         total: list[str] = []
         with self._passing(connection, "the list of total inboxes"):
             total = await run_async(connection, listing_total(self._schema))
@@ -207,6 +209,11 @@ class Janitor:
         with self._passing(connection, "commit tokens"):
             more += await run_async(connection, sweeping_tokens(self._schema)) >= SWEPT_AT_ONCE
         return more > 0
+
+    def _tell_expired(self, inbox: str, expired: int) -> None:
+        if expired:
+            log.info("inbox %s: %d messages expired (expire_s) and were removed", inbox, expired)
+            events.emit(events.MessagesExpired(self._schema, inbox, expired))
 
     async def _turn_days(self, connection: psycopg.AsyncConnection) -> None:
         """Make the days of the archive ahead, before those that are over are emptied; then drop those."""

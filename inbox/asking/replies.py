@@ -2,7 +2,7 @@
 
 All processes of the service share the inbox, and each takes by key only what it waits for. A reply is taken in a
 transaction of its own and handed over after its COMMIT: at most once. What nobody waits for stays, until the janitor
-drops it (`keep_s`).
+drops it (`expire_s`).
 """
 
 import asyncio
@@ -76,7 +76,7 @@ def taking(schema: str, inbox: str, keys: list[str]) -> Operation[list[Message]]
     return []  # the setting was changed between the two statements, and the next ring or poll looks again
 
 
-KEPT = Sql("SELECT keep_s FROM {schema}.inbox_registry WHERE name = '{inbox}'", columns=("float8",))
+KEPT = Sql("SELECT expire_s FROM {schema}.inbox_registry WHERE name = '{inbox}'", columns=("float8",))
 
 
 def checking_kept(schema: str, inbox: str) -> Operation[None]:
@@ -87,7 +87,7 @@ def checking_kept(schema: str, inbox: str) -> Operation[None]:
         option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
         raise ConfigurationError(
             f"Inbox {inbox!r} would keep replies that nobody waits for any more. Let it drop them: "
-            f"mailroom inbox create {inbox} --keep-s 600{option}",
+            f"mailroom inbox create {inbox} --expire-s 600{option}",
             code="MR-replies-kept",
         )
 

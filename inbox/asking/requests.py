@@ -201,10 +201,10 @@ def _id(fields: Fields) -> UUID:
 class Requests(_Service):
     """Sends commands and waits for their answers: `with Requests(dsn, "shop_replies") as requests: requests.ask(...)`.
 
-    All processes of a service share one inbox, made with `create_inbox(..., keep_s=600)`, and all threads of a process
-    one instance. Replies are taken by one background session, in its own transaction, woken by deliveries; through a
-    pooler it looks every `poll_interval_s` seconds while something is waited for. An answer is handed over at most
-    once: it is lost if the process dies. If a flow must survive that, use a handler of a topic for replies.
+    All processes of a service share one inbox, made with `create_inbox(..., expire_s=600)`, and all threads of a
+    process one instance. Replies are taken by one background session, in its own transaction, woken by deliveries;
+    through a pooler it looks every `poll_interval_s` seconds while something is waited for. An answer is handed over at
+    most once: it is lost if the process dies. If a flow must survive that, use a handler of a topic for replies.
 
     `source` is what a `Worker` takes: a connection string, a psycopg `ConnectionPool`, a SQLAlchemy `Engine` or a
     `sessionmaker`, or a connection of Django or "django:ALIAS". `ask` sends on its connections, up to `connections` at
@@ -212,7 +212,7 @@ class Requests(_Service):
     woken, connect to `listen_dsn`, past any pooler, or by default to where the connections of `source` are.
 
     Entering it raises `UnknownInbox`, `SchemaError`, `ConnectionFailed` or the source's own error, and
-    `ConfigurationError` for an inbox without `keep_s`. Its methods raise `ConfigurationError` outside of the `with`
+    `ConfigurationError` for an inbox without `expire_s`. Its methods raise `ConfigurationError` outside of the `with`
     block, and in a process that was forked inside of it: that one makes its own.
     """
 

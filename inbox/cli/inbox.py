@@ -112,13 +112,12 @@ AT_ONCE = 100
     help="After the last attempt park the key, which holds its later messages in order, or skip the message. [park]",
 )
 @click.option(
-    "--keep-s",
+    "--expire-s",
     type=seconds_above_0,
-    help="Drop messages that wait for longer, such as replies nobody waits for any more. [never]",
+    help="Remove messages that wait for longer, such as replies that come too late. [never]",
 )
 @click.option(
-    "--keep-reaped",
-    "keep_reaped_days",
+    "--keep-reaped-days",
     metavar="DAYS",
     type=WholeNumber(0, MOST_DAYS),
     help="Keep what is reaped for so many days, to be found and replayed (mailroom archive); 0 ends it. [not kept]",
@@ -173,7 +172,7 @@ def create(
     backoff_max_s: float | None,
     max_attempts: int | None,
     on_failure: Literal["park", "skip"] | None,
-    keep_s: float | None,
+    expire_s: float | None,
     keep_reaped_days: int | None,
     rate: float | None,
     burst: int | None,
@@ -206,8 +205,8 @@ def create(
       mailroom inbox create shipping --subscribe order.paid --migrate
       mailroom inbox create shipping --backoff-s 5 --backoff-max-s 600
       mailroom inbox create audit_log --max-attempts 10 --on-failure skip
-      mailroom inbox create shop_replies --keep-s 600
-      mailroom inbox create shipping --keep-reaped 30
+      mailroom inbox create shop_replies --expire-s 600
+      mailroom inbox create shipping --keep-reaped-days 30
       mailroom inbox create shipping --rate 10 --burst 20 --concurrency 4 --breaker 50
       mailroom inbox create shipping --breaker 50 --breaker-by /
       mailroom inbox create invoices --subscribe order.paid --origin lyon
@@ -235,7 +234,7 @@ def create(
                 backoff_max_s=backoff_max_s,
                 max_attempts=max_attempts,
                 on_failure=on_failure,
-                keep_s=keep_s,
+                expire_s=expire_s,
                 keep_reaped_days=keep_reaped_days,
                 rate=rate,
                 burst=burst,

@@ -1,7 +1,7 @@
 """The errors that Mailroom raises itself. Each says what to do next and never contains a password or payload.
 
-Each has a `code`, which stays the same when its text is worded anew: one of `mailroom.errors.codes`, with a section of its
-own in docs/errors. Errors of psycopg and SQLAlchemy in the caller's transaction pass through unchanged.
+Each has a `code`, which stays the same when its text is worded anew: one of `mailroom.errors.codes`, with a section of
+its own in docs/errors. Errors of psycopg and SQLAlchemy in the caller's transaction pass through unchanged.
 """
 
 from copyreg import __newobj__  # type: ignore[attr-defined]  # pickle's own way to make an object without __init__

@@ -60,6 +60,12 @@ INBOX_BREAKER_OPEN = Family(
     "How many breakers of an inbox are open: 1 or 0, or how many prefixes of keys.",
     ("inbox",),
 )
+INBOX_EXPIRED = Family(
+    "inbox_expired_total",
+    "counter",
+    "Messages that waited in an inbox for longer than its `expire_s` allows, and were removed.",
+    ("inbox",),
+)
 LEASE_HELD = Family("lease_held", "gauge", "Whether somebody leads: 1 or 0.", ("role",))
 LEASE_REMAINING = Family(
     "lease_remaining_seconds", "gauge", "How long the lease is still valid; negative once it has expired.", ("role",)
@@ -108,15 +114,17 @@ FROM {schema}.node AS n, {schema}.clock AS c
 # inbox that is just being made has no partition yet. Other tables are neither paused nor not.
 TABLES = Sql(
     """
-SELECT t.name, t.is_paused, pg_catalog.pg_stat_get_live_tuples(t.oid), pg_catalog.pg_stat_get_dead_tuples(t.oid)
-FROM (SELECT name, paused_at IS NOT NULL, pg_catalog.to_regclass(pg_catalog.concat('{schema}.inbox_', name))::oid
+SELECT t.name, t.is_paused, t.expired,
+       pg_catalog.pg_stat_get_live_tuples(t.oid), pg_catalog.pg_stat_get_dead_tuples(t.oid)
+FROM (SELECT name, paused_at IS NOT NULL, expired,
+             pg_catalog.to_regclass(pg_catalog.concat('{schema}.inbox_', name))::oid
       FROM {schema}.inbox_registry
       UNION ALL
-      SELECT name, NULL, pg_catalog.to_regclass(pg_catalog.concat('{schema}.', name))::oid
-      FROM pg_catalog.unnest(%(tables)s::text[]) AS given (name)) AS t (name, is_paused, oid)
+      SELECT name, NULL, NULL, pg_catalog.to_regclass(pg_catalog.concat('{schema}.', name))::oid
+      FROM pg_catalog.unnest(%(tables)s::text[]) AS given (name)) AS t (name, is_paused, expired, oid)
 WHERE t.oid IS NOT NULL
 """,
-    columns=("text", "boolean", "bigint", "bigint"),
+    columns=("text", "boolean", "bigint", "bigint", "bigint"),
 )
 BREAKERS = Sql(
     """
@@ -175,11 +183,13 @@ def reading_catalog(schema: str) -> Operation[dict[Family, Samples]]:
     inboxes: dict[str, tuple[int, int]] = {}
     tables: dict[str, tuple[int, int]] = {}
     paused: dict[str, int] = {}
-    for name, is_paused, live, dead in (yield TABLES.at(schema=schema)(tables=list(CHANGING))):
+    expired: dict[str, int] = {}
+    for name, is_paused, gone, live, dead in (yield TABLES.at(schema=schema)(tables=list(CHANGING))):
         if is_paused is None:
             tables[name] = live, dead
         else:
             inboxes[name], paused[name] = (live, dead), int(is_paused)
+            expired[name] = gone
     breakers = dict((yield BREAKERS.at(schema=schema)()))
     leases = {role: (int(held), left_s) for role, held, left_s in (yield LEASES.at(schema=schema)())}
     stages = yield from _counting_stages(schema, tables["dead_letter"][0])
@@ -188,6 +198,7 @@ def reading_catalog(schema: str) -> Operation[dict[Family, Samples]]:
         INBOX_DEAD_ROWS: [((name,), dead) for name, (_, dead) in inboxes.items()],
         INBOX_PAUSED: _by_label(paused),
         INBOX_BREAKER_OPEN: _by_label(breakers),
+        INBOX_EXPIRED: _by_label(expired),
         TABLE_DEAD_ROWS: [((name,), dead) for name, (_, dead) in tables.items()],
         # A node whose dispatcher was never started has no lease of one.
         LEASE_HELD: _by_label({"dispatcher": 0} | {role: held for role, (held, _) in leases.items()}),

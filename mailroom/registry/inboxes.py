@@ -28,7 +28,7 @@ def creation(
     backoff_max_s: float | None = None,
     max_attempts: int | None = None,
     on_failure: Literal["park", "skip"] | None = None,
-    keep_s: float | None = None,
+    expire_s: float | None = None,
     keep_reaped_days: int | None = None,
     rate: float | None = None,
     burst: int | None = None,
@@ -49,7 +49,7 @@ def creation(
     least 1) `on_failure` (park) decides: `park` parks the key, which holds its later messages too; `skip` moves only
     that message to `dead_letter`. By default the attempts are spread over about three hours, long enough for most
     outages of a service that the handler calls. `subscribe` holds topics and patterns, and `origin` says whose
-    messages, as for `subscribe`. With `keep_s` the janitor drops messages that wait there for more seconds than that,
+    messages, as for `subscribe`. With `expire_s` the janitor drops messages that wait there for more seconds than that,
     but none that a transaction holds, and none of parked keys, which count anew from a replay: for replies that nobody
     waits for any more (`Requests`). By default it drops none.
 
@@ -66,12 +66,12 @@ def creation(
 
     `order` (key) is chosen when the inbox is created. With `total` there is one queue instead of one per key: all
     messages are reaped by their sent_clock, one transaction at a time, and a failing one holds up the whole inbox. Such
-    an inbox takes no `keep_s` and no `breaker_by`.
+    an inbox takes no `expire_s` and no `breaker_by`.
 
     Users' own migrations may call it: everything happens in the caller's transaction. A concurrent delivery goes on; if
     it was planned before the partition existed, it fails once and is tried again. Raises `InvalidName`,
     `InvalidMessage` for a `max_attempts` below 1 and a `keep_reaped_days` above 366, `ConfigurationError` for another
-    `on_failure`, a `keep_s` that is not above 0, a wrong limit and another `order` than the inbox has, and
+    `on_failure`, a `expire_s` that is not above 0, a wrong limit and another `order` than the inbox has, and
     `SchemaError` if something else in the schema has the name of a partition, `inbox_<name>`; then nothing has changed.
     It also raises `SchemaError` if the server has no room for the locks.
     """
@@ -80,8 +80,8 @@ def creation(
         count(max_attempts, "max_attempts")
     if on_failure not in (None, "park", "skip"):
         raise ConfigurationError(f"on_failure is {on_failure!r}; give 'park' or 'skip'.", code="MR-invalid-argument")
-    if keep_s is not None:
-        seconds(keep_s, "keep_s", TEN_YEARS_S)
+    if expire_s is not None:
+        seconds(expire_s, "expire_s", TEN_YEARS_S)
     limits = InboxLimits(rate, burst, concurrency, breaker, breaker_by)
     if order not in (None, "key", "total"):
         raise ConfigurationError(f"order is {order!r}; give 'key' or 'total'.", code="MR-invalid-argument")
@@ -91,7 +91,7 @@ def creation(
     names = [inbox_name(each) for each in several]
     return _creating(
         schema_name(schema), list(dict.fromkeys(names)), topics, backoff_s, backoff_max_s, max_attempts, on_failure,
-        keep_s, days, limits, origin_name(origin), order,
+        expire_s, days, limits, origin_name(origin), order,
     )  # fmt: skip
 
 
@@ -169,19 +169,19 @@ BY_ORDER = f"""
 AT_ONCE = 20
 REGISTER = Sql(
     """
-INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s,
+INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s, max_attempts, on_failure, expire_s,
                                           keep_reaped_days, "order")
 SELECT pg_catalog.unnest(%(names)s::text[]),
        coalesce(%(backoff_s)s::float8, least(1, %(backoff_max_s)s::float8)),
        coalesce(%(backoff_max_s)s::float8, greatest(3600, %(backoff_s)s::float8)),
-       coalesce(%(max_attempts)s::bigint, 16), coalesce(%(on_failure)s::text, 'park'), %(keep_s)s::float8,
+       coalesce(%(max_attempts)s::bigint, 16), coalesce(%(on_failure)s::text, 'park'), %(expire_s)s::float8,
        nullif(%(keep_reaped_days)s::bigint, 0), coalesce(%(order)s::text, 'key')
 ON CONFLICT (name) DO UPDATE SET
     backoff_s = coalesce(%(backoff_s)s::float8, least(r.backoff_s, %(backoff_max_s)s::float8)),
     backoff_max_s = coalesce(%(backoff_max_s)s::float8, greatest(r.backoff_max_s, %(backoff_s)s::float8)),
     max_attempts = coalesce(%(max_attempts)s::bigint, r.max_attempts),
     on_failure = coalesce(%(on_failure)s::text, r.on_failure),
-    keep_s = coalesce(%(keep_s)s::float8, r.keep_s),
+    expire_s = coalesce(%(expire_s)s::float8, r.expire_s),
     keep_reaped_days = nullif(coalesce(%(keep_reaped_days)s::bigint, r.keep_reaped_days), 0)
 """
 )
@@ -198,7 +198,7 @@ FROM pg_catalog.unnest(%(names)s::text[]) AS g (name) LEFT JOIN {schema}.inbox_r
 
 def _creating(
     schema: str, names: list[str], topics: list[str], backoff_s: float | None, backoff_max_s: float | None,
-    max_attempts: int | None, on_failure: str | None, keep_s: float | None, keep_reaped_days: int | None,
+    max_attempts: int | None, on_failure: str | None, expire_s: float | None, keep_reaped_days: int | None,
     limits: InboxLimits, origin: str,
     order: str | None,
 ) -> Operation[None]:  # fmt: skip
@@ -223,11 +223,11 @@ def _creating(
                     code="MR-inbox-order-fixed",
                 )
             found[name] = existing
-    if keep_s is not None:
+    if expire_s is not None:
         for name in names:
             if found.get(name, order) == "total":
                 raise ConfigurationError(
-                    f"Inbox {name!r} has total order, and keep_s would drop messages that other nodes give out. "
+                    f"Inbox {name!r} has total order, and expire_s would drop messages that other nodes give out. "
                     "Leave it out.",
                     code="MR-total-order-keeps-all",
                 )
@@ -246,7 +246,7 @@ def _creating(
         backoff_max_s=backoff_max_s,
         max_attempts=max_attempts,
         on_failure=on_failure,
-        keep_s=keep_s,
+        expire_s=expire_s,
         keep_reaped_days=keep_reaped_days,
         order=order,
     )

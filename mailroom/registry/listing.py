@@ -13,7 +13,7 @@ SELECT name,
        (SELECT pg_catalog.json_object_agg(origin, topics)::text
         FROM (SELECT origin, pg_catalog.json_agg(topic ORDER BY topic) AS topics FROM {schema}.subscription
               WHERE inbox = r.name GROUP BY origin) AS s),
-       "order", backoff_s, backoff_max_s, max_attempts::bigint, on_failure, keep_s, keep_reaped_days::bigint,
+       "order", backoff_s, backoff_max_s, max_attempts::bigint, on_failure, expire_s, keep_reaped_days::bigint,
        created_at, paused_at, paused_by, l.rate_per_s, CASE WHEN l.rate_per_s IS NOT NULL THEN l.burst END::bigint,
        l.concurrency::bigint, l.breaker_percent::bigint, l.breaker_by
 FROM {schema}.inbox_registry AS r LEFT JOIN {schema}.limits AS l ON l.inbox = r.name
@@ -40,7 +40,7 @@ def listing(schema: str, inbox: str | None = None) -> Operation[list[dict[str, A
             "max_attempts": max_attempts,
             "attempts_spread_s": spread_s(backoff_s, backoff_max_s, max_attempts),
             "on_failure": on_failure,
-            "keep_s": keep_s,
+            "expire_s": expire_s,
             "keep_reaped_days": keep_reaped_days,
             "created_at": created_at,
             "paused_at": paused_at,
@@ -52,7 +52,7 @@ def listing(schema: str, inbox: str | None = None) -> Operation[list[dict[str, A
             "breaker_by": breaker_by,
         }
         for (
-            name, topics, order, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, keep_reaped_days,
+            name, topics, order, backoff_s, backoff_max_s, max_attempts, on_failure, expire_s, keep_reaped_days,
             created_at, paused_at, paused_by, rate, burst, concurrency, breaker, breaker_by,
         ) in (
             (name, json.loads(topics or "{}"), *settings) for name, topics, *settings in rows

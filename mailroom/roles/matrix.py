@@ -226,7 +226,7 @@ DISPATCHER = (
     on("fan_out_way", "SELECT", "INSERT", "DELETE"),
     on("inbox", "SELECT", "INSERT", why="deliveries go through it into all inboxes, new ones too"),
     on("inbox_{inbox}", "SELECT", "DELETE", "UPDATE (inbox)", why="housekeeping: by its name"),
-    on("inbox_registry", "SELECT", "UPDATE (floor, healthy_floor, sent_floor, dropped)"),
+    on("inbox_registry", "SELECT", "UPDATE (floor, healthy_floor, sent_floor, expired)"),
     on("limits", "SELECT (inbox, breaker_percent, opened_at)", why="metrics"),
     on("breaker", "SELECT (inbox)", why="metrics"),
     on("stable", "SELECT", "INSERT", "DELETE"),

@@ -1,4 +1,4 @@
-"""`mailroom archive`, `mailroom inbox create --keep-reaped` and `mailroom trace` of what was reaped."""
+"""`mailroom archive`, `mailroom inbox create --keep-reaped-days` and `mailroom trace` of what was reaped."""
 
 import json
 from uuid import UUID, uuid4
@@ -14,7 +14,7 @@ from tests.support.roles import rights, role
 @pytest.fixture
 def ids(node: Node) -> list[UUID]:
     """Two messages that were reaped, of the keys a and b; their values are 0 and 1."""
-    done("inbox", "create", "shipping", "--keep-reaped", "2", dsn=node.dsn)
+    done("inbox", "create", "shipping", "--keep-reaped-days", "2", dsn=node.dsn)
     ids = [node.send("shipping", nth, key=key, headers={"saga": "s"}) for nth, key in enumerate("ab")]
     node.deliver_all()
     done("inbox", "reap", "shipping", "--any", dsn=node.dsn)
@@ -25,9 +25,9 @@ def test_setting_is_shown_and_ended(node: Node, ids: list[UUID]) -> None:
     [shown] = json_of("inbox", "list", dsn=node.dsn)
     assert shown["keep_reaped_days"] == 2
     assert "reaped" in done("inbox", "list", dsn=node.dsn)
-    done("inbox", "create", "shipping", "--keep-reaped", "0", dsn=node.dsn)
+    done("inbox", "create", "shipping", "--keep-reaped-days", "0", dsn=node.dsn)
     assert json_of("inbox", "list", dsn=node.dsn)[0]["keep_reaped_days"] is None
-    assert mailroom("inbox", "create", "shipping", "--keep-reaped", "367", dsn=node.dsn).exit_code == 2
+    assert mailroom("inbox", "create", "shipping", "--keep-reaped-days", "367", dsn=node.dsn).exit_code == 2
 
 
 def test_list_tells_what_was_reaped(node: Node, ids: list[UUID]) -> None:

@@ -38,18 +38,18 @@ def test_status_is_whole_at_any_width(node: Node, columns: int) -> None:
         assert word in words, text
     # A heading above all rows where there is room, else a block for each.
     assert words.count("lag") == (1 if columns >= 60 else 2)
-    assert "dropped" not in words
+    assert "expired" not in words
 
 
 def test_status_shows_what_failed_where_anything_did(node: Node) -> None:
     node.inbox("shipping", "orders")
     node.inbox("audit_log", "orders")
-    node.connection.execute("UPDATE mailroom.inbox_registry SET dropped = 12 WHERE name = 'audit_log'")
+    node.connection.execute("UPDATE mailroom.inbox_registry SET expired = 12 WHERE name = 'audit_log'")
     lines = done("status", dsn=node.dsn, COLUMNS="200").splitlines()
     [headings] = [line for line in lines if line.split()[:1] == ["inbox"]]
     columns = re.split(" {2,}", headings.strip())
     assert len(set(columns)) == len(columns)
-    assert columns[-1] == "dropped"
+    assert columns[-1] == "expired"
     assert "parked" not in headings
     assert [line.split()[0] + line.split()[-1] for line in lines[-2:]] == ["audit_log12", "shipping0"]
 

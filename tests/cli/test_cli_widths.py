@@ -30,7 +30,7 @@ VALUE = {"n": 1}
 def fill(node: Node) -> list[list[str]]:
     """Fill every table that a command shows; return the calls that show them."""
     node.inbox(SHIPPING, TOPIC, "order.#")
-    node.inbox(AUDIT, TOPIC, on_failure="skip", keep_s=3_600)
+    node.inbox(AUDIT, TOPIC, on_failure="skip", expire_s=3_600)
     node.inbox(LEDGER, TOPIC, order="total")
     for key in (KEY, KEY, TAME):
         parked = node.send(TOPIC, VALUE, key=key, headers={"user": "ada"})

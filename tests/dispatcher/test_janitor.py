@@ -9,13 +9,15 @@ import psycopg
 import pytest
 
 from dispatcher.housekeeping import janitor
+from dispatcher.housekeeping.expiry import expiring
 from dispatcher.housekeeping.janitor import SWEEP_INTERVAL_S, Janitor, sweeping_key_state
-from dispatcher.housekeeping.outstayed import sweeping_outstayed
 from dispatcher.housekeeping.set_back import bringing_back_attempted, bringing_back_suspected
 from dispatcher.lanes.leading import KEEPER
 from inbox import Inbox, Park, Parked, Retry
 from inbox.by_key.failure import suspecting
 from inbox.by_key.parked_keys import moving_parked
+from mailroom import events
+from mailroom.metrics.catalog import INBOX_EXPIRED, reading_catalog
 from mailroom.session import settings
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run, run_async
@@ -183,29 +185,36 @@ async def test_inbox_that_is_locked_stops_no_other(
 AGED = "UPDATE mailroom.inbox SET delivered_at = delivered_at - interval '1 hour' WHERE inbox = %s AND key = ANY (%s)"
 
 
-def dropped(node: Node) -> dict[str, int]:
-    return dict(node.rows("SELECT name, dropped FROM mailroom.inbox_registry"))
+def expired(node: Node) -> dict[str, int]:
+    return dict(node.rows("SELECT name, expired FROM mailroom.inbox_registry"))
 
 
-async def test_what_waits_for_longer_than_the_inbox_keeps_it_is_dropped_and_counted(
-    node: Node, keeper: psycopg.AsyncConnection
+async def test_what_waits_for_longer_than_the_inbox_allows_expires_and_is_told(
+    node: Node, keeper: psycopg.AsyncConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    node.inbox("replies", keep_s=600)
+    heard: list[object] = []
+    end = events.subscribe(heard.append, events.MessagesExpired)
+    node.inbox("replies", expire_s=600)
     for inbox, key in (("replies", "old"), ("replies", "old"), ("replies", "new"), ("shipping", "old")):
         node.send(inbox, key=key)
     node.deliver()
     for inbox in ("replies", "shipping"):
         node.connection.execute(AGED, [inbox, ["old"]])
-    await Clocked().janitor.run_once(keeper)
+    with caplog.at_level("INFO", "mailroom.dispatcher"):
+        await Clocked().janitor.run_once(keeper)
+    end()
     assert node.delivered("inbox, key") == [("replies", "new"), ("shipping", "old")]
-    assert dropped(node) == {"replies": 2, "shipping": 0}
+    assert expired(node) == {"replies": 2, "shipping": 0}
+    assert heard == [events.MessagesExpired(SCHEMA, "replies", 2)]
+    assert "inbox replies: 2 messages expired (expire_s) and were removed" in caplog.text
+    assert dict(run(node.connection, reading_catalog(SCHEMA))[INBOX_EXPIRED]) == {("replies",): 2, ("shipping",): 0}
 
 
-async def test_oldest_are_dropped_first_and_a_full_step_calls_for_coming_back_soon(
+async def test_oldest_expire_first_and_a_full_step_calls_for_coming_back_soon(
     node: Node, keeper: psycopg.AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(janitor, "SWEPT_ROWS", 2)
-    node.inbox("replies", keep_s=600)
+    node.inbox("replies", expire_s=600)
     for key in ("c", "b", "a"):
         node.send("replies", key=key)
     node.deliver()
@@ -214,13 +223,13 @@ async def test_oldest_are_dropped_first_and_a_full_step_calls_for_coming_back_so
     assert await own_janitor.run_once(keeper) == 1
     assert node.delivered("key") == [("a",)]
     assert await own_janitor.run_once(keeper) == 0
-    assert (node.delivered("key"), dropped(node)["replies"]) == ([], 3)
+    assert (node.delivered("key"), expired(node)["replies"]) == ([], 3)
 
 
-async def test_nothing_is_dropped_of_a_key_that_a_transaction_holds_or_that_is_parked(
+async def test_nothing_expires_of_a_key_that_a_transaction_holds_or_that_is_parked(
     node: Node, keeper: psycopg.AsyncConnection, connect: Connect
 ) -> None:
-    node.inbox("replies", keep_s=600)
+    node.inbox("replies", expire_s=600)
     for key in ("held", "held", "parked", "free"):
         node.send("replies", key=key)
     node.deliver()
@@ -233,29 +242,29 @@ async def test_nothing_is_dropped_of_a_key_that_a_transaction_holds_or_that_is_p
     await clocked.janitor.run_once(keeper)
     holder.rollback()
     assert ("free",) not in node.delivered("key")
-    assert dropped(node)["replies"] == 1
+    assert expired(node)["replies"] == 1
     assert node.value("SELECT count(*) FROM mailroom.inbox_replies WHERE key = 'held'") == 2
     assert node.value("SELECT count(*) FROM mailroom.parked WHERE key = 'parked'") == 1
     clocked.now_s += SWEEP_INTERVAL_S
     await clocked.janitor.run_once(keeper)
-    assert (node.delivered("key"), dropped(node)["replies"]) == ([], 3)
+    assert (node.delivered("key"), expired(node)["replies"]) == ([], 3)
 
 
-def test_parked_messages_that_are_still_to_be_moved_aside_are_not_dropped(node: Node) -> None:
-    node.inbox("replies", keep_s=600)
+def test_parked_messages_that_are_still_to_be_moved_aside_do_not_expire(node: Node) -> None:
+    node.inbox("replies", expire_s=600)
     for key in ("parked", "free"):
         node.send("replies", key=key)
     node.deliver()
     node.connection.execute(STATE.replace("shipping", "replies"), ["parked", 1, "infinity"])
     node.connection.execute("UPDATE mailroom.key_state SET parked_at = now()")
     node.connection.execute(AGED, ["replies", ["parked", "free"]])
-    assert run(node.connection, sweeping_outstayed(SCHEMA, "replies", 100)) == 1
+    assert run(node.connection, expiring(SCHEMA, "replies", 100)) == 1
     assert node.delivered("key") == [("parked",)]
 
 
-def test_what_a_stream_of_spark_has_given_out_is_not_dropped(node: Node) -> None:
-    """Its next start finds the batch as it was planned; what it had not planned is dropped."""
-    node.inbox("replies", keep_s=600)
+def test_what_a_stream_of_spark_has_given_out_does_not_expire(node: Node) -> None:
+    """Its next start finds the batch as it was planned; what it had not planned expires."""
+    node.inbox("replies", expire_s=600)
     for key in ("given out", "new"):
         node.send("replies", key=key)
         node.deliver()
@@ -264,13 +273,13 @@ def test_what_a_stream_of_spark_has_given_out_is_not_dropped(node: Node) -> None
         "INSERT INTO mailroom.spark_stream (inbox, checkpoint, batch, above, upto, message_id, messages, digest) "
         "SELECT 'replies', 'c', 1, 0, min(clock), '', 1, 0 FROM mailroom.inbox_replies"
     )
-    assert run(node.connection, sweeping_outstayed(SCHEMA, "replies", 1)) == 1
+    assert run(node.connection, expiring(SCHEMA, "replies", 1)) == 1
     assert node.delivered("key") == [("given out",)]
 
 
-def test_what_is_replayed_is_kept_anew(node: Node) -> None:
+def test_time_of_what_is_replayed_begins_anew(node: Node) -> None:
     """It has the time of its first delivery."""
-    node.inbox("replies", keep_s=600)
+    node.inbox("replies", expire_s=600)
     node.send("replies", key="k")
     node.deliver()
     node.connection.execute(AGED, ["replies", ["k"]])
@@ -278,9 +287,9 @@ def test_what_is_replayed_is_kept_anew(node: Node) -> None:
     with node.connection.transaction():
         run(node.connection, failing("replies", message, Park("no")))
         assert Parked("replies").replay(node.connection, "k", actor="ada").messages == 1
-    assert run(node.connection, sweeping_outstayed(SCHEMA, "replies", 100)) == 0
+    assert run(node.connection, expiring(SCHEMA, "replies", 100)) == 0
     node.connection.execute("UPDATE mailroom.attempt SET at = at - interval '1 hour'")
-    assert run(node.connection, sweeping_outstayed(SCHEMA, "replies", 100)) == 1
+    assert run(node.connection, expiring(SCHEMA, "replies", 100)) == 1
 
 
 # -- Moving messages of parked keys -----------------------------------------------------------------------------------

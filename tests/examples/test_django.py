@@ -227,7 +227,7 @@ def test_worker_on_django_s_connection_commits_the_orm_s_writes_with_its_message
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("source", ["alias", "connection"])
 def test_requests_are_asked_on_django_s_connection(node: Node, source: str) -> None:
-    node.inbox("replies", keep_s=600)
+    node.inbox("replies", expire_s=600)
     handlers = Handlers()
     handlers.on("shipping")(lambda message, _: message.value + 1)
     given: Any = "django:default" if source == "alias" else connections["default"]

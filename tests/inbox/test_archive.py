@@ -8,8 +8,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from dispatcher.housekeeping.expiry import expiring
 from dispatcher.housekeeping.janitor import Janitor
-from dispatcher.housekeeping.outstayed import sweeping_outstayed
 from inbox import (
     Archive,
     AsyncArchive,
@@ -165,14 +165,14 @@ def test_walk_over_many_keys_is_kept_too(node: Node, session: Session) -> None:
 def test_what_is_not_handed_to_anybody_is_not_kept(node: Node, session: Session) -> None:
     node.inbox("skipping", keep_reaped_days=1, max_attempts=1, on_failure="skip")
     with node.connection.transaction():
-        create_inbox(node.connection, "shipping", max_attempts=1, keep_s=0.000001)
+        create_inbox(node.connection, "shipping", max_attempts=1, expire_s=0.000001)
     deliver(node, "park", "old", "more", topic="shipping")
     deliver(node, "skip", topic="skipping")
     fail(node, "park")
     run(node.connection, moving_parked(SCHEMA, "shipping", ""))
     with node.connection.transaction():
         assert Parked("shipping").discard(node.connection, None, actor="ada").messages == 1
-    assert run(node.connection, sweeping_outstayed(SCHEMA, "shipping", 10)) == 2
+    assert run(node.connection, expiring(SCHEMA, "shipping", 10)) == 2
     with node.connection.transaction():
         [message] = Inbox("skipping").peek(node.connection)
         run(node.connection, failing("skipping", message, Skip("no")))

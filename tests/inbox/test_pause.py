@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from dispatcher.housekeeping import healthy_floor
+from dispatcher.housekeeping.expiry import expiring
 from dispatcher.housekeeping.janitor import raising_floor, sweeping_key_state
-from dispatcher.housekeeping.outstayed import sweeping_outstayed
 from inbox import AsyncInbox, Inbox, Message, Park, Parked, PausedKey, Retry, Skip, Worker
 from inbox.asking.replies import taking
 from inbox.by_key.claim import Share
@@ -515,12 +515,12 @@ def test_paused_is_not_parked(node: Node) -> None:
 
 
 def test_messages_of_a_paused_key_outstay_as_if_its_consumers_were_down(node: Node) -> None:
-    node.connection.execute("UPDATE mailroom.inbox_registry SET keep_s = 1")
+    node.connection.execute("UPDATE mailroom.inbox_registry SET expire_s = 1")
     deliver(node, "k", "l")
     pause(node, "k")
     pause(node)
     node.connection.execute("UPDATE mailroom.inbox SET delivered_at = now() - interval '1 h'")
-    assert run(node.connection, sweeping_outstayed(SCHEMA, "shipping", 10)) == 2
+    assert run(node.connection, expiring(SCHEMA, "shipping", 10)) == 2
 
 
 def test_healthy_floor_passes_a_paused_key_and_nothing_is_overtaken(node: Node) -> None:

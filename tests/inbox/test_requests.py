@@ -42,7 +42,7 @@ SENT_S = 0.5  # the same, but its INSERT begins by then, unless the machine is b
 pytestmark = [
     pytest.mark.sample(1),
     pytest.mark.inbox("stock", on_failure="skip", max_attempts=1, backoff_s=0),
-    pytest.mark.inbox(REPLIES, keep_s=600),
+    pytest.mark.inbox(REPLIES, expire_s=600),
 ]
 
 
@@ -305,7 +305,7 @@ def test_whoever_waits_when_they_are_closed_gets_no_reply(node: Node, connect: C
 
 
 def test_inbox_that_would_keep_replies_for_ever_is_refused(node: Node) -> None:
-    with pytest.raises(ConfigurationError, match="inbox create stock --keep-s 600"), Requests(node.dsn, "stock"):
+    with pytest.raises(ConfigurationError, match="inbox create stock --expire-s 600"), Requests(node.dsn, "stock"):
         pass
     with pytest.raises(UnknownInbox), Requests(node.dsn, "nowhere"):
         pass
@@ -466,7 +466,7 @@ def test_connection_of_an_engine_that_is_lost_at_the_commit_shows_by_the_reply(
 @pytest.mark.parametrize("kind", ["pool", "Engine psycopg"])
 def test_source_of_an_inbox_that_would_keep_replies_for_ever_is_refused(node: Node, kind: str) -> None:
     with source_of(node, kind) as source:
-        with pytest.raises(ConfigurationError, match="inbox create stock --keep-s 600"), Requests(source, "stock"):
+        with pytest.raises(ConfigurationError, match="inbox create stock --expire-s 600"), Requests(source, "stock"):
             pass
         with pytest.raises(UnknownInbox), Requests(source, "nowhere"):
             pass
@@ -477,7 +477,7 @@ def test_own_sessions_that_lead_elsewhere_take_no_replies(node: Node, empty_dsn:
     """With a `listen_dsn` to another database they would wait there for ever, in silence."""
     migrate(empty_dsn)
     with psycopg.connect(empty_dsn) as elsewhere:
-        create_inbox(elsewhere, REPLIES, keep_s=600)
+        create_inbox(elsewhere, REPLIES, expire_s=600)
     with (
         source_of(node, "pool") as source,
         answering(node),

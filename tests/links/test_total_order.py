@@ -620,8 +620,8 @@ def test_order_is_chosen_when_the_inbox_is_created(ledger: Node) -> None:
         with pytest.raises(ConfigurationError, match="exists"):
             ledger.inbox(name, order=order)
     ledger.inbox("ledger", max_attempts=5)
-    with pytest.raises(ConfigurationError, match="keep_s"):
-        ledger.inbox("ledger", keep_s=60)
+    with pytest.raises(ConfigurationError, match="expire_s"):
+        ledger.inbox("ledger", expire_s=60)
     with pytest.raises(ConfigurationError, match="order"):
         ledger.inbox("third", order="none")
     assert ledger.rows('SELECT name, "order" FROM mailroom.inbox_registry ORDER BY name') == [

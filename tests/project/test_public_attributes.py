@@ -77,6 +77,7 @@ ATTRIBUTES = {
     "MessagesDelivered": "carried dead delivered expired scheduled schema seconds taken unrouted",
     "DeliveryTraced": "schema seconds taken traceparents",
     "ExecutablesExecuted": "dead replied schema seconds taken",
+    "MessagesExpired": "expired inbox schema",
     "MessagesPublished": "bridge published schema seconds",
     "MessagesReceived": "dead delivered expired known origin received schema seconds unrouted",
     "LeadershipChanged": "epoch leads role schema",
@@ -115,7 +116,7 @@ ATTRIBUTES = {
     ),
     "DispatcherStatus": "counts epoch failing host leads lease_left_s origins pid state",
     "InboxStatus": (
-        "backlog breaker_opened_at breaker_why consumer_lag_s dispatcher_lag_s dropped held_back is_stopped lag_s name "
+        "backlog breaker_opened_at breaker_why consumer_lag_s dispatcher_lag_s expired held_back is_stopped lag_s name "
         "on_the_way order parked_keys parked_messages paused_at paused_by paused_keys waiting_keys waits_for"
     ),
     "LaneFailure": "for_s run times why",

@@ -54,7 +54,7 @@ def test_all_that_is_kept_of_it_goes_along(node: Node, dsn: str) -> None:
     node.deliver_all()
     with psycopg.connect(dsn) as connection:
         work(connection, "shipping", fails)
-    node.connection.execute("UPDATE mailroom.inbox_registry SET keep_s = 1000 WHERE name = 'shipping'")
+    node.connection.execute("UPDATE mailroom.inbox_registry SET expire_s = 1000 WHERE name = 'shipping'")
     before, others = kept(node, "shipping"), kept(node, "billing")
     clocks = node.rows("SELECT clock FROM mailroom.inbox WHERE inbox = 'shipping' ORDER BY clock")
     settings = node.rows("TABLE mailroom.inbox_registry")

@@ -32,7 +32,7 @@ def busy(node: Node) -> Node:
         breaker_by="/",
     )
     node.inbox("ledger", "#", order="total", backoff_s=0, max_attempts=2, rate=1_000, concurrency=3, breaker=100)
-    node.inbox("replies", keep_s=60)
+    node.inbox("replies", expire_s=60)
     with node.connection.transaction():
         Links().allow(node.connection, "lyon", actor="ada")
     node.connection.execute("INSERT INTO mailroom.link_topic (topic, link) SELECT 'print', number FROM mailroom.link")

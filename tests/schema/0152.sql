@@ -1747,8 +1747,8 @@ CREATE TABLE mailroom.inbox_registry (
     on_failure text DEFAULT 'park'::text NOT NULL COLLATE pg_catalog."C",
     max_attempts integer DEFAULT 16 NOT NULL,
     healthy_floor bigint DEFAULT 0 NOT NULL,
-    keep_s double precision,
-    dropped bigint DEFAULT 0 NOT NULL,
+    expire_s double precision,
+    expired bigint DEFAULT 0 NOT NULL,
     "order" text DEFAULT 'key'::text NOT NULL COLLATE pg_catalog."C",
     sent_floor bigint DEFAULT 0 NOT NULL,
     paused_at timestamp with time zone,
@@ -1756,8 +1756,8 @@ CREATE TABLE mailroom.inbox_registry (
     keep_reaped_days integer,
     CONSTRAINT inbox_registry_backoff_s_check CHECK ((backoff_s >= (0)::double precision)),
     CONSTRAINT inbox_registry_check CHECK ((backoff_max_s >= backoff_s)),
+    CONSTRAINT inbox_registry_expire_s_check CHECK ((expire_s > (0)::double precision)),
     CONSTRAINT inbox_registry_keep_reaped_days_check CHECK ((keep_reaped_days >= 1)),
-    CONSTRAINT inbox_registry_keep_s_check CHECK ((keep_s > (0)::double precision)),
     CONSTRAINT inbox_registry_max_attempts_check CHECK ((max_attempts >= 1)),
     CONSTRAINT inbox_registry_name_check CHECK ((name ~ '^[a-z][a-z0-9_]{0,40}$'::text)),
     CONSTRAINT inbox_registry_on_failure_check CHECK ((on_failure = ANY (ARRAY['park'::text, 'skip'::text]))),
@@ -1783,9 +1783,9 @@ COMMENT ON COLUMN mailroom.inbox_registry.max_attempts IS 'How often a message i
 
 COMMENT ON COLUMN mailroom.inbox_registry.healthy_floor IS 'All messages up to this clock are of failing keys, which stay failing up to it.';
 
-COMMENT ON COLUMN mailroom.inbox_registry.keep_s IS 'How many seconds a delivered message may wait before the janitor drops it; null for ever.';
+COMMENT ON COLUMN mailroom.inbox_registry.expire_s IS 'How many seconds a delivered message may wait before the janitor removes it; null for ever.';
 
-COMMENT ON COLUMN mailroom.inbox_registry.dropped IS 'How many messages the janitor has dropped here.';
+COMMENT ON COLUMN mailroom.inbox_registry.expired IS 'How many messages have expired here.';
 
 COMMENT ON COLUMN mailroom.inbox_registry."order" IS 'The order in which messages are reaped: key, or total, by sent_clock and origin.';
 

@@ -297,8 +297,8 @@ def test_one_of_several_inboxes_that_cannot_be_leaves_all_as_they_were(connect: 
     names.remove("taken")
     with pytest.raises(ConfigurationError, match="Inbox 'ledger' exists, and its order is total"):
         create_inbox(connection, names, ["order.paid"], order="key")
-    with pytest.raises(ConfigurationError, match="Inbox 'ledger' has total order, and keep_s"):
-        create_inbox(connection, names, ["order.paid"], keep_s=60)
+    with pytest.raises(ConfigurationError, match="Inbox 'ledger' has total order, and expire_s"):
+        create_inbox(connection, names, ["order.paid"], expire_s=60)
     with pytest.raises(InvalidName, match="Last"):
         create_inbox(connection, ["first", "Last"], ["order.paid"])
     assert connection.execute("SELECT name FROM mailroom.inbox_registry").fetchall() == [("ledger",)]
@@ -330,9 +330,9 @@ def test_backoff_given_alone_moves_the_other_bound(connect: Connect) -> None:
 
 
 NONSENSE: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"keep_s": 0}, ConfigurationError, "keep_s must be a number of seconds, above 0, at most 315,360,000, not 0"),
-    ({"keep_s": True}, ConfigurationError, "keep_s must be .*, not bool"),
-    ({"keep_s": 1e300}, ConfigurationError, "keep_s must be .*, not 1e\\+300"),
+    ({"expire_s": 0}, ConfigurationError, "expire_s must be a number of seconds, above 0, at most 315,360,000, not 0"),
+    ({"expire_s": True}, ConfigurationError, "expire_s must be .*, not bool"),
+    ({"expire_s": 1e300}, ConfigurationError, "expire_s must be .*, not 1e\\+300"),
     ({"max_attempts": 0}, InvalidMessage, "max_attempts must be an int from 1 to 1,000,000, not 0"),
     ({"max_attempts": True}, InvalidMessage, "max_attempts must be .*, not bool"),
     ({"on_failure": "drop"}, ConfigurationError, "on_failure is 'drop'; give 'park' or 'skip'"),

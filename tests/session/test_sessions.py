@@ -58,6 +58,6 @@ def test_workers_of_a_process_that_dispatch_keep_six_more_between_them(node: Nod
 
 def test_requests_keep_three_at_rest(node: Node) -> None:
     with node.connection.transaction():
-        create_inbox(node.connection, "replies", keep_s=600)
+        create_inbox(node.connection, "replies", expire_s=600)
     with Requests(node.dsn, "replies"):
         eventually(lambda: len(sessions(node)) == 3)

@@ -1,2 +1,2 @@
 -- KEPT in inbox/asking/replies.py
-SELECT keep_s FROM "mailroom".inbox_registry WHERE name = 'shipping'
+SELECT expire_s FROM "mailroom".inbox_registry WHERE name = 'shipping'

@@ -5,7 +5,7 @@ SELECT r.name, i.messages, extract(epoch FROM clock_timestamp() - oldest.sent_at
         WHERE k.inbox = r.name AND k.retry_at > clock_timestamp() AND k.retry_at < 'infinity'),
        (SELECT count(*) FROM "mailroom".key_state AS k
         WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.parked_at IS NOT NULL),
-       (SELECT count(*) FROM "mailroom".parked AS p WHERE p.inbox = r.name), r.dropped, r.paused_at, r.paused_by,
+       (SELECT count(*) FROM "mailroom".parked AS p WHERE p.inbox = r.name), r.expired, r.paused_at, r.paused_by,
        (SELECT count(*) FROM "mailroom".key_state AS k
         WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.paused_at IS NOT NULL),
        b.opened_at, b.why

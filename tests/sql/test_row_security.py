@@ -416,7 +416,7 @@ def test_command_sends_under_policies(node: Node, writer: str) -> None:
 
 
 def test_request_is_sent_under_policies(node: Node) -> None:
-    node.inbox("replies", keep_s=60)
+    node.inbox("replies", expire_s=60)
     reads = "GRANT SELECT, DELETE, UPDATE ON mailroom.inbox_replies, mailroom.inbox_registry TO {role}"
     with role(node.dsn, *WRITER, reads) as (_, dsn):
         bind(node)

@@ -11,7 +11,7 @@ from dispatcher.delivery import deliver, fan_out, plain, refusal, writers
 from dispatcher.executor.applying import delete_range, guarded
 from dispatcher.executor.batch import accounting, take
 from dispatcher.executor.targets import function, target
-from dispatcher.housekeeping import healthy_floor, janitor, outstayed, periodic, total_floor
+from dispatcher.housekeeping import expiry, healthy_floor, janitor, periodic, total_floor
 from dispatcher.lanes import doorbell, lease
 from dispatcher.links import receive
 from dispatcher.links import refusal as link_refusal
@@ -188,8 +188,8 @@ KEEPING_HOUSE = {
     "total-sweep": Hot(total_floor.OLD),
     "failing-inboxes": Hot(janitor.FAILING),
     "sweep-key-state": Hot(janitor.IDLE_KEYS),
-    "keeping-inboxes": Hot(outstayed.KEEPING),
-    "drop-what-outstayed": Hot(outstayed.OUTSTAYED),
+    "expiring-inboxes": Hot(expiry.EXPIRING),
+    "remove-what-expired": Hot(expiry.EXPIRED),
     "periodic-look": Hot(periodic.LOOK),
     "periodic-take": Hot(periodic.TAKE),
     "periodic-send": Hot(periodic.SEND),
@@ -251,6 +251,6 @@ HOT = {
 MODULES: tuple[ModuleType, ...] = (
     outgoing, once, outbox, deliver, plain, fan_out, refusal, doorbell, writers, lease, claim, due, failure,
     total_claim, peek, parked, parked_keys, total_failure, total_parked, in_flight, wakeup, replies, healthy_floor,
-    total_floor, outstayed, bounds, fetch, receive, link_refusal, acknowledge, asleep, marks, take, target, guarded,
+    total_floor, expiry, bounds, fetch, receive, link_refusal, acknowledge, asleep, marks, take, target, guarded,
     accounting,
 )  # fmt: skip

@@ -24,11 +24,11 @@ def status(call: Call) -> None:
     second the consumers'. The lag itself is the age of the oldest message of both since it was sent.
 
     Further columns are shown if they count anything. Waiting keys have failed and wait for their next attempt; parked
-    keys are held, with their messages, until an operator acts (mailroom parked list). Dropped messages waited for
-    longer than their inbox keeps them (mailroom inbox create --keep-s). Held messages are in an inbox of total order
-    and may not be reaped yet: the node they are held back for may still send earlier ones. A paused inbox gives no
-    messages until it is resumed, and so does a paused key (mailroom inbox resume). While the breaker of an inbox is
-    open, its workers try one message from time to time.
+    keys are held, with their messages, until an operator acts (mailroom parked list). Expired messages waited for
+    longer than their inbox allows and were removed (mailroom inbox create --expire-s). Held messages are in an inbox of
+    total order and may not be reaped yet: the node they are held back for may still send earlier ones. A paused inbox
+    gives no messages until it is resumed, and so does a paused key (mailroom inbox resume). While the breaker of an
+    inbox is open, its workers try one message from time to time.
 
     If a table cannot be read, since somebody has locked it, the first line says who; an inbox among them is left out.
     If a session of Mailroom waits for a lock, one line says which lock, and who holds it. If a sequence is behind its
@@ -66,7 +66,7 @@ COUNTS: dict[str, Callable[[InboxStatus], object]] = {
     "waiting keys": attrgetter("waiting_keys"),
     "parked keys": attrgetter("parked_keys"),
     "parked messages": attrgetter("parked_messages"),
-    "dropped": attrgetter("dropped"),
+    "expired": attrgetter("expired"),
     "held back": attrgetter("held_back"),
     "held back for": lambda inbox: "mailroom link resume" if inbox.is_stopped and inbox.held_back else inbox.waits_for,
     "paused": attrgetter("paused_at"),

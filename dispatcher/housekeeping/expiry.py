@@ -1,27 +1,27 @@
-"""Inboxes that keep messages only for a while (`keep_s`): the janitor drops what waits there for longer."""
+"""Inboxes whose messages expire (`expire_s`): the janitor removes what waits there for longer."""
 
 from mailroom.registry.inboxes import BY_CLOCK
 from mailroom.sql.operation import Operation, Sql
 
-KEEPING = Sql("SELECT name FROM {schema}.inbox_registry WHERE keep_s IS NOT NULL ORDER BY name", columns=("text",))
+EXPIRING = Sql("SELECT name FROM {schema}.inbox_registry WHERE expire_s IS NOT NULL ORDER BY name", columns=("text",))
 
 
-def listing_keeping(schema: str) -> Operation[list[str]]:
-    """Return the inboxes that keep messages only for a while."""
-    return [name for (name,) in (yield KEEPING.at(schema=schema)())]
+def listing_expiring(schema: str) -> Operation[list[str]]:
+    """Return the inboxes whose messages expire."""
+    return [name for (name,) in (yield EXPIRING.at(schema=schema)())]
 
 
 # The oldest rows are read first, and then their age is checked: otherwise an inbox in which nothing is old would be
 # read to its end. Like a claim this locks the heads of keys, and takes nothing of a key that another transaction works
 # on. The registry's row is locked without waiting: a replay locks it until its caller commits. Parked messages stand
 # behind `parked_at` until the janitor moves them to `parked`; they wait for an operator. A replayed message has the
-# time of its delivery, and would be dropped at once: so its time counts from the replay. A pause stops no time: it is
+# time of its delivery, and would expire at once: so its time counts from the replay. A pause stops no time: it is
 # as if the consumers were down. What a stream of Spark has given out stays until it is read: the stream would end for
 # good if a batch that it has planned were not all there.
-OUTSTAYED = Sql(
+EXPIRED = Sql(
     """
 WITH registered AS MATERIALIZED (
-    SELECT floor, clock_timestamp() - keep_s * interval '1 second' AS since FROM {schema}.inbox_registry
+    SELECT floor, clock_timestamp() - expire_s * interval '1 second' AS since FROM {schema}.inbox_registry
     WHERE name = '{inbox}' FOR NO KEY UPDATE SKIP LOCKED),
 oldest AS MATERIALIZED (
     SELECT ctid AS place, key, clock, delivered_at FROM {schema}.inbox_{inbox}
@@ -43,7 +43,7 @@ gone AS (
     DELETE FROM {schema}.inbox_{inbox} AS i USING old
     WHERE i.ctid = old.place AND old.key IN (SELECT key FROM head) RETURNING 1),
 counted AS (
-    UPDATE {schema}.inbox_registry SET dropped = dropped + (SELECT count(*) FROM gone)
+    UPDATE {schema}.inbox_registry SET expired = expired + (SELECT count(*) FROM gone)
     WHERE name = '{inbox}' AND EXISTS (SELECT FROM gone))
 SELECT count(*) FROM gone
 """,
@@ -52,7 +52,7 @@ SELECT count(*) FROM gone
 )
 
 
-def sweeping_outstayed(schema: str, inbox: str, rows: int) -> Operation[int]:
-    """Drop messages that wait for longer than their inbox keeps them, of its `rows` oldest; return how many."""
-    [(dropped,)] = yield OUTSTAYED.at(schema=schema, inbox=inbox)(rows=rows)
-    return int(dropped)
+def expiring(schema: str, inbox: str, rows: int) -> Operation[int]:
+    """Remove the messages that have expired, of an inbox's `rows` oldest; return how many."""
+    [(expired,)] = yield EXPIRED.at(schema=schema, inbox=inbox)(rows=rows)
+    return int(expired)

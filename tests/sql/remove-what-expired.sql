@@ -1,7 +1,7 @@
--- OUTSTAYED in dispatcher/housekeeping/outstayed.py
+-- EXPIRED in dispatcher/housekeeping/expiry.py
 -- $1 rows
 WITH registered AS MATERIALIZED (
-    SELECT floor, clock_timestamp() - keep_s * interval '1 second' AS since FROM "mailroom".inbox_registry
+    SELECT floor, clock_timestamp() - expire_s * interval '1 second' AS since FROM "mailroom".inbox_registry
     WHERE name = 'shipping' FOR NO KEY UPDATE SKIP LOCKED),
 oldest AS MATERIALIZED (
     SELECT ctid AS place, key, clock, delivered_at FROM "mailroom".inbox_shipping
@@ -23,6 +23,6 @@ gone AS (
     DELETE FROM "mailroom".inbox_shipping AS i USING old
     WHERE i.ctid = old.place AND old.key IN (SELECT key FROM head) RETURNING 1),
 counted AS (
-    UPDATE "mailroom".inbox_registry SET dropped = dropped + (SELECT count(*) FROM gone)
+    UPDATE "mailroom".inbox_registry SET expired = expired + (SELECT count(*) FROM gone)
     WHERE name = 'shipping' AND EXISTS (SELECT FROM gone))
 SELECT count(*) FROM gone
