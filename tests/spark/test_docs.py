@@ -17,9 +17,10 @@ import pytest
 from mailroom import create_inbox
 from mailroom.testing import deliver
 from outbox import Outbox
-from spark_jobs.audit import audit
+from spark_jobs.audit import gather
 from spark_jobs.drain import drain, drained
 from spark_jobs.node import Node
+from spark_jobs.proof.checks import check
 from spark_jobs.session import HOW_TO_GET_JDBC, jdbc_jar
 from spark_jobs.write.sink import OutboxSink
 from tests.project.test_docs import blocks
@@ -256,8 +257,8 @@ def test_recipe_for_fewer_files(
         drain(node, "shipping", str(drain_dir), max_messages=10)
 
     def wrong() -> list[str]:
-        found = audit(spark, node, [str(drain_dir), str(archive)])
-        return [check.name for check in found.checks if not check.holds]
+        evidence = gather(spark, node, [str(drain_dir), str(archive)])
+        return [name for name in ("files complete", "delivered once") if not check(name, evidence).holds]
 
     with connect() as connection:
         create_inbox(connection, "shipping")
