@@ -36,25 +36,25 @@ WHERE y.by NOT IN (SELECT w.pid FROM waiting AS w) ORDER BY 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class WaitCause:
     """What a session waits for: `pid` is whom to end, empty if it is no session; `what` says it in words."""
 
     pid: str
     what: str
 
 
-def reading_causes(lock_s: float) -> Operation[dict[str, list[Cause]]]:
+def reading_causes(lock_s: float) -> Operation[dict[str, list[WaitCause]]]:
     """Return by process id what the sessions wait for that have waited for so long."""
-    causes: dict[str, list[Cause]] = {}
+    causes: dict[str, list[WaitCause]] = {}
     for pid, by, what in (yield CAUSES.at()(lock_s=lock_s)):
-        causes.setdefault(pid, []).append(Cause(by, what))
+        causes.setdefault(pid, []).append(WaitCause(by, what))
     return causes
 
 
 END = "SELECT pg_terminate_backend({});"
 
 
-def caused(found: Found, causes: dict[str, list[Cause]], *, as_commands: bool) -> Found:
+def caused(found: Found, causes: dict[str, list[WaitCause]], *, as_commands: bool) -> Found:
     """Return what was found with the causes in place of the victims, where a part is process ids of sessions to end.
 
     As commands it becomes what ends them. A part that is anything else stays as it is.

@@ -1,7 +1,7 @@
 """Run the checks, each by itself, so that one that may not look does not keep the others from it."""
 
 from mailroom.doctor import backlog, leaders, locks, numbering, rights, sessions, settings, shape, vacuum, workers
-from mailroom.doctor.causes import Cause, caused, reading_causes
+from mailroom.doctor.causes import WaitCause, caused, reading_causes
 from mailroom.doctor.finding import DoctorCheck, Finding, Found, Limits, finding
 from mailroom.doctor.kinds import KINDS
 from mailroom.errors import SchemaError
@@ -101,7 +101,7 @@ def _examining(schema: str, limits: Limits) -> Operation[list[Finding]]:
     return sorted(findings, key=lambda each: each.id)
 
 
-def _causes(limits: Limits) -> Operation[dict[str, list[Cause]]]:
+def _causes(limits: Limits) -> Operation[dict[str, list[WaitCause]]]:
     yield LOOK.at()()
     causes = yield from reading_causes(limits.lock_s)
     yield UNDO.at()()
