@@ -218,7 +218,7 @@ bridges-away: $(STAMP) kafka ## Take the broker away under load for AWAY_S=600: 
 
 DOCTOR_MINUTES ?= 10
 .PHONY: doctor-soak
-doctor-soak: $(STAMP) pgbouncer promtool ## Break a node in 18 ways: the doctor or an alert names each, and nothing for DOCTOR_MINUTES=10 without
+doctor-soak: $(STAMP) pgbouncer promtool ## Break a node in 20 ways: the doctor or an alert names each, and nothing for DOCTOR_MINUTES=10 without
 	$(BIN)/python -m tests.doctor.soak --minutes $(DOCTOR_MINUTES)
 
 .PHONY: fault-mutants

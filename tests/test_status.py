@@ -8,6 +8,7 @@ import sqlalchemy
 
 from inbox import Inbox, Park, Skip
 from inbox.by_key.parked_keys import moving_parked
+from mailroom.cli import call
 from mailroom.errors import SchemaError
 from mailroom.metrics.look import Watch
 from mailroom.sql.runner import run
@@ -85,6 +86,45 @@ def test_locked_inbox_holds_up_no_look_and_the_holder_is_told_first(node: Node, 
         assert f"outbox cannot be read: pid {holder.info.backend_pid}" in error_of(mailroom(*command, dsn=node.dsn))
     holder.rollback()
     assert len(status(node.connection).inboxes) == 3
+
+
+# What only looks, each with the arguments that it cannot do without.
+READERS = [
+    "archive list shipping", "asyncapi", "bridge show b", "bridge status", "bridge test b", "dead-letter list",
+    "dead-letter show 1", "dispatcher status", "executor function list", "executor status", "executor target list",
+    "inbox list", "inbox paused shipping", "inbox peek shipping", "link report b", "link status", "parked list",
+    "parked show shipping --key k", "periodic list", "periodic next p", "statistics", "status",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_whatever_only_looks_waits_for_no_lock_for_long_and_says_who_has_it(
+    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.inbox("shipping")
+    node.inbox("billing")
+    node.connection.execute(
+        "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, parked_at) "
+        "SELECT name, 'k', 1, 16, 'infinity', now() FROM mailroom.inbox_registry"
+    )
+    # One that would wait for longer ends by this, and tells of nobody.
+    node.connection.execute(
+        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET statement_timeout = ''10s''', current_database()); END $$"
+    )
+    holder = connect(application_name="nightly")
+    holder.execute("LOCK TABLE mailroom.inbox_shipping")
+    listed = mailroom("parked", "list", dsn=node.dsn)
+    assert (listed.exit_code, "shipping" in listed.stdout, "billing" in listed.stdout) == (0, False, True)
+    assert "inbox_shipping cannot be read: pid" in " ".join(listed.stderr.split())
+    monkeypatch.setitem(call.LOOKING, "lock_timeout", "20ms")
+    tables = node.rows(
+        "SELECT c.oid::regclass::text FROM pg_class AS c WHERE relnamespace = 'mailroom'::regnamespace "
+        "AND relkind IN ('r', 'p') AND relname <> 'alembic_version'"
+    )
+    holder.execute(f"LOCK TABLE {', '.join(name for (name,) in tables)}".encode())
+    told = f"cannot be read: pid {holder.info.backend_pid} (nightly"
+    results = {reader: mailroom(*reader.split(), dsn=node.dsn) for reader in READERS}
+    assert {reader: each.output for reader, each in results.items() if told not in " ".join(each.output.split())} == {}
 
 
 def test_new_node_has_nothing_waiting(node: Node) -> None:

@@ -280,7 +280,7 @@ def status(call: Call) -> None:
       mailroom bridge status
       mailroom bridge status --json | jq '.out[] | {name, state, backlog, lag_s}'
     """
-    with working("counting what waits for brokers"), call.connection("bridge status") as connection:
+    with working("counting what waits for brokers"), call.looking("bridge status") as connection:
         found = Bridges(schema=call.schema).status(connection)
     if call.json:
         document(found)
@@ -352,7 +352,7 @@ def test(call: Call, name: str) -> None:
     Example:
       mailroom bridge test orders
     """
-    with call.connection("bridge test") as connection:
+    with call.looking("bridge test") as connection:
         row = run(connection, _finding(call.schema, name))
         names = [each.name for each in run(connection, reading_outs(call.schema))]
         names += [each.name for each in run(connection, reading_ins(call.schema))]
@@ -399,7 +399,7 @@ def show(call: Call, name: str, limit: int, whole: bool) -> None:
       mailroom bridge show orders
       mailroom bridge show orders --limit 1 --values
     """
-    with call.connection("bridge show") as connection:
+    with call.looking("bridge show") as connection:
         records = Bridges(schema=call.schema).waiting(connection, name, limit=limit)
     if call.json:
         document([_as_document(each, whole=whole) for each in records])

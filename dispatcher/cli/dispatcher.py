@@ -124,7 +124,7 @@ def status(call: Call) -> None:
       mailroom dispatcher status
       mailroom dispatcher status --json | jq .leads
     """
-    with call.connection("dispatcher status") as connection:
+    with call.looking("dispatcher status") as connection:
         found = node_status.dispatcher_status(connection, schema=call.schema)
         links = node_status.links_status(connection, schema=call.schema)
     tell_leader(call, found, links=links)

@@ -91,7 +91,7 @@ def status(call: Call) -> None:
       mailroom executor status
       mailroom executor status --json | jq .leads
     """
-    with call.connection("executor status") as connection:
+    with call.looking("executor status") as connection:
         found = node_status.executor_status(connection, schema=call.schema)
     tell_leader(call, found)
 
@@ -143,7 +143,7 @@ def list_targets(call: Call) -> None:
       mailroom executor target list
       mailroom executor target list --json | jq -r '.[].table'
     """
-    with call.connection("executor target list") as connection:
+    with call.looking("executor target list") as connection:
         found = Registrations(schema=call.schema).targets(connection)
     if call.json:
         document(found)
@@ -220,7 +220,7 @@ def list_functions(call: Call) -> None:
       mailroom executor function list
       mailroom executor function list --json | jq -r '.[].function'
     """
-    with call.connection("executor function list") as connection:
+    with call.looking("executor function list") as connection:
         found = Registrations(schema=call.schema).functions(connection)
     if call.json:
         document(found)

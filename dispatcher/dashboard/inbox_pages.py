@@ -20,6 +20,7 @@ from mailroom.metrics import minute_statistics
 from mailroom.metrics.look import InboxLook
 from mailroom.names import key_text
 from mailroom.registry.listing import listing
+from mailroom.sql.locked import locked_inboxes, reading_lock_of, reading_locked
 from mailroom.sql.runner import run
 
 MINUTES = 60
@@ -47,15 +48,17 @@ def inbox(node: ShownNode, asked: Asked) -> dict[str, Any]:
     """Return an inbox: its settings, rates, keys in trouble, and what waits first."""
     name, look = asked.inbox(), node.look()
     with node.reading() as connection:
+        locked = run(connection, reading_lock_of(node.schema, name))
         if not (settings := run(connection, listing(node.schema, name))):
             raise UnknownInbox(f"There is no inbox {name!r}. See: mailroom inbox list")
         keys, more = page_of(run(connection, reading_keys(node.schema, name, asked.text("after") or "")))
-        oldest = run(connection, reading_oldest(node.schema, name))
+        oldest = [] if locked else run(connection, reading_oldest(node.schema, name))
         minutes = minute_statistics(connection, name, since_m=MINUTES, schema=node.schema)
     reaped = [(each.minute, float(each.reaped)) for each in minutes]
     failed = [(each.minute, float(each.failed)) for each in minutes]
     return {
         "look": look,
+        "locked": locked,
         "name": name,
         "settings": settings[0],
         "inbox": next((each for each in look.inboxes if each.name == name), None) or _quiet(name),
@@ -82,11 +85,12 @@ def key(node: ShownNode, asked: Asked) -> dict[str, Any]:
     of = asked.fields["key"]
     text = key_text(of) if of else of
     with node.reading() as connection:
+        locked = run(connection, reading_lock_of(node.schema, name))
         state = run(connection, reading_key(node.schema, name, text))
-        held, more = page_of(run(connection, reading_of_key(node.schema, name, text, after or 0)))
+        held, more = page_of([] if locked else run(connection, reading_of_key(node.schema, name, text, after or 0)))
         attempts = Parked(name, schema=node.schema).attempts(connection, text or None, ATTEMPTS_SHOWN)
     return {"look": node.look(), "name": name, "key": text, "state": state, "held": held, "more": more,
-            "attempts": attempts, "first": after is None}  # fmt: skip
+            "attempts": attempts, "first": after is None, "locked": locked}  # fmt: skip
 
 
 def parked(node: ShownNode, asked: Asked) -> dict[str, Any]:
@@ -97,8 +101,11 @@ def parked(node: ShownNode, asked: Asked) -> dict[str, Any]:
     after = asked.fields.get("of", ""), asked.fields.get("after", "")
     look = node.look()
     with node.reading() as connection:
-        keys, more = page_of(run(connection, reading_parked(node.schema, name, matching, after)))
-    return {"look": look, "name": name, "matching": matching, "keys": keys, "more": more, "at_once": AT_ONCE,
+        locked = run(connection, reading_locked(node.schema))
+        but = locked_inboxes(locked)
+        keys, more = page_of(run(connection, reading_parked(node.schema, name, matching, after, but)))
+    return {"look": look, "locked": locked, "but": but,
+            "name": name, "matching": matching, "keys": keys, "more": more, "at_once": AT_ONCE,
             "first": not after[0]}  # fmt: skip
 
 

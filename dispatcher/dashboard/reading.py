@@ -3,6 +3,7 @@
 All of it is bounded, whatever waits: by an index and a limit. None reads a value, so the role of an auditor is enough.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -141,17 +142,20 @@ def reading_key(schema: str, inbox: str, key: str) -> Operation[KeyState | None]
 
 
 def reading_parked(
-    schema: str, inbox: str | None, matching: str | None, after: tuple[str, str]
+    schema: str, inbox: str | None, matching: str | None, after: tuple[str, str], but: Collection[str]
 ) -> Operation[list[KeyState]]:
-    """Return parked keys above `after`, by inbox and key, with how many messages each holds; one more than a page."""
+    """Return parked keys above `after`, by inbox and key, with how many messages each holds; one more than a page.
+
+    Of the inboxes in `but` nothing is counted.
+    """
     rows = yield PARKED.at(schema=schema)(inbox=inbox, matching=matching, inbox_after=after[0], after=after[1])
     if not rows:
         return []
     inboxes, keys = [row[0] for row in rows], [row[1] for row in rows]
-    names = "', '".join(dict.fromkeys(inboxes))
+    names = "', '".join(name for name in dict.fromkeys(inboxes) if name not in but)
     counts = yield COUNTS.at(schema=schema, names=names)(inboxes=inboxes, keys=keys)
     return [
-        replace(KeyState(*row), messages=number if number <= COUNTED else None)
+        replace(KeyState(*row), messages=number if number <= COUNTED and row[0] not in but else None)
         for row, (number,) in zip(rows, counts, strict=True)
     ]
 

@@ -76,7 +76,7 @@ def list_(
       mailroom archive list shipping --key order-42
       mailroom archive list shipping --since 2030-01-31T09:00:00+01:00 --limit 1000 --json | jq -r '.[].id'
     """
-    with working("reading the archive"), call.connection("archive list") as connection:
+    with working("reading the archive"), call.looking("archive list") as connection:
         of = Archive(inbox, schema=call.schema)
         values = call.json and of.may_see_values(connection)
         found = of.find(

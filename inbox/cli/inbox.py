@@ -453,7 +453,7 @@ def paused(call: Call, name: str, limit: int) -> None:
       mailroom inbox paused shipping
       mailroom inbox paused shipping --json | jq -r '.[].key'
     """
-    with working("counting messages of paused keys"), call.connection("inbox paused") as connection:
+    with working("counting messages of paused keys"), call.looking("inbox paused") as connection:
         found = Inbox(name, schema=call.schema).paused_keys(connection, limit)
     if call.json:
         document(found)
@@ -545,7 +545,7 @@ def list_(call: Call) -> None:
       mailroom inbox list
       mailroom inbox list --json | jq -r '.[].name'
     """
-    with call.connection("inbox list") as connection:
+    with call.looking("inbox list") as connection:
         found = run(connection, listing(call.schema))
     if call.json:
         document(found)
@@ -596,7 +596,7 @@ def peek(call: Call, name: str, key: str | None, limit: int) -> None:
       mailroom inbox peek shipping
       mailroom inbox peek shipping --key order-42 --limit 100 --json
     """
-    with call.connection("inbox peek") as connection:
+    with call.looking("inbox peek") as connection:
         print_messages(Inbox(name, schema=call.schema).peek(connection, key, limit), json=call.json)
 
 

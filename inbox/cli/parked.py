@@ -14,6 +14,7 @@ from mailroom.cli.messages import message_json, print_messages
 from mailroom.cli.output import as_json, document, note, say, shown, table, working
 from mailroom.cli.parameters import INBOX, KEY, LIMIT, TEXT
 from mailroom.errors import MailroomError
+from mailroom.sql.locked import locked_inboxes, reading_locked
 from mailroom.sql.operation import Operation, Row, Sql
 from mailroom.sql.runner import run
 
@@ -66,7 +67,8 @@ def parked() -> None:
 def list_(call: Call, inbox: str | None, matching: str | None, limit: int) -> None:
     """List the parked keys of an inbox or of all, the longest parked first.
 
-    Their messages are counted, so this may take a while if there are millions of them.
+    Their messages are counted, so this may take a while if there are millions of them. Of all inboxes, those whose
+    tables somebody has locked are left out, and it says by whom.
 
     \b
     Examples:
@@ -75,13 +77,18 @@ def list_(call: Call, inbox: str | None, matching: str | None, limit: int) -> No
       mailroom parked list shipping --matching "no such street" --limit 1000
       mailroom parked list shipping --json | jq -r '.[].key'
     """
-    with working("counting messages of parked keys"), call.connection("parked list") as connection:
+    with working("counting messages of parked keys"), call.looking("parked list") as connection:
+        locked = [] if inbox else run(connection, reading_locked(call.schema))
+        but = locked_inboxes(locked)
         inboxes = [name for (name,) in run(connection, _with_parked(call.schema))] if inbox is None else [inbox]
         found = [
             (name, each)
             for name in inboxes
+            if name not in but
             for each in Parked(name, schema=call.schema).keys(connection, matching=matching, limit=limit)
         ]
+    for lock in locked:
+        note(f"{lock}. What is there is left out.")
     if call.json:
         document([{"inbox": name} | as_json(each) for name, each in found])
     elif found:
@@ -129,7 +136,7 @@ def show(call: Call, inbox: str, key: str | None, limit: int) -> None:
       mailroom parked show shipping --key order-42 --limit 100 --json | jq '.messages[].value'
       mailroom parked show ledger                               # an inbox of total order is parked as a whole
     """
-    with working("counting messages of the key"), call.connection("parked show") as connection:
+    with working("counting messages of the key"), call.looking("parked show") as connection:
         of = Parked(inbox, schema=call.schema)
         messages = of.messages(connection, key, limit)
         found = of.keys(connection, key)

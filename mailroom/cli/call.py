@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import click
@@ -105,6 +105,10 @@ class Call:
                 for each in run(connection, reading_locked(self.schema)):
                     error.add_note(f"{each}.")
             raise
+
+    def looking(self, role: str, *, autocommit: bool = False) -> AbstractContextManager[psycopg.Connection]:
+        """Return a `connection` for a command that only looks: it waits for no lock for long."""
+        return self.connection(role, LOOKING, autocommit=autocommit)
 
     def _started(self) -> str:
         return click.get_current_context().find_root().with_resource(embedded_server()).dsn()

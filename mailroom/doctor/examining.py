@@ -1,6 +1,7 @@
 """Run the checks, each by itself, so that one that may not look does not keep the others from it."""
 
 from mailroom.doctor import backlog, leaders, locks, numbering, rights, sessions, settings, shape, vacuum, workers
+from mailroom.doctor.causes import WaitCause, caused, reading_causes
 from mailroom.doctor.finding import DoctorCheck, Finding, Found, Limits, finding
 from mailroom.doctor.kinds import KINDS
 from mailroom.errors import SchemaError
@@ -84,17 +85,27 @@ def _examining(schema: str, limits: Limits) -> Operation[list[Finding]]:
     unseen = yield from _looking(DoctorCheck(NOT_SEEN, _unseen, ""), schema, limits, role, not_seen)
     not_seen += unseen
     of_other_shape = False
+    causes = yield from _causes(limits)
     # The revision first: at another one the tables may be others.
     for check in sorted(CHECKS, key=lambda check: (check.id != REVISION, check.id)):
         if check.of_tables and of_other_shape:
             continue
         if found := (yield from _looking(check, schema, limits, role, not_seen)):
+            if check.ends:
+                found = caused(found, causes, as_commands=check.command == "{first}")
             findings.append(finding(check.id, KINDS[check.id].what, found, check.command, schema))
             of_other_shape |= check.id == REVISION
     yield RELEASE.at()()
     if not_seen:
         findings.append(finding(NOT_SEEN, KINDS[NOT_SEEN].what, not_seen, "{first}", schema))
     return sorted(findings, key=lambda each: each.id)
+
+
+def _causes(limits: Limits) -> Operation[dict[str, list[WaitCause]]]:
+    yield LOOK.at()()
+    causes = yield from reading_causes(limits.lock_s)
+    yield UNDO.at()()
+    return causes
 
 
 def _unseen(schema: str, limits: Limits) -> Operation[Found]:

@@ -83,6 +83,7 @@ class DoctorCheck:
     asking: Asking
     command: str
     of_tables: bool = False  # it reads tables of the node, and not only catalogs
+    ends: bool = False  # parts that are process ids are those of sessions to end
 
 
 def asking(sql: Sql, **values: object) -> Asking:
@@ -103,7 +104,9 @@ def finding(check_id: str, what: str, found: Found, command: str, schema: str) -
     if len(lines) > SHOWN:
         lines[SHOWN:] = [f"and {len(lines) - SHOWN:,} more"]
     parts = [part for part, _ in found if part]
-    filled = {"schema": schema, "first": parts[0] if parts else "", "all": ", ".join(parts[:SHOWN])}
+    filled = {"schema": schema, "first": parts[0] if parts else "", "all": ", ".join(dict.fromkeys(parts[:SHOWN]))}
+    if not parts and ("{first}" in command or "{all}" in command):
+        command = ""
     for name, text in filled.items():
         command = command.replace(f"{{{name}}}", text)
     return Finding(check_id, what, tuple(lines), command or f"mailroom explain {check_id}")

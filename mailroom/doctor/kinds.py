@@ -23,8 +23,8 @@ KINDS = {
         "a transaction is open for long",
         "VACUUM cannot remove rows that were deleted since it began, so each claim and delivery reads past them, "
         "slower by the minute.",
-        "Have its program commit or roll back; else end its session. `idle_in_transaction_session_timeout` ends such "
-        "sessions by itself.",
+        "Have its program commit or roll back; else end its session. Where it waits for another one, end that one. "
+        "`idle_in_transaction_session_timeout` ends such sessions by itself.",
     ),
     "M002": Kind(
         "a prepared transaction is left over",
@@ -44,7 +44,8 @@ KINDS = {
     "M005": Kind(
         "a session waits for a lock",
         "A session of Mailroom, or one that uses its tables, does not go on until the other one ends its transaction.",
-        "See what the other session does. Have its program end the transaction, or end the session.",
+        "See what the other session does. Have its program end the transaction, or end the session. It is the one at "
+        "the end of the way: who waits further ahead is not in the command.",
     ),
     "M006": Kind(
         "a strong lock keeps writers out",
@@ -179,8 +180,10 @@ KINDS = {
     ),
     "M030": Kind(
         "connections are nearly used up",
-        "When none is left, a dispatcher that connects again is refused, as are writers.",
-        "Have programs use pools, or raise `max_connections`, which takes a restart.",
+        "When none is left, a dispatcher that connects again is refused, as are writers. The server, a role and a "
+        "database have a limit each.",
+        "Have programs use pools, or raise what the evidence names: the limit of a role or of the database, or "
+        "`max_connections`, which takes a restart.",
     ),
     "M031": Kind(
         "the notification queue fills",
@@ -277,5 +280,11 @@ KINDS = {
         "a table belongs to another role than the node",
         "The owner of the node can neither grant rights on it, nor rename or migrate it.",
         "Run the command as a superuser, or as a member of both roles.",
+    ),
+    "M050": Kind(
+        "commits wait for a synchronous standby",
+        "The server answers a COMMIT once a standby has it. None answers, so whoever commits hangs with its locks: "
+        "writers, dispatchers and workers. They have done nothing wrong, and to end them mends nothing.",
+        "Start the standby. The command goes on without it: then what is committed is on this server alone.",
     ),
 }

@@ -39,7 +39,7 @@ ORDER BY 1
 LATE = Sql(
     """
 {waiting}
-SELECT CASE WHEN l.failing IS NULL THEN pg_catalog.format('SELECT pg_terminate_backend(%%s);', l.backend_pid)
+SELECT CASE WHEN l.failing IS NULL THEN l.backend_pid::text
             ELSE l.failing ->> 'run' END,
        CASE WHEN l.since IS NULL THEN pg_catalog.format('nothing waits for the %%s', l.role) ELSE {what} END
        || pg_catalog.format('; %%s pid %%s leads, %%s, backend %%s', l.host, l.pid, l.state, l.backend_pid)
@@ -76,6 +76,6 @@ ORDER BY 2
 
 CHECKS = (
     DoctorCheck("M022", asking(NOBODY), "mailroom {first} run --schema {schema}", of_tables=True),
-    DoctorCheck("M023", asking(LATE), "{first}", of_tables=True),
-    DoctorCheck("M024", asking(DEAD), "SELECT pg_terminate_backend({first});", of_tables=True),
+    DoctorCheck("M023", asking(LATE), "{first}", of_tables=True, ends=True),
+    DoctorCheck("M024", asking(DEAD), "{first}", of_tables=True, ends=True),
 )

@@ -44,6 +44,6 @@ WHERE a.backend_type IS DISTINCT FROM 'autovacuum worker'
 )
 
 CHECKS = (
-    DoctorCheck("M005", waiting, TERMINATE),
-    DoctorCheck("M006", asking(STRONG), TERMINATE),
+    DoctorCheck("M005", waiting, TERMINATE, ends=True),
+    DoctorCheck("M006", asking(STRONG), TERMINATE, ends=True),
 )

@@ -62,7 +62,7 @@ FROM pg_stat_replication AS a WHERE age(a.backend_xmin) >= %(behind_xids)s::bigi
 TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid IN ({all});"
 
 CHECKS = (
-    DoctorCheck("M001", asking(SNAPSHOTS), TERMINATE),
+    DoctorCheck("M001", asking(SNAPSHOTS), TERMINATE, ends=True),
     DoctorCheck("M002", asking(PREPARED), "ROLLBACK PREPARED {first};"),
     DoctorCheck("M003", asking(SLOTS), "SELECT pg_drop_replication_slot({first});"),
     DoctorCheck("M004", asking(STANDBYS), "ALTER SYSTEM SET hot_standby_feedback = off; SELECT pg_reload_conf();"),

@@ -29,15 +29,47 @@ WHERE (d.datname IS NULL OR d.datname = current_database()) AND 'synchronous_com
 """,
     columns=FOUND,
 )
-# `reserved_connections` came with PostgreSQL 16.
+# `reserved_connections` came with PostgreSQL 16. The limits of a role and of a database do not bind superusers. A role
+# of limit 0 is one that is kept out on purpose.
 CONNECTIONS = Sql(
     """
-SELECT '', pg_catalog.format('%%s of %%s connections are used', u.used, u.most)
+SELECT 'ALTER SYSTEM SET max_connections = 500;',
+       pg_catalog.format('%%s of %%s connections are used', u.used, u.most)
 FROM (SELECT sum(s.numbackends)::bigint AS used,
              current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint
              - coalesce(current_setting('reserved_connections', true)::bigint, 0) AS most
       FROM pg_stat_database AS s) AS u
 WHERE u.used::float8 >= u.most::float8 * %(connections_share)s::float8
+UNION ALL
+SELECT pg_catalog.format('ALTER %%s CONNECTION LIMIT %%s;', m.what, 2 * greatest(m.most, m.used)),
+       pg_catalog.format('%%s of %%s connections of %%s are used', m.used, m.most, m.what)
+FROM (SELECT pg_catalog.format('ROLE %%I', r.rolname) AS what, r.rolconnlimit::bigint AS most,
+             (SELECT count(*) FROM pg_stat_activity AS a WHERE a.usesysid = r.oid AND {counted}) AS used
+      FROM pg_roles AS r WHERE r.rolconnlimit > 0 AND NOT r.rolsuper
+        AND has_schema_privilege(r.oid, '{schema}'::regnamespace::oid, 'USAGE')
+      UNION ALL
+      SELECT pg_catalog.format('DATABASE %%I', d.datname), d.datconnlimit::bigint,
+             (SELECT count(*) FROM pg_stat_activity AS a WHERE a.datid = d.oid AND {counted})
+      FROM pg_database AS d WHERE d.datname = current_database() AND d.datconnlimit >= 0) AS m
+WHERE m.used::float8 >= m.most::float8 * %(connections_share)s::float8
+""",
+    columns=FOUND,
+    counted="coalesce(a.backend_type, 'client backend') IN ('client backend', 'walsender')",
+)
+# Who commits waits in COMMIT, with all its locks, until a standby has answered. What counts is how long the first one
+# has waited. One that stands still is connected until `wal_sender_timeout`.
+STANDBY = Sql(
+    """
+SELECT '', pg_catalog.format('%%s sessions wait in COMMIT, the first for %%s; synchronous_standby_names is %%L; %%s',
+       count(*), date_trunc('second'::text, clock_timestamp() - min(a.query_start)),
+       current_setting('synchronous_standby_names'), coalesce((
+           SELECT string_agg(pg_catalog.format('%%s (pid %%s) is %%s, %%s, and last answered %%s ago',
+                                               r.application_name, r.pid, r.state, r.sync_state,
+                                               date_trunc('second'::text, clock_timestamp() - r.reply_time)),
+                             '; '::text ORDER BY r.application_name, r.pid)
+           FROM pg_stat_replication AS r), 'no standby is connected'))
+FROM pg_stat_activity AS a WHERE a.wait_event = 'SyncRep'
+HAVING min(a.query_start) <= clock_timestamp() - %(lock_s)s::float8 * interval '1 s'
 """,
     columns=FOUND,
 )
@@ -73,7 +105,7 @@ WHERE v.version_num::text < %(head)s::text OR left(v.version_num::text, 2)::inte
 CHECKS = (
     DoctorCheck("M028", asking(UNSAFE), "ALTER SYSTEM SET {first} = on; SELECT pg_reload_conf();"),
     DoctorCheck("M029", asking(NOT_SYNCHRONOUS), "{first}"),
-    DoctorCheck("M030", asking(CONNECTIONS), "ALTER SYSTEM SET max_connections = 500;"),
+    DoctorCheck("M030", asking(CONNECTIONS), "{first}"),
     DoctorCheck(
         "M031", asking(QUEUE), "SELECT pid, state, xact_start, application_name FROM pg_stat_activity ORDER BY 3;"
     ),
@@ -82,5 +114,6 @@ CHECKS = (
         asking(SERVER, lowest=SUPPORTED_MAJORS[0], highest=SUPPORTED_MAJORS[-1]),
         "pg_upgrade --help",
     ),
+    DoctorCheck("M050", asking(STANDBY), "ALTER SYSTEM SET synchronous_standby_names = ''; SELECT pg_reload_conf();"),
     DoctorCheck("M034", asking(REVISION, head=HEAD, newest=RELEASE + 1), "{first}", of_tables=True),
 )

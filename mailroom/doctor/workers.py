@@ -41,7 +41,7 @@ SILENT = Sql(
     """
 WITH {alive}
 SELECT CASE WHEN l.pid IS NULL THEN 'mailroom worker run MODULE:WORKER'
-            ELSE pg_catalog.format('SELECT pg_terminate_backend(%%s);', l.pid) END, {entry}
+            ELSE l.pid::text END, {entry}
 FROM {schema}.worker AS w {holder}
 WHERE w.process_number IS NOT NULL AND NOT {is_alive}
   AND w.claimed_at <= clock_timestamp() - %(silent_s)s::float8 * interval '1 s'
@@ -107,7 +107,7 @@ def unread(schema: str, limits: Limits) -> Operation[Found]:
 
 
 CHECKS = (
-    DoctorCheck("M025", asking(OLD), "SELECT pg_terminate_backend({first});", of_tables=True),
-    DoctorCheck("M026", asking(SILENT), "{first}", of_tables=True),
+    DoctorCheck("M025", asking(OLD), "{first}", of_tables=True, ends=True),
+    DoctorCheck("M026", asking(SILENT), "{first}", of_tables=True, ends=True),
     DoctorCheck("M027", unread, "mailroom worker run MODULE:WORKER", of_tables=True),
 )

@@ -222,6 +222,7 @@ CODES: Mapping[str, str] = {
     "MR-target-unfit": "The table cannot be registered for executables.",
     "MR-test-link-missing": "In a test, the target does not read the source.",
     "MR-test-link-stuck": "In a test, the target cannot receive the next row of the link.",
+    "MR-test-node-in-use": "In a test, the node is not emptied while a dispatcher or an executor leads.",
     "MR-token-expired": "The outcome of the transaction is no longer recorded.",
     "MR-too-few-sessions": "The server gives too few sessions, so those beside the batches are closed for a while.",
     "MR-too-late-to-cancel": "The message to be cancelled no longer waits to be delivered.",

@@ -6,6 +6,7 @@ the programs, and in short tries. A try that fails releases all its locks, so th
 
 PostgreSQL looks for a deadlock when a session has waited for `deadlock_timeout`, and may end it. A try that has more
 than the turns is shorter than that, so no session that meets its locks is ended, in whatever order it uses the tables.
+That includes the lock of those who change the schema: a transaction that has sent may still create an inbox.
 
 Everything is one statement of the server, so that a script for `psql` can have it too.
 """
@@ -26,10 +27,12 @@ GATE = "inbox_registry"
 ALWAYS_FIRST = ("dispatch_turn", GATE, "execute_turn")
 TURNS = {"dispatch_turn", "execute_turn"}
 BEHIND_THE_GATE = {"inbox", "key_state", "stable", "attempt", "parked", "reaped", "dead_letter", "outbox"}
-# To lock a view is to lock its table.
+# To lock a view is to lock its tables.
 VIEWS = {
-    "my_worker": "worker", "my_key_state": "key_state", "my_due": "key_state", "my_attempt": "attempt",
-    "my_parked": "parked", "my_reaped": "reaped", "my_spark_stream": "spark_stream",
+    "my_worker": ("worker",), "my_key_state": ("key_state",), "my_due": ("key_state",), "my_attempt": ("attempt",),
+    "my_parked": ("parked",), "my_reaped": ("reaped",), "my_limit": ("limits",), "my_slot": ("slot",),
+    "my_breaker": ("breaker",), "my_spark_stream": ("spark_stream",), "my_stat_minute": ("stat_minute",),
+    "statistics": ("node", "stat_minute"), "outbox_jdbc": ("outbox",),
 }  # fmt: skip
 WRITERS_LAST = ("outbox_jdbc", "outbox_jdbc_id", "outbox", "outbox_executable")
 
@@ -59,7 +62,7 @@ def locked_by(statements: Iterable[str]) -> list[str]:
     found -= IGNORED
     if not found:
         return []
-    found |= TURNS | {VIEWS[name] for name in found & VIEWS.keys()}
+    found |= TURNS.union(*(VIEWS[name] for name in found & VIEWS.keys()))
     if found & BEHIND_THE_GATE:
         found.add(GATE)
     between = sorted(found.difference(ALWAYS_FIRST, WRITERS_LAST))
@@ -69,7 +72,10 @@ def locked_by(statements: Iterable[str]) -> list[str]:
 # Nobody waits behind a try for longer than an executor does, which gives up after 2 s. An autovacuum gives way to a
 # session that has waited for deadlock_timeout, and not earlier: so its table is waited for alone, and released again.
 # Every role can recognize an autovacuum: it is a session without a user. Writers use their tables in any order, so what
-# was in use is locked before the others next time. 0 stands for the advisory lock. A short transaction that was just
+# was in use is locked before the others next time. 0 stands for the advisory lock, which a try takes after the gate: it
+# may wait for the gate for longer than deadlock_timeout, and a batch that holds it up may want to create an inbox.
+# Behind that lock partitions neither come nor go: so they are looked up there, and in pg_inherits, since
+# pg_partition_tree would lock them for readers, and keep that lock between tries. A short transaction that was just
 # seen has not been in the way for the whole try.
 PHASE = """
 DO $$
@@ -78,41 +84,51 @@ DECLARE
     detected CONSTANT interval := current_setting('deadlock_timeout')::interval;
     longest CONSTANT interval := least(interval '1500 ms', 0.8 * detected);
     allowed interval := least(interval '300 ms', longest);
-    wanted CONSTANT oid[] := ARRAY(
+    names CONSTANT text[] := '{names}';
+    gate CONSTANT oid := CASE WHEN '{gate}' = ANY (names) THEN to_regclass('"{schema}".{gate}') END;
+    first CONSTANT oid[] := ARRAY(
         SELECT r.relation
-        FROM unnest('{names}'::text[]) WITH ORDINALITY AS n (name, place)
-        JOIN pg_class AS c ON c.oid = to_regclass('"{schema}".' || quote_ident(n.name))
-             AND c.relkind IN ('r', 'p', 'v', 'i', 'I')
-        LEFT JOIN pg_index AS i ON i.indexrelid = c.oid,
-        LATERAL (SELECT coalesce(i.indrelid, c.oid)
-                 UNION SELECT relid FROM pg_partition_tree(coalesce(i.indrelid, c.oid))) AS r (relation)
-        GROUP BY r.relation ORDER BY min(n.place), r.relation);
-    gate CONSTANT oid := CASE WHEN '{gate}' = ANY ('{names}'::text[]) THEN to_regclass('"{schema}".{gate}') END;
-    first CONSTANT oid[] := 0::oid || ARRAY(
-        SELECT w.relation FROM unnest(wanted) WITH ORDINALITY AS w (relation, place)
-        JOIN pg_class AS c ON c.oid = w.relation AND c.relname = ANY ('{always_first}'::text[]) ORDER BY w.place);
-    others oid[] := ARRAY(SELECT w.relation FROM unnest(wanted) WITH ORDINALITY AS w (relation, place)
-                          WHERE w.relation <> ALL (first) ORDER BY w.place);
+        FROM unnest('{always_first}'::text[]) WITH ORDINALITY AS n (name, place),
+             to_regclass('"{schema}".' || n.name) AS r (relation)
+        WHERE n.name = ANY (names) AND r.relation IS NOT NULL ORDER BY n.place) || 0::oid;
+    used oid[] := ARRAY[]::oid[];
+    nth integer;
     tried oid[];
     until timestamptz;
     target oid;
     what text;
     tried_at timestamptz;
     is_vacuumed boolean := false;
+    is_seen boolean := false;
     holders text;
     tell_at timestamptz := began + interval '2 s';
 BEGIN
     LOOP
         tried_at := clock_timestamp();
-        tried := CASE WHEN is_vacuumed THEN ARRAY[target] ELSE first || others END;
+        is_vacuumed := is_vacuumed AND EXISTS (SELECT FROM pg_class AS c WHERE c.oid = target);
+        tried := CASE WHEN is_vacuumed THEN ARRAY[target] ELSE first END;
+        nth := 1;
         until := tried_at + CASE WHEN is_vacuumed THEN detected + interval '500 ms'
                                  WHEN gate IS NULL THEN least(allowed, longest) ELSE allowed END;
         BEGIN
-            FOREACH target IN ARRAY tried LOOP
+            WHILE nth <= cardinality(tried) LOOP
+                target := tried[nth];
+                nth := nth + 1;
                 PERFORM set_config('lock_timeout', greatest(1, ceil(
                     1000 * extract(epoch FROM until - clock_timestamp())))::text, true);
                 IF target = 0 THEN
                     PERFORM pg_advisory_xact_lock({lock}, hashtext('{schema}'));
+                    tried := tried || ARRAY(
+                        WITH RECURSIVE wanted (relation, place) AS (
+                            SELECT coalesce(i.indrelid, c.oid), n.place
+                            FROM unnest(names) WITH ORDINALITY AS n (name, place)
+                            JOIN pg_class AS c ON c.oid = to_regclass('"{schema}".' || quote_ident(n.name))
+                                 AND c.relkind IN ('r', 'p', 'v', 'i', 'I')
+                            LEFT JOIN pg_index AS i ON i.indexrelid = c.oid
+                            UNION SELECT h.inhrelid, w.place
+                                  FROM wanted AS w JOIN pg_inherits AS h ON h.inhparent = w.relation)
+                        SELECT w.relation FROM wanted AS w WHERE w.relation <> ALL (first) GROUP BY w.relation
+                        ORDER BY array_position(used, w.relation), min(w.place), w.relation);
                 ELSE
                     EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', target::regclass);
                 END IF;
@@ -120,13 +136,15 @@ BEGIN
                     until := clock_timestamp() + longest;
                 END IF;
             END LOOP;
-            EXIT WHEN NOT is_vacuumed;
+            EXIT WHEN {keeps} AND NOT is_vacuumed;
+            is_seen := NOT {keeps};
             RAISE lock_not_available;
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
             NULL;
         END;
+        EXIT WHEN is_seen;
         IF target <> ALL (first) THEN
-            others := target || array_remove(others, target);
+            used := target || array_remove(used, target);
         END IF;
         what := CASE target WHEN 0 THEN 'another migration, or an inbox that is created' ELSE target::regclass::text
                 END;
@@ -168,6 +186,15 @@ def lock_phase(schema: str, names: Iterable[str], patience_s: float) -> str:
 
     It fails with `IN_USE`, and names who is in the way, once it has tried for `patience_s` seconds.
     """
+    return _phase(schema, names, patience_s, keeps=True)
+
+
+def alone_phase(schema: str, patience_s: float) -> str:
+    """Return the statement that waits until no other migration runs; it keeps no lock, and fails as `lock_phase`."""
+    return _phase(schema, (), patience_s, keeps=False)
+
+
+def _phase(schema: str, names: Iterable[str], patience_s: float, *, keeps: bool) -> str:
     return filled(
         PHASE,
         names="{" + ",".join(names) + "}",
@@ -177,4 +204,5 @@ def lock_phase(schema: str, names: Iterable[str], patience_s: float) -> str:
         always_first="{" + ",".join(ALWAYS_FIRST) + "}",
         gate=GATE,
         in_use=IN_USE,
+        keeps=str(keeps).lower(),
     )

@@ -15,7 +15,7 @@ from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.numbers import seconds
 from mailroom.order.sequences import Numbers, raising_sequences
 from mailroom.schema.checks import reading_revision
-from mailroom.schema.lock_phase import IN_USE, lock_phase, locked_by
+from mailroom.schema.lock_phase import IN_USE, alone_phase, lock_phase, locked_by
 from mailroom.session import settings
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, Statement
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async, run_in_transaction
@@ -121,18 +121,22 @@ def _migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float)
     yield IN_TRANSACTION
     [(path, lock, statement, strings, role)] = yield SETTINGS.at()()
     yield SAVEPOINT.at()()
-    try:
-        for each in _alone(schema, lock_timeout_s):
-            yield Statement(each, ())()
-        current = yield from reading_revision(schema)
-        _refuse_unknown(schema, current)
-        for each in _script(schema, current, revision, discard, lock_timeout_s):
-            yield Statement(each.replace("%", "%%"), ())()
-    except Exception as error:
-        yield ROLL_BACK.at()()
-        if code := REFUSALS.get(sqlstate(error)):
-            raise SchemaError(primary_message(error), code=code) from error
-        raise
+    while True:
+        try:
+            for each in _alone(schema, lock_timeout_s):
+                yield Statement(each, ())()
+            current = yield from reading_revision(schema)
+            _refuse_unknown(schema, current)
+            for each in _script(schema, current, revision, discard, lock_timeout_s):
+                yield Statement(each.replace("%", "%%"), ())()
+            break
+        except Exception as error:
+            yield ROLL_BACK.at()()
+            state = sqlstate(error)
+            if code := REFUSALS.get(state):
+                raise SchemaError(primary_message(error), code=code) from error
+            if state != ELSEWHERE_BY_NOW:
+                raise
     yield FORGET.at()()
     raised = (yield from raising_sequences(schema)) if revision == "head" else []
     yield SET_BACK.at()(path=path, lock=lock, statement=statement, strings=strings, role=role)
@@ -224,47 +228,50 @@ def run_migrations(context: "EnvironmentContext", connection: "Connection | None
         output_buffer=printed,
     )
     with context.begin_transaction():
-        for statement in (*_alone(schema, lock_timeout_s), *_opening(schema)):
+        for statement in _alone(schema, lock_timeout_s):
             context.execute(statement)
+        begun = len(printed.pieces)
         if context.is_offline_mode():
             # A tuple would mean several branches; there is only one.
-            context.execute(_starting(schema, cast("str | None", context.get_starting_revision_argument())))
+            current = cast("str | None", context.get_starting_revision_argument())
         else:
-            context.execute(lock_phase(schema, _changed(context, schema), lock_timeout_s))
-        begun = len(printed.pieces)
-        if not context.is_offline_mode():
-            context.execute(_becoming_owner(schema))
+            current, names = _changed(context, schema)
+            context.execute(lock_phase(schema, names, lock_timeout_s))
+        for statement in (*_opening(schema), _starting(schema, current), _becoming_owner(schema)):
+            context.execute(statement)
         context.run_migrations()
     if context.is_offline_mode():
         names = locked_by(text for text in printed.pieces[begun:] if not text.startswith("--"))
-        first = (lock_phase(schema, names, lock_timeout_s), _becoming_owner(schema))
-        printed.pieces[begun:begun] = [f"{statement};\n\n" for statement in first]
+        printed.pieces.insert(begun, f"{lock_phase(schema, names, lock_timeout_s)};\n\n")
         for text in printed.pieces:
             (context.config.output_buffer or sys.stdout).write(text)
 
 
-def _changed(context: "EnvironmentContext", schema: str) -> list[str]:
-    """Return what the current alembic command will lock; it begins at the database's revision."""
+def _changed(context: "EnvironmentContext", schema: str) -> tuple[str | None, list[str]]:
+    """Return the database's revision, where the current alembic command begins, and what that will lock."""
+    current = context.get_context().get_current_revision()
     try:
         target = context.get_revision_argument()
     except KeyError:  # a command that goes nowhere, such as `alembic current`
-        return []
-    current = context.get_context().get_current_revision()
+        return current, []
     _refuse_unknown(schema, current)
     target = str(target or "base")
     if target.startswith("+"):  # which offline mode does not know
         known = revisions()
         target = known[known.index(current) + int(target) if current in known else int(target) - 1]
-    return locked_by(_script(schema, current, target, True, LOCK_TIMEOUT_S))
+    return current, locked_by(_script(schema, current, target, True, LOCK_TIMEOUT_S))
 
 
 def _alone(schema: str, lock_timeout_s: float) -> tuple[str, ...]:
-    """Of two concurrent migrations of one node, the second one waits and then finds nothing to do."""
+    """Of two concurrent migrations of one node, the second one waits and then finds nothing to do.
+
+    It keeps no lock: what it waits for later would be held by those who wait for that lock. So `_starting` looks again.
+    """
     return (
         f"""SELECT set_config('search_path', '"{schema}", pg_catalog, pg_temp', true)""",
         # The waits are short by themselves, and what follows them does not wait.
         "SELECT set_config('statement_timeout', '0', true)",
-        lock_phase(schema, (), lock_timeout_s),
+        alone_phase(schema, lock_timeout_s),
     )
 
 
@@ -288,29 +295,40 @@ WHERE c.oid = to_regclass('"{schema}".node') AND pg_get_userbyid(c.relowner) <> 
 
 
 def _starting(schema: str, revision: str | None) -> str:
-    """Return the statement that fails unless the node is at the revision where a script begins."""
-    if revision is None:
-        # Alembic's empty table stays when a node is removed. If it is missing, look for our first table.
+    """Return the statement that fails unless the node is at the revision where a script begins.
+
+    It runs under the locks: until then another migration may have been there.
+    """
+    if revision is not None:
         return f"""
+DO $$ BEGIN
+    IF NOT EXISTS (SELECT FROM alembic_version WHERE version_num = '{revision}') THEN
+        RAISE EXCEPTION USING ERRCODE = '{ELSEWHERE_BY_NOW}',
+            MESSAGE = 'Schema {schema} is not at revision {revision}, where this script begins.';
+    END IF;
+END $$"""
+    # Alembic's empty table stays when a node is removed. If it is missing, look for our first table.
+    return f"""
 DO $$ BEGIN
     IF current_setting('server_encoding') = 'SQL_ASCII' THEN
         RAISE EXCEPTION USING ERRCODE = '{UNKNOWN_ENCODING}', MESSAGE = 'This database does not know the encoding of '
             'its text (SQL_ASCII), so it would accept keys that nobody can read. Create another one: '
             'CREATE DATABASE ... ENCODING ''UTF8'' TEMPLATE template0';
     END IF;
-    DROP TABLE IF EXISTS "{schema}".alembic_version;
-END $$"""
-    return f"""
-DO $$ BEGIN
-    IF NOT EXISTS (SELECT FROM alembic_version WHERE version_num = '{revision}') THEN
-        RAISE EXCEPTION 'Schema {schema} is not at revision {revision}, where this script begins.';
+    IF to_regclass('"{schema}".alembic_version') IS NOT NULL THEN
+        IF EXISTS (SELECT FROM "{schema}".alembic_version) THEN
+            RAISE EXCEPTION USING ERRCODE = '{ELSEWHERE_BY_NOW}',
+                MESSAGE = 'Schema {schema} has a node by now, and this script makes a new one.';
+        END IF;
     END IF;
+    DROP TABLE IF EXISTS "{schema}".alembic_version;
 END $$"""
 
 
 # SQLSTATEs of our own.
 HOLDS_MESSAGES = "MR001"
 UNKNOWN_ENCODING = "MR002"
+ELSEWHERE_BY_NOW = "MR004"
 REFUSALS = {
     HOLDS_MESSAGES: "MR-schema-holds-messages",
     UNKNOWN_ENCODING: "MR-encoding-unknown",

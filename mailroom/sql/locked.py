@@ -46,6 +46,12 @@ def reading_locked(schema: str) -> Operation[list[LockedTable]]:
     return list(found.values())
 
 
+def reading_lock_of(schema: str, inbox: str) -> Operation[LockedTable | None]:
+    """Return who keeps readers out of the table of an inbox, None if nobody does."""
+    locked = yield from reading_locked(schema)
+    return next((each for each in locked if each.table in (PARTITION.removesuffix("_"), PARTITION + inbox)), None)
+
+
 def locked_inboxes(locked: list[LockedTable]) -> set[str]:
     """Return the inboxes whose own tables are among them."""
     return {each.table.removeprefix(PARTITION) for each in locked if each.table.startswith(PARTITION)}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from mailroom.lazy import imported
 
 if TYPE_CHECKING:
+    from mailroom.testing.emptying import empty, empty_async
     from mailroom.testing.functions import (
         SentMessage,
         carry,
@@ -35,6 +36,8 @@ __all__ = [
     "carry_async",
     "deliver",
     "deliver_async",
+    "empty",
+    "empty_async",
     "execute",
     "execute_async",
     "handle_all",
@@ -49,6 +52,7 @@ __all__ = [
 
 # Imported on demand: the plugin is loaded into every run of pytest where Mailroom is installed.
 _HOMES = {
+    "mailroom.testing.emptying": ("empty", "empty_async"),
     "mailroom.testing.functions": (
         *("SentMessage", "carry", "carry_async", "deliver", "deliver_async", "execute", "execute_async"),
         *("handle_all", "handle_all_async", "publish", "publish_async", "sent", "sent_async", "work", "work_async"),

@@ -99,7 +99,7 @@ def list_(call: Call) -> None:
       mailroom periodic list
       mailroom periodic list --json | jq -r '.[] | select(.last_error) | .name'
     """
-    with call.connection("periodic list") as connection:
+    with call.looking("periodic list") as connection:
         found = Periodic(schema=call.schema).list(connection)
     if call.json:
         document(found)
@@ -132,7 +132,7 @@ def next_(call: Call, name: str, limit: int) -> None:
       mailroom periodic next nightly-report
       mailroom periodic next nightly-report --limit 365 --json
     """
-    with call.connection("periodic next") as connection:
+    with call.looking("periodic next") as connection:
         times = Periodic(schema=call.schema).next_times(connection, name, limit)
     if call.json:
         document(times)

@@ -70,6 +70,15 @@ def test_a_locked_inbox_takes_no_page_of_others(browser: Client, trouble: Troubl
         assert told in browser.get(f"/message/path?id={trouble.waiting}").text
         for path in ("/", "/inboxes", "/inboxes/shipping"):
             assert browser.get(path).status_code == 200, path
+        # Of the inbox itself a page has what its table is not needed for, and the holder before it.
+        holder.execute("LOCK TABLE mailroom.inbox_shipping")
+        for path, shown in (
+            ("/inboxes/shipping", "Its table cannot be read now"),
+            (f"/inboxes/shipping/key?key={KEY}", "carrier said"),
+            ("/parked", '<td class="n">unknown'),
+        ):
+            text = browser.get(path).text
+            assert text.index("inbox_shipping cannot be read: pid") < text.index(shown), path
         holder.rollback()
 
 

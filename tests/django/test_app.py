@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import unittest
 from importlib import import_module
 from typing import Any
 
@@ -12,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.db.backends.sqlite3.base import DatabaseWrapper as Sqlite
-from django.test import override_settings
+from django.test import TransactionTestCase, override_settings
 from psycopg.conninfo import conninfo_to_dict
 
 from mailroom import schema
@@ -20,6 +21,7 @@ from mailroom.django.operations import MailroomSchema
 from mailroom.django.place import NodePlace, dsn, place
 from mailroom.errors import SchemaError
 from mailroom.session.settings import DSN_VARIABLE
+from mailroom.testing.django import EmptiesNode
 from outbox import Outbox
 
 
@@ -36,6 +38,28 @@ def rows(connection: Any, query: str) -> list[Any]:
 
 def topics(connection: Any) -> list[str]:
     return [topic for (topic,) in rows(connection, "SELECT topic FROM mailroom.subscription ORDER BY topic")]
+
+
+# -- Tests that commit ------------------------------------------------------------------------------------------------
+
+
+class _Commits(EmptiesNode, TransactionTestCase):  # type: ignore[misc]  # Django has no types
+    def test_sends(self) -> None:
+        self.addCleanup(self._send)  # a clean-up of the test is before
+        self._send()
+
+    def _send(self) -> None:
+        with transaction.atomic():
+            Outbox().send(connections["default"], "shipping", {"order": 42})
+
+
+def test_node_is_empty_after_a_test_that_commits(project: Any) -> None:
+    migrate()
+    result = unittest.TestResult()
+    _Commits("test_sends")(result)
+    assert (result.testsRun, result.errors, result.failures) == (1, [], [])
+    assert rows(project, "SELECT topic FROM mailroom.outbox") == []
+    assert rows(project, "SELECT name FROM mailroom.inbox_registry") == [("shipping",)]
 
 
 # -- Migrations -------------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import re
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from typing import Any
 
@@ -22,8 +24,10 @@ from mailroom.doctor import locks as doctor_locks
 from mailroom.doctor import settings as doctor_settings
 from mailroom.doctor.examining import CHECKS
 from mailroom.doctor.finding import asking
+from mailroom.embedded import Server
 from mailroom.errors import ConfigurationError, NotInTransaction, SchemaError
 from mailroom.roles import grant
+from mailroom.schema import migrate
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import Node
@@ -267,7 +271,7 @@ def test_what_keeps_vacuum_from_its_work_is_found(node: Node, connect: Connect) 
     snapshot, writer, prepared = connect(), connect(application_name="report"), connect()
     snapshot.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     snapshot.execute("SELECT")
-    writer.execute("SELECT pg_current_xact_id()")
+    writer.execute("INSERT INTO mailroom.audit (actor, action, messages) VALUES ($$me$$, $$test$$, 0)")
     xmin = node.value("SELECT pg_current_xact_id()::text::bigint & 4294967295")
     prepared.execute("INSERT INTO mailroom.audit (actor, action, messages) VALUES ('me', 'test', 0)")
     name = node.value("SELECT 'doctor_' || oid FROM pg_database WHERE datname = current_database()")
@@ -327,6 +331,66 @@ def test_lock_is_found_with_who_waits_while_the_doctor_waits_for_nothing(
     assert lock.startswith("AccessExclusiveLock on outbox and 1 more, held by pid")
     assert all("lock timeout" in line for line in found["M000"].evidence)
     assert examined(node, lock_s=0) == {}
+
+
+def test_who_is_named_to_be_ended_is_the_one_that_waits_for_nobody(node: Node, connect: Connect) -> None:
+    """Not the worker that waits, and not who waits ahead of it, though their transactions are as old."""
+    node.connection.execute("CREATE TABLE stock (item text)")
+    user, ahead, worker = connect(), connect(), connect(application_name="mailroom worker")
+    user.execute("LOCK TABLE stock IN SHARE MODE")
+    [[xact]] = worker.execute("SELECT pg_current_xact_id()::text::bigint").fetchall()
+    node.connection.execute(
+        "INSERT INTO mailroom.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, xact) "
+        "VALUES (gen_random_uuid(), 'shipping', 'mill', 17, now(), 1, '{k}', '{1}', %s)",
+        [xact],
+    )
+    with ThreadPoolExecutor(2) as threads:
+        for session, statement in ((ahead, "LOCK TABLE stock"), (worker, "SELECT FROM stock")):
+            threads.submit(session.execute, statement.encode())
+            wait_until_blocked(node.connection, session.info.backend_pid)
+        found = examined(node, lock_s=0, batch_s=0, snapshot_s=0)
+        calm = examined(node, lock_s=3_600, batch_s=0)
+        user.rollback()
+        wait_until_idle = "SELECT FROM pg_stat_activity WHERE pid = %s AND state = 'idle in transaction'"
+        eventually(lambda: node.rows(wait_until_idle, ahead.info.backend_pid))
+        ahead.rollback()
+    ends = {id: set(map(int, re.findall(r"\d+", each.command))) for id, each in found.items()}
+    pids = {each.info.backend_pid for each in (user, ahead, worker)}
+    assert [ends[id] & pids for id in ("M001", "M005", "M025")] == [{user.info.backend_pid}] * 3
+    assert f"; it waits for pid {user.info.backend_pid} (" in found["M025"].evidence[0]
+    # A wait of a moment is nobody's fault: then it is the worker that takes long.
+    assert calm["M025"].command == f"SELECT pg_terminate_backend({worker.info.backend_pid});"
+
+
+@pytest.mark.slow
+def test_standby_that_does_not_answer_is_named_and_not_those_who_wait_for_it(private_server: Server) -> None:
+    with psycopg.connect(private_server.dsn(), autocommit=True) as connection:
+        migrate(private_server.dsn())
+        node = Node(private_server.dsn(), connection)
+        connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'gone'")
+        connection.execute("SELECT pg_reload_conf()")
+        eventually(lambda: node.value("SHOW synchronous_standby_names") == "gone")
+        with psycopg.connect(private_server.dsn()) as writer, psycopg.connect(private_server.dsn()) as other:
+            writer.execute("LOCK TABLE mailroom.audit")
+            writer.execute("INSERT INTO mailroom.audit (actor, action, messages) VALUES ('me', 'test', 0)")
+            with ThreadPoolExecutor(2) as threads:
+                committed = threads.submit(writer.commit)
+                waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'SyncRep'"
+                eventually(lambda: node.rows(waits, writer.info.backend_pid))
+                blocked = threads.submit(other.execute, b"LOCK TABLE mailroom.audit")
+                wait_until_blocked(connection, other.info.backend_pid)
+                assert "M050" not in examined(node, lock_s=3_600)
+                found = examined(node, lock_s=0, snapshot_s=0)
+                connection.execute(found["M050"].command.partition(";")[0].encode())
+                connection.execute("SELECT pg_reload_conf()")
+                committed.result(WITHIN_S)
+                blocked.result(WITHIN_S)
+        assert {id for id, each in found.items() if "pg_terminate" in each.command} == set()
+        assert {"M001", "M005", "M006", "M050"} <= set(found)
+        assert all("; it waits for a synchronous standby" in line for line in found["M001"].evidence)
+        [line] = found["M050"].evidence
+        assert line.startswith("1 sessions wait in COMMIT, the first for 00:00:")
+        assert line.endswith("synchronous_standby_names is 'gone'; no standby is connected")
 
 
 def _insert(writer: psycopg.Connection[Any]) -> None:
@@ -451,6 +515,21 @@ def test_role_that_may_see_nothing_of_the_schema_is_told_what_to_grant(node: Nod
 
 
 def test_shares_and_versions_are_found(node: Node) -> None:
+    usage = ("GRANT USAGE ON SCHEMA mailroom TO {role}", "ALTER ROLE {role} CONNECTION LIMIT 1")
+    with role(node.dsn, *usage) as (name, dsn):
+        of_role = f"1 of 1 connections of ROLE {name} are used"
+        assert examined(node) == {}
+        with psycopg.connect(dsn):
+            found = examined(node)
+            assert (set(found), found["M030"].evidence) == ({"M030"}, (of_role,))
+            node.connection.execute(found["M030"].command.encode())
+            assert examined(node) == {}
+            of_database = (
+                "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I CONNECTION LIMIT 2', current_database()); END $$"
+            )
+            node.connection.execute(of_database.encode())
+            [line] = examined(node)["M030"].evidence
+            assert "of 2 connections of DATABASE " in line
     assert set(examined(node, connections_share=0, queue_share=0)) == {"M030", "M031"}
     with node.connection.transaction():
         [(_, line)] = run(node.connection, asking(doctor_settings.SERVER, lowest=98, highest=99)("mailroom", Limits()))

@@ -134,6 +134,7 @@ ATTRIBUTES = {
     "Failure": "attempt due_in_s error message outcome",
     "SentMessage": "deliver_at event_type expires_at headers id key kind message_type topic value",
     "Worked": "failures handled",
+    "EmptiesNode": "run",
     "Mail": "connection handle_all schema sent travel",
     "Binaries": "major path",
     "Condition": "bytes dsn is_kept is_used port",

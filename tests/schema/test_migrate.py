@@ -235,7 +235,7 @@ def test_printed_sql_for_another_revision_changes_nothing(dsn: str) -> None:
         before = described(dsn)
         with pytest.raises(psycopg.Error, match=f"Schema mailroom is not at revision {HEAD}, where this script begins"):
             execute(dsn, printed_here(f"{HEAD}:{NEXT}"))
-    with pytest.raises(psycopg.errors.DuplicateTable):
+    with pytest.raises(psycopg.Error, match="Schema mailroom has a node by now"):
         execute(dsn, printed_here("head"))
     assert described(dsn) == before
 

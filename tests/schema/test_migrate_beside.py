@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -19,12 +19,12 @@ from dispatcher import Dispatcher
 from dispatcher.daemon import Executor
 from inbox import AsyncWorker, Inbox, Message, Worker
 from inbox.by_key.due import reaping_due
-from mailroom import schema
+from mailroom import create_inbox, drop_inbox, rename_inbox, roles, schema
 from mailroom.cli.root import root
 from mailroom.embedded import Server
 from mailroom.errors import ConfigurationError, SchemaError
 from mailroom.schema import migration
-from mailroom.schema.lock_phase import locked_by
+from mailroom.schema.lock_phase import VIEWS, locked_by
 from mailroom.sql.runner import run
 from outbox import Outbox, Store
 from tests.support.command import alembic
@@ -67,6 +67,47 @@ def test_handler_that_holds_its_batch_and_then_sends_is_not_cut(
     migrating.commit()
     assert schema.current_revision(node.connection) == NEXT
     assert node.waiting() == ["answer"]
+
+
+# What those who change the schema may call: all take the lock that migrations take.
+CHANGES: dict[str, Callable[[psycopg.Connection[Any]], object]] = {
+    "create": lambda connection: create_inbox(connection, "billing"),
+    "grant": lambda connection: roles.grant(connection, "writer", "pg_monitor", actor="test"),
+    "revoke": lambda connection: roles.revoke(connection, "writer", "pg_monitor", actor="test"),
+    "drop": lambda connection: drop_inbox(connection, "idle", actor="test"),
+    "rename": lambda connection: rename_inbox(connection, "idle", "busy", actor="test"),
+}
+WAITS_LONG = "SELECT FROM pg_locks WHERE pid = %s AND clock_timestamp() - waitstart > '700 ms'"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("holding", ["a message that was sent", "a batch"])
+def test_transaction_that_changes_the_schema_meanwhile_is_not_cut(
+    node: Node, connect: Connect, other: ThreadPoolExecutor, next_release: None, holding: str
+) -> None:
+    """Whatever it has locked before: it gets the lock that migrations take as well, at the latest between two tries."""
+    node.inbox("idle")
+    node.send("shipping", key="k")
+    node.deliver_all()
+    user, migrating = connect(), connect()
+    for session in (user, migrating):
+        session.execute("SET deadlock_timeout = '200ms'")
+        session.commit()
+    for name, change in CHANGES.items():
+        if holding == "a message that was sent":
+            Outbox().send(user, "shipping", None, key="k")
+            migrated = other.submit(schema.migrate, migrating, revision=NEXT)
+            wait_until_blocked(node.connection, migrating.info.backend_pid)
+        elif name in ("drop", "rename"):  # they wait for the dispatcher's turn
+            continue
+        else:  # for a batch a try waits for longer than deadlock_timeout, and is not looked at any more
+            assert len(Inbox("shipping").reap(user, "k")) == 1
+            migrated = other.submit(schema.migrate, migrating, revision=NEXT)
+            eventually(lambda: node.rows(WAITS_LONG, migrating.info.backend_pid))
+        change(user)
+        user.rollback()
+        migrated.result(WITHIN_S)
+        migrating.rollback()
 
 
 def test_others_go_on_while_a_migration_waits(
@@ -114,6 +155,29 @@ def test_second_migration_is_told_of_the_first(node: Node, connect: Connect, nex
         schema.migrate(second, revision=NEXT, lock_timeout_s=0)
     first.commit()
     schema.migrate(second, revision=NEXT)
+
+
+def test_two_migrations_that_wait_for_the_same_table_are_one(
+    node: Node, connect: Connect, other: ThreadPoolExecutor, next_release: None
+) -> None:
+    """Both have read the revision before, and hold nothing meanwhile: who comes second looks again."""
+
+    def committing(session: psycopg.Connection[Any]) -> None:
+        schema.migrate(session, revision=NEXT)
+        session.commit()
+
+    writing, first, second = connect(), connect(), connect()
+    Outbox().send(writing, "shipping", None)
+    waits = "SELECT FROM pg_locks WHERE pid = %s AND locktype = 'relation' AND NOT granted"
+    with ThreadPoolExecutor(1) as another:
+        migrated = []
+        for thread, session in ((other, first), (another, second)):
+            migrated.append(thread.submit(committing, session))
+            eventually(partial(node.rows, waits, session.info.backend_pid))
+        writing.commit()
+        for each in migrated:
+            each.result(WITHIN_S)
+    assert schema.current_revision(node.connection) == NEXT
 
 
 # What a session has locked in a mode in which a writer would wait, of the tables and views that were there before.
@@ -168,6 +232,19 @@ def test_what_a_statement_locks_is_found_in_its_text() -> None:
     turns = ["dispatch_turn", "execute_turn"]
     assert found == [(statement, sorted([*turns, *names]) if names else []) for statement, names in LOCKS]
     assert [locked_by([statement])[:1] for statement, names in LOCKS if names] == [turns[:1]] * (len(LOCKS) - 2)
+
+
+VIEWED = """
+SELECT DISTINCT v.relname::text, t.relname::text
+FROM pg_class AS v JOIN pg_rewrite AS r ON r.ev_class = v.oid
+JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass
+JOIN pg_class AS t ON t.oid = d.refobjid AND t.oid <> v.oid AND t.relkind IN ('r', 'p')
+WHERE v.relkind = 'v' AND v.relnamespace = 'mailroom'::regnamespace
+"""
+
+
+def test_tables_of_each_view_are_known(node: Node) -> None:
+    assert {(view, table) for view, tables in VIEWS.items() for table in tables} == set(node.rows(VIEWED))
 
 
 def test_lock_timeout_is_a_number_of_seconds(node: Node) -> None:

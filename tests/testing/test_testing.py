@@ -17,6 +17,7 @@ from inbox import Inbox, Message, Park, Parked, Retry, Skip
 from mailroom import create_inbox, testing
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, NotInTransaction
+from mailroom.testing.emptying import EMPTIED
 from outbox import AsyncOutbox, AsyncStore, Outbox, Store
 from tests.support.databases import Connect
 from tests.support.drivers import opened, opened_async
@@ -54,6 +55,54 @@ def test_clock_given_out_in_a_rolled_back_test_does_not_spoil_the_node(node: Nod
         connection.rollback()
     node.send("shipping")
     assert node.deliver_all().delivered == 1
+
+
+# What a node is, what was set up, and what others know as well: both sides of a link would no longer agree.
+KEPT = (
+    "alembic_version", "node", "dispatch_turn", "execute_turn", "lease", "periodic", "subscription", "inbox_registry",
+    "limits", "stable", "reaped_day", "executable_target", "executable_function", "link", "link_allowed", "link_topic",
+    "transit", "origin", "receipt", "known", "bridge_out", "bridge_known", "bridge_parts", "bridge_in",
+    "bridge_position", "bridge_mark", "spark_batch", "spark_staging", "spark_bulk", "spark_stream", "spark_drain",
+)  # fmt: skip
+
+
+def test_what_tests_committed_is_taken_out_and_the_inboxes_stay(node: Node) -> None:
+    """Whatever a table of ours is for, it was decided whether it is emptied."""
+    tables = node.rows(
+        "SELECT relname::text FROM pg_class WHERE relnamespace = 'mailroom'::regnamespace AND relkind IN ('r', 'p') "
+        "AND NOT relispartition"
+    )
+    assert sorted((*EMPTIED, *KEPT)) == sorted(name for (name,) in tables)
+    settings = "SELECT name, max_attempts, paused_at FROM mailroom.inbox_registry ORDER BY name"
+    before = node.rows(settings)
+    for key in ("a", "b"):
+        node.send("order.paid", key=key)
+    node.deliver_all()
+    node.send("order.paid", key="c")
+    with node.connection.transaction():
+        Store().increment(node.connection, "sold", 1)
+        testing.execute(node.connection)
+        testing.work(node.connection, "shipping", fail)
+        Inbox("billing").pause(node.connection, actor="ada")
+    clock = node.value("SELECT last_value FROM mailroom.clock")
+    with pytest.raises(NotInTransaction):
+        testing.empty(node.connection)
+    with node.connection.transaction():
+        testing.empty(node.connection)
+    left = [name for name in EMPTIED if node.rows(f"SELECT FROM mailroom.{name}")]
+    assert left == []
+    assert node.rows(settings) == before
+    assert node.value("SELECT last_value FROM mailroom.clock") == clock
+    node.connection.execute(
+        "INSERT INTO mailroom.lease (role, holder, epoch, until, host, pid, backend_pid, backend_from, state, counts) "
+        "VALUES ('dispatcher', gen_random_uuid(), 1, now() + '1 h', 'mill', 17, 0, now(), 'awake', '{}')"
+    )
+    with node.connection.transaction(), pytest.raises(ConfigurationError, match="dispatcher on mill pid 17 leads"):
+        testing.empty(node.connection)
+
+
+def fail(message: Message, connection: object) -> None:
+    raise LookupError("on purpose")
 
 
 def test_sent_tells_what_stands_in_the_outbox_in_the_order_sent(

@@ -24,7 +24,7 @@ in_complete = pytest.mark.xdist_group("complete")
 
 # What imports a library that only an extra brings: the client of a broker, or a framework.
 BROKERS = tuple(f"dispatcher/bridges/{broker}/" for broker in ("kafka", "nats", "rabbitmq", "webhook"))
-FRAMEWORKS = ("mailroom/django/", "mailroom/cli/connections.py", "dispatcher/dashboard/")
+FRAMEWORKS = ("mailroom/django/", "mailroom/testing/django.py", "mailroom/cli/connections.py", "dispatcher/dashboard/")
 # All modules of the distribution but those that begin with an argument, each imported after the ones before it.
 # Migrations are alembic's to run, the plugin pytest's to load, and `models` is imported where pydantic is.
 IMPORT_ALL = """

@@ -45,5 +45,5 @@ def asyncapi(call: Call, modules: tuple[str, ...], no_database: bool, title: str
 
 
 def _read(call: Call) -> tuple[str, BridgeStates]:
-    with call.connection("asyncapi") as connection:
+    with call.looking("asyncapi") as connection:
         return run(connection, reading_node(call.schema))

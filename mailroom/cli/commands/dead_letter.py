@@ -76,7 +76,7 @@ def list_(call: Call, matching: str | None, stage: Stage | None, inbox: str | No
       mailroom dead-letter list --inbox audit_log --matching ValueError
       mailroom dead-letter list --json | jq -r '.[].message_id'
     """
-    with working("reading dead letters"), call.connection("dead-letter list") as connection:
+    with working("reading dead letters"), call.looking("dead-letter list") as connection:
         found = DeadLetters(schema=call.schema).find(
             connection, matching=matching, stage=stage, inbox=inbox, limit=limit
         )
@@ -103,7 +103,7 @@ def show(call: Call, id: int) -> None:
       mailroom dead-letter show 17
       mailroom dead-letter show 17 --json | jq .value
     """
-    with call.connection("dead-letter show") as connection:
+    with call.looking("dead-letter show") as connection:
         found = DeadLetters(schema=call.schema).get(connection, id)
     if found is None:
         raise _none(_narrowed((id,)))

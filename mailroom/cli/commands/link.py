@@ -162,7 +162,7 @@ def status(call: Call) -> None:
       mailroom link status --json | jq '.readers[] | {name, backlog, lag_s}'
       mailroom link status --json | jq -r '.sources[] | select(.state != "open") | .name, .since, .why'
     """
-    with working("counting what waits for readers"), call.connection("link status") as connection:
+    with working("counting what waits for readers"), call.looking("link status") as connection:
         found = Links(schema=call.schema).status(connection)
     if call.json:
         document(found)

@@ -117,7 +117,7 @@ def report(call: Call, source: str, limit: int) -> None:
       mailroom link report paris
       mailroom link report paris --json | jq -r '.lost[]'
     """
-    with working("looking for lost messages"), call.connection("link report") as connection:
+    with working("looking for lost messages"), call.looking("link report") as connection:
         found = Links(schema=call.schema).report(connection, source, limit=limit)
     if call.json:
         document(found)

@@ -32,7 +32,7 @@ def statistics(call: Call, inbox: str | None, since_m: int) -> None:
       mailroom statistics --inbox shipping --since-m 15
       mailroom statistics --since-m 2880 --json | jq '.[] | {inbox, reaped, age_p99_s}'
     """
-    with call.connection("statistics") as connection:
+    with call.looking("statistics") as connection:
         found: list[InboxStatistics] | list[MinuteStatistics]
         if inbox is None:
             found = metrics.statistics(connection, since_m=since_m, schema=call.schema)

@@ -6,7 +6,7 @@ from operator import attrgetter
 import click
 
 from mailroom import status as node_status
-from mailroom.cli.call import LOOKING, Call, pass_call
+from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import as_json, document, duration, facts, say, table, working
 from mailroom.links.states import SourceState
 from mailroom.status import DispatcherStatus, InboxStatus, LinkStatus, Status
@@ -44,7 +44,7 @@ def status(call: Call) -> None:
     """
     with (
         working("reading the state of the node"),
-        call.connection("status", LOOKING, autocommit=True) as connection,
+        call.looking("status", autocommit=True) as connection,
     ):  # many inboxes are many locks
         found = node_status.status(connection, schema=call.schema)
     if call.json:

@@ -5,7 +5,7 @@ from uuid import UUID
 import click
 
 from mailroom import trace as message_trace
-from mailroom.cli.call import LOOKING, Call, pass_call
+from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, note, say, shown, working
 from mailroom.errors import MailroomError
 from mailroom.sql.locked import locked_inboxes, reading_locked
@@ -32,7 +32,7 @@ def trace(call: Call, message_id: UUID) -> None:
       mailroom trace 3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11
       mailroom trace 3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11 --json
     """
-    with working("reading every table"), call.connection("trace", LOOKING) as connection:
+    with working("reading every table"), call.looking("trace") as connection:
         locked = run(connection, reading_locked(call.schema))
         but = locked_inboxes(locked)
         places = message_trace.trace(connection, message_id, but=but, schema=call.schema)

@@ -49,7 +49,7 @@ def watch(
 
 
 def _list(call: Call) -> None:
-    with call.connection("watch list") as connection:
+    with call.looking("watch list") as connection:
         found = watching.watched(connection, schema=call.schema)
     if call.json:
         document(found)

@@ -1,4 +1,4 @@
-"""`python -m tests.doctor.soak`: a node is broken in 18 ways, then left alone; `make doctor-soak` calls it."""
+"""`python -m tests.doctor.soak`: a node is broken in each way, then left alone; `make doctor-soak` calls it."""
 
 import signal
 import sys

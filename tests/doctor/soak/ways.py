@@ -214,5 +214,11 @@ WAYS = (
         "sequence behind its table", by_statement(f"SELECT setval({SEQUENCE}, 1, false)"),
         ("M017",), by_command=True,
     ),
+    Way(
+        "synchronous standby gone",
+        by_statement("ALTER SYSTEM SET synchronous_standby_names = 'gone'; SELECT pg_reload_conf()"),
+        ("M050",), by_command=True,
+    ),
+    Way("limit of a role", by_statement(f"ALTER ROLE {DAEMON} CONNECTION LIMIT 1"), ("M030",), by_command=True),
     Way("subscription missing", unsubscribed, ("M041",), alerts=("DeadLetters",)),
 )  # fmt: skip
