@@ -278,4 +278,12 @@ KINDS = {
         "The owner of the node can neither grant rights on it, nor rename or migrate it.",
         "Run the command as a superuser, or as a member of both roles.",
     ),
+    "M050": Kind(
+        "the server's clock was set back",
+        "Times that are stored were ahead by as much. Those that lay further ahead than they can have been set count "
+        "from now on: leases, rates, breakers, and the next attempts of failing keys. Ages and delays that span the "
+        "change are wrong by as much.",
+        "Nothing has to be repaired here. See why the clock was changed, and have the time service correct it slowly. "
+        "This is told for an hour.",
+    ),
 }

@@ -133,6 +133,11 @@ BROKEN = [
     ),
     (LEASE.format(role="executor", until="-2 min"), "M024", "executor on mill pid 17", "DELETE FROM mailroom.lease"),
     (
+        ("UPDATE mailroom.lease SET set_back_at = clock_timestamp() - interval '50 min', set_back_by = '40.5 s', "
+        "brought_back = 7 WHERE role = 'executor'"),
+        "M050", "7 keys that would have waited as long go on", "SELECT",
+    ),
+    (
         ("INSERT INTO mailroom.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, process_number) "
         f"VALUES (gen_random_uuid(), 'shipping', 'mill', 17, {OLD}, 1, '{{k}}', '{{1}}', -7)"),
         "M026", "worker mill pid 17: 1 messages", "DELETE FROM mailroom.worker",

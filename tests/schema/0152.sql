@@ -1866,7 +1866,10 @@ CREATE TABLE mailroom.lease (
     backend_pid integer NOT NULL,
     backend_from timestamp with time zone NOT NULL,
     state text NOT NULL COLLATE pg_catalog."C",
-    counts jsonb NOT NULL
+    counts jsonb NOT NULL,
+    set_back_at timestamp with time zone,
+    set_back_by interval,
+    brought_back bigint DEFAULT 0 NOT NULL
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
 
@@ -1891,6 +1894,12 @@ COMMENT ON COLUMN mailroom.lease.backend_from IS 'When that session began, so th
 COMMENT ON COLUMN mailroom.lease.state IS 'The holder''s state at the last renewal: awake or asleep.';
 
 COMMENT ON COLUMN mailroom.lease.counts IS 'The holder''s totals.';
+
+COMMENT ON COLUMN mailroom.lease.set_back_at IS 'When it was noticed last that the server''s clock had been set back; NULL if never.';
+
+COMMENT ON COLUMN mailroom.lease.set_back_by IS 'By how much, at least.';
+
+COMMENT ON COLUMN mailroom.lease.brought_back IS 'How many keys would have waited for as long, and were brought back.';
 
 CREATE TABLE mailroom.limits (
     inbox text NOT NULL COLLATE pg_catalog."C",
