@@ -286,4 +286,12 @@ KINDS = {
         "Nothing has to be repaired here. See why the clock was changed, and have the time service correct it slowly. "
         "This is told for an hour.",
     ),
+    "M051": Kind(
+        "a large batch of Spark does not go on",
+        "It is decided, and a part of it is not in the outbox. Its job ended or fails, and no dispatcher goes on with "
+        "it, or the database refuses what is left. Nothing of it comes twice.",
+        "Run the job again, or start a dispatcher. The log of the one that leads says why it fails. If a table is "
+        "gone, copy it from where it is, such as the database that the node was moved from. If it is nowhere, the "
+        "command moves the rest and gives up what is lost.",
+    ),
 }
