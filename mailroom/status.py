@@ -13,6 +13,7 @@ from mailroom.order.total import waiting as waiting_totals
 from mailroom.registry.routing import CARRIES, GETS, LINK_ROUTE, ROUTE
 from mailroom.schema import checking
 from mailroom.schema.partitions import PARTITIONS
+from mailroom.set_back import ClockSetBack, reading_set_back
 from mailroom.sql.locked import LockedTable, locked_inboxes, reading_locked
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Sql
@@ -20,6 +21,7 @@ from mailroom.sql.sight import NODE_ROW, seeing, the_one
 from mailroom.sql.waits import Wait, reading_waits
 
 __all__ = [
+    "ClockSetBack",
     "DispatcherStatus",
     "InboxStatus",
     "LaneFailure",
@@ -150,6 +152,7 @@ class Status:
     `waits` are the sessions of Mailroom in this database that wait for a lock now, with who has it. `locked` are the
     tables that nobody can read now: an inbox among them is not in `inboxes`. `behind` are the
     columns whose sequences are behind their rows, as after a move without them, as far as this role may read them.
+    `set_back` tells that the server's clock was set back within the last hour.
     """
 
     schema: str
@@ -170,6 +173,7 @@ class Status:
     waits: tuple[Wait, ...] = ()
     locked: tuple[LockedTable, ...] = ()
     behind: tuple[Numbers, ...] = ()
+    set_back: ClockSetBack | None = None
 
 
 DISPATCHER = Sql(
@@ -399,6 +403,7 @@ def _reading_status(schema: str) -> Operation[Status]:
         tuple((yield from reading_waits(at_least_s=SHOWN_S))),
         tuple(locked),
         tuple((yield from finding_behind(schema))),
+        (yield from reading_set_back(schema)),
     )  # fmt: skip
 
 

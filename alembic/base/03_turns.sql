@@ -29,5 +29,8 @@ CREATE TABLE lease (  -- Who leads, by database time. Safety never rests on it.
     backend_pid  integer     NOT NULL,                 -- The session that may hold the awake lock; a new leader terminates it.
     backend_from timestamptz NOT NULL,                 -- When that session began, so that no later session with the same process id is terminated.
     state        text        COLLATE "C" NOT NULL,     -- The holder's state at the last renewal: awake or asleep.
-    counts       jsonb       NOT NULL                  -- The holder's totals.
+    counts       jsonb       NOT NULL,                 -- The holder's totals.
+    set_back_at  timestamptz,                          -- When it was noticed last that the server's clock had been set back; NULL if never.
+    set_back_by  interval,                             -- By how much, at least.
+    brought_back bigint      NOT NULL DEFAULT 0        -- How many keys would have waited for as long, and were brought back.
 ) WITH ({busy});

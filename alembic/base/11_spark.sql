@@ -19,7 +19,8 @@ CREATE TABLE spark_staging (  -- Staging tables of Spark's tasks that are not dr
     schema   text        COLLATE "C" CHECK (schema ~ '^[a-z][a-z0-9_]*$'),  -- The schema that its table stands in, if that is not this one.
     part     integer,                              -- Its place in a decided large batch that still moves; otherwise null.
     messages bigint,                               -- How many messages that part has.
-    moved    bigint      NOT NULL DEFAULT 0        -- How many of them were moved into the outbox: those with the numbers up to this.
+    moved    bigint      NOT NULL DEFAULT 0,       -- How many of them were moved into the outbox: those with the numbers up to this.
+    deleted  boolean     NOT NULL DEFAULT false    -- Set to have the row deleted (delete_marked).
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 
 CREATE TABLE spark_bulk (  -- Large batches of Spark that are decided, and of which messages are still to be moved into the outbox.
@@ -32,6 +33,7 @@ CREATE TABLE spark_bulk (  -- Large batches of Spark that are decided, and of wh
     first     bigint,                            -- The position of the first message of its last chunk.
     last      bigint,                            -- The position of the last message of its last chunk.
     at        timestamptz NOT NULL DEFAULT clock_timestamp(),  -- When it was decided, or its last chunk was moved.
+    deleted   boolean     NOT NULL DEFAULT false,  -- Set to have the row deleted (delete_marked).
     PRIMARY KEY (name, batch)
 );
 

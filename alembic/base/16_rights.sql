@@ -50,6 +50,8 @@ BEGIN
         WHEN 'key_state' THEN DELETE FROM {schema}.key_state WHERE inbox = new.inbox AND key = new.key;
         WHEN 'breaker' THEN DELETE FROM {schema}.breaker WHERE inbox = new.inbox AND prefix = new.prefix;
         WHEN 'spark_stream' THEN DELETE FROM {schema}.spark_stream WHERE inbox = new.inbox AND batch = new.batch;
+        WHEN 'spark_staging' THEN DELETE FROM {schema}.spark_staging WHERE token = new.token;
+        WHEN 'spark_bulk' THEN DELETE FROM {schema}.spark_bulk WHERE name = new.name AND batch = new.batch;
     END CASE;
     RETURN NULL;
 END $$;
@@ -58,6 +60,8 @@ CREATE TRIGGER deleted AFTER UPDATE OF deleted ON worker FOR EACH ROW WHEN (new.
 CREATE TRIGGER deleted AFTER UPDATE OF deleted ON key_state FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION delete_marked();
 CREATE TRIGGER deleted AFTER UPDATE OF deleted ON breaker FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION delete_marked();
 CREATE TRIGGER deleted AFTER UPDATE OF deleted ON spark_stream FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION delete_marked();
+CREATE TRIGGER deleted AFTER UPDATE OF deleted ON spark_staging FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION delete_marked();
+CREATE TRIGGER deleted AFTER UPDATE OF deleted ON spark_bulk FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION delete_marked();
 
 -- What a view checks of a new row it checks after ON CONFLICT has locked the row that is in the way, and a unique index
 -- has told that there is one. A trigger comes before. Roles with rights to the whole table, as the dispatcher's, write

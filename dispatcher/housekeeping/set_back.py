@@ -5,7 +5,13 @@ the clock was ahead, beside its own time. The attempt that was recorded then say
 """
 
 from mailroom.registry.breakers import DEFERRED_S
+from mailroom.set_back import LEAST, noting
 from mailroom.sql.operation import Operation, Sql
+
+# In the lease of the dispatcher, whose housekeeping this is.
+NOTE = f"""UPDATE {{schema}}.lease AS l SET {noting(by="m.by", keys="m.keys")}
+FROM (SELECT count(*) AS keys, max(by) AS by FROM moved) AS m
+WHERE l.role = 'dispatcher' AND m.by >= {LEAST}"""
 
 # There are none as long as the clock goes on, so this is one look into the index on `at`. The attempt becomes one of
 # now, or its key would be moved again by each round. A key that somebody has in hand is left for a later one.
@@ -21,13 +27,16 @@ held AS MATERIALIZED (
 noted AS (
     UPDATE {schema}.attempt AS a SET at = a.at - n.by, retry_at = a.retry_at - n.by FROM ahead AS n
     WHERE a.id = n.id AND ((n.inbox, n.key) IN (SELECT inbox, key FROM held) OR NOT EXISTS (
-        SELECT FROM {schema}.key_state AS s WHERE s.inbox = n.inbox AND s.key = n.key)))
-UPDATE {schema}.key_state AS s SET
-    retry_at = CASE WHEN s.retry_at < 'infinity' THEN s.retry_at - n.by ELSE s.retry_at END,
-    resume_at = CASE WHEN s.resume_at < 'infinity' THEN s.resume_at - n.by ELSE s.resume_at END
-FROM held AS h, LATERAL (SELECT max(by) AS by FROM ahead WHERE inbox = h.inbox AND key = h.key) AS n
-WHERE s.inbox = h.inbox AND s.key = h.key
-"""
+        SELECT FROM {schema}.key_state AS s WHERE s.inbox = n.inbox AND s.key = n.key))),
+moved AS (
+    UPDATE {schema}.key_state AS s SET
+        retry_at = CASE WHEN s.retry_at < 'infinity' THEN s.retry_at - n.by ELSE s.retry_at END,
+        resume_at = CASE WHEN s.resume_at < 'infinity' THEN s.resume_at - n.by ELSE s.resume_at END
+    FROM held AS h, LATERAL (SELECT max(by) AS by FROM ahead WHERE inbox = h.inbox AND key = h.key) AS n
+    WHERE s.inbox = h.inbox AND s.key = h.key RETURNING n.by)
+{note}
+""",
+    note=NOTE,
 )
 # Of a key without an attempt: it was in a batch that failed, and is due since; or the breaker of its prefix is open,
 # and it is put off.
@@ -38,12 +47,15 @@ latest AS MATERIALIZED (
     SELECT now + CASE WHEN EXISTS (SELECT FROM {schema}.breaker WHERE inbox = '{inbox}') THEN interval '{deferred_s} s'
                       ELSE interval '0' END AS at FROM moment),
 held AS MATERIALIZED (
-    SELECT key FROM {schema}.key_state
+    SELECT key, retry_at FROM {schema}.key_state
     WHERE inbox = '{inbox}' AND retry_at > (SELECT at FROM latest) AND retry_at < 'infinity' AND attempts = 0
-    ORDER BY key LIMIT %(rows)s::bigint FOR UPDATE SKIP LOCKED)
-UPDATE {schema}.key_state AS s SET retry_at = (SELECT at FROM latest) FROM held AS h
-WHERE s.inbox = '{inbox}' AND s.key = h.key
+    ORDER BY key LIMIT %(rows)s::bigint FOR UPDATE SKIP LOCKED),
+moved AS (
+    UPDATE {schema}.key_state AS s SET retry_at = (SELECT at FROM latest) FROM held AS h
+    WHERE s.inbox = '{inbox}' AND s.key = h.key RETURNING h.retry_at - (SELECT at FROM latest) AS by)
+{note}
 """,
+    note=NOTE,
     deferred_s=str(DEFERRED_S),
 )
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from uuid import UUID, uuid4
 
 from mailroom.session.acting import CURRENT, LOGIN, if_acting
+from mailroom.set_back import LEAST, noting
 from mailroom.sql.operation import Operation, Sql
 
 LEASE_S = 3.0
@@ -22,6 +23,12 @@ HOLDER = Sql(
     "WHERE role = %(role)s::text",
     columns=("uuid", "bigint", "timestamptz", "boolean"),
     latest=LATEST,
+)
+NOTE = Sql(
+    "UPDATE {schema}.lease AS l SET {noted} WHERE l.role = %(role)s::text AND l.until >= {latest} + {least}",
+    noted=noting(by="l.until - ({latest})", keys="0"),
+    latest=LATEST,
+    least=LEAST,
 )
 BOUND = Sql(
     "UPDATE {schema}.lease SET until = {latest} WHERE role = %(role)s::text AND until > {latest}", latest=LATEST
@@ -94,6 +101,7 @@ class Lease:
         """
         before = yield HOLDER.at(schema=self._schema)(role=self._role, lease_s=LEASE_S)
         if before and before[0][3]:
+            yield NOTE.at(schema=self._schema)(role=self._role, lease_s=LEASE_S)
             yield BOUND.at(schema=self._schema)(role=self._role, lease_s=LEASE_S)
         rows = yield TAKE.at(schema=self._schema)(
             role=self._role,

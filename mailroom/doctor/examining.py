@@ -1,6 +1,18 @@
 """Run the checks, each by itself, so that one that may not look does not keep the others from it."""
 
-from mailroom.doctor import backlog, leaders, locks, numbering, rights, sessions, settings, shape, vacuum, workers
+from mailroom.doctor import (
+    backlog,
+    batches,
+    leaders,
+    locks,
+    numbering,
+    rights,
+    sessions,
+    settings,
+    shape,
+    vacuum,
+    workers,
+)
 from mailroom.doctor.causes import WaitCause, caused, reading_causes
 from mailroom.doctor.finding import DoctorCheck, Finding, Found, Limits, finding
 from mailroom.doctor.kinds import KINDS
@@ -16,7 +28,7 @@ POOLED = "M032"
 REVISION = "M034"
 CHECKS: tuple[DoctorCheck, ...] = (
     *sessions.CHECKS, *locks.CHECKS, *vacuum.CHECKS, *shape.CHECKS, *numbering.CHECKS, *leaders.CHECKS,
-    *workers.CHECKS, *settings.CHECKS, *rights.CHECKS, *backlog.CHECKS,
+    *workers.CHECKS, *settings.CHECKS, *rights.CHECKS, *backlog.CHECKS, *batches.CHECKS,
 )  # fmt: skip
 
 SAVE = Sql("SAVEPOINT mailroom_doctor")

@@ -99,6 +99,8 @@ TRIGGERS = {
     ('outbox_jdbc', 'copy'): ('O', 'CREATE TRIGGER copy INSTEAD OF INSERT ON {schema}.outbox_jdbc FOR EACH ROW EXECUTE FUNCTION {schema}.outbox_jdbc_copy();'),
     ('parked', 'refuse_others'): ('O', 'CREATE TRIGGER refuse_others BEFORE INSERT OR UPDATE OF inbox ON {schema}.parked FOR EACH ROW EXECUTE FUNCTION {schema}.refuse_others();'),
     ('scheduled', 'copied'): ('R', "CREATE TRIGGER copied BEFORE INSERT ON {schema}.scheduled FOR EACH ROW EXECUTE FUNCTION {schema}.raise_copied('position', 'outbox'); ALTER TABLE {schema}.scheduled ENABLE REPLICA TRIGGER copied;"),
+    ('spark_bulk', 'deleted'): ('O', 'CREATE TRIGGER deleted AFTER UPDATE OF deleted ON {schema}.spark_bulk FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION {schema}.delete_marked();'),
+    ('spark_staging', 'deleted'): ('O', 'CREATE TRIGGER deleted AFTER UPDATE OF deleted ON {schema}.spark_staging FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION {schema}.delete_marked();'),
     ('spark_stream', 'deleted'): ('O', 'CREATE TRIGGER deleted AFTER UPDATE OF deleted ON {schema}.spark_stream FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION {schema}.delete_marked();'),
     ('spark_stream', 'refuse_others'): ('O', 'CREATE TRIGGER refuse_others BEFORE INSERT OR UPDATE OF inbox ON {schema}.spark_stream FOR EACH ROW EXECUTE FUNCTION {schema}.refuse_others();'),
     ('stat_minute', 'refuse_others'): ('O', 'CREATE TRIGGER refuse_others BEFORE INSERT OR UPDATE OF inbox ON {schema}.stat_minute FOR EACH ROW EXECUTE FUNCTION {schema}.refuse_others();'),

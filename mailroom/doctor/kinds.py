@@ -287,4 +287,20 @@ KINDS = {
         "writers, dispatchers and workers. They have done nothing wrong, and to end them mends nothing.",
         "Start the standby. The command goes on without it: then what is committed is on this server alone.",
     ),
+    "M051": Kind(
+        "a large batch of Spark does not go on",
+        "It is decided, and a part of it is not in the outbox. Its job ended or fails, and no dispatcher goes on with "
+        "it, or the database refuses what is left. Nothing of it comes twice.",
+        "Run the job again, or start a dispatcher. The log of the one that leads says why it fails. If a table is "
+        "gone, copy it from where it is, such as the database that the node was moved from. If it is nowhere, the "
+        "command moves the rest and gives up what is lost.",
+    ),
+    "M052": Kind(
+        "the server's clock was set back",
+        "Times that are stored were ahead by as much. Those that lay further ahead than they can have been set count "
+        "from now on: leases, rates, breakers, and the next attempts of failing keys. Ages and delays that span the "
+        "change are wrong by as much.",
+        "Nothing has to be repaired here. See why the clock was changed, and have the time service correct it slowly. "
+        "This is told for an hour.",
+    ),
 }

@@ -1,5 +1,6 @@
 """Those who lead: whether somebody does, works, and has ended if the lease has."""
 
+from mailroom import set_back
 from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.sql.operation import Sql
 
@@ -73,9 +74,19 @@ ORDER BY 2
 """,
     columns=FOUND,
 )
+SET_BACK = Sql(
+    """
+SELECT '', pg_catalog.format('by about %%s, noticed at %%s; %%s keys that would have waited as long go on',
+    date_trunc('second'::text, s.by), date_trunc('second'::text, s.at), s.keys)
+FROM {found} AS s
+""",
+    columns=FOUND,
+    found=set_back.FOUND,
+)
 
 CHECKS = (
     DoctorCheck("M022", asking(NOBODY), "mailroom {first} run --schema {schema}", of_tables=True),
     DoctorCheck("M023", asking(LATE), "{first}", of_tables=True, ends=True),
     DoctorCheck("M024", asking(DEAD), "{first}", of_tables=True, ends=True),
+    DoctorCheck("M052", asking(SET_BACK), "", of_tables=True),
 )

@@ -199,7 +199,7 @@ CODES: Mapping[str, str] = {
     "MR-spark-jar-missing": "The file that `MAILROOM_JDBC_JAR` names does not exist.",
     "MR-spark-key-missing": "The write has no `idempotencyKey`.",
     "MR-spark-keys-parked": "Keys of the inbox are parked, and a stream would pass over them.",
-    "MR-spark-messages-gone": "Some messages that a batch of the stream was planned with are missing.",
+    "MR-spark-messages-gone": "Messages of a batch that the stream has planned are not in the inbox any more.",
     "MR-spark-needs-java": "Spark needs Java, and none that it can use was found.",
     "MR-spark-no-query": "No streaming query runs the sink in this thread.",
     "MR-spark-not-by-stream-engine": "Spark gave a task of the stream no number of its batch.",

@@ -111,8 +111,8 @@ JDBC_WRITER = (
 CONSUMED = on(
     "inbox_{inbox}", "SELECT", "DELETE", "UPDATE (inbox)", why="UPDATE to lock rows; the partition fixes the value"
 )
-# No consumer has DELETE on what it shares with others, or UPDATE on all columns: either is a right to lock the table,
-# and to lock a view locks the table below it. So it sets `deleted` (alembic/base/16_rights.sql).
+# No consumer or writer has DELETE on what it shares with others, or UPDATE on all columns: either is a right to lock
+# the table, and to lock a view locks the table below it. So it sets `deleted` (alembic/base/16_rights.sql).
 COUNTED = on(
     "my_stat_minute",
     "SELECT",
@@ -174,11 +174,11 @@ SPARK_WRITER = (
     on("spark_batch", "SELECT", insert(["name", "batch", "query", "messages", "digest"])),
     on(
         "spark_staging", "SELECT", insert(["token", "name", "batch", "schema"]),
-        "UPDATE (part, messages, moved)", "DELETE",
+        "UPDATE (part, messages, moved, deleted)",
     ),
     on(
         "spark_bulk", "SELECT", insert(["name", "batch", "source", "constants", "messages"]),
-        "UPDATE (moved, first, last, at)", "DELETE",
+        "UPDATE (moved, first, last, at, deleted)",
     ),
     on("lease", "SELECT (role, until)", why="whether a dispatcher goes on with what a driver has left"),
     on("commit_token", "SELECT", "INSERT", why="for unknown commits"),

@@ -118,14 +118,15 @@ def giving_out(
     if known not in (None, end):
         raise set_back(inbox, checkpoint, end.batch, end.batch)
     contents = yield from measuring(schema, inbox, ranges)
-    digest = 0
+    messages, digest = sum(one.messages for one in contents), 0
     for one in contents:
         digest ^= one.digest
-    if (sum(one.messages for one in contents), digest) != (end.messages, end.digest):
+    if (messages, digest) != (end.messages, end.digest):
         raise ConfigurationError(
             f"Batch {end.batch} of the stream of inbox {inbox!r} had {end.messages} messages when it was planned, and "
-            "they are not all there any more: another consumer took messages, or they were deleted after an earlier "
-            f"run of it, and the checkpoint was set back. {way_on(checkpoint)}",
+            f"they are not all there any more: {messages} are in their place. Either another consumer took some, and "
+            "the sink lacks them, or this stream has read and deleted the batch before, and its checkpoint is an older "
+            f"copy. Nothing was read or deleted now. Stop the other consumer if there is one. {way_on(checkpoint)}",
             code="MR-spark-messages-gone",
         )
     if known is None:

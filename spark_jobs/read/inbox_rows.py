@@ -256,9 +256,10 @@ def _demand_all(inbox: str, planned: Planned, messages: int, digest: int) -> Non
     if (messages, digest) != (planned.messages, planned.digest):
         raise ConfigurationError(
             f"A task of batch {planned.batch} of the stream of inbox {inbox!r} read {messages} messages, and "
-            f"{planned.messages} were planned: another consumer took messages meanwhile, or this process reaches "
-            "another state of the database. Nothing is deleted. See that the stream has its inbox alone, and start it "
-            "again.",
+            f"{planned.messages} were planned. Either another consumer took some since, or this executor reads another "
+            "database than the driver, or a standby that is late. Nothing was deleted. Stop the other consumer, or "
+            "correct the connection string of the executor, and start the query again: if messages are gone, it says "
+            "how to go on.",
             code="MR-spark-messages-gone",
         )
 

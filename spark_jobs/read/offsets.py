@@ -58,8 +58,8 @@ def entering(schema: str, inbox: str, above: int, first: int | None) -> Operatio
     if first is not None and (yield from finding_lowest(schema, inbox, above)) != first:
         raise ConfigurationError(
             f"Another consumer took messages of inbox {inbox!r} while the stream's connection was lost, and the batch "
-            "under way may lack them. Stop it; then name another checkpointLocation, which has the stream read all "
-            "that is in the inbox, also what it may have read before.",
+            "under way may lack them. Stop that consumer. Then name another checkpointLocation: the stream then "
+            "reads all that is in the inbox, also what it may have read before.",
             code="MR-spark-messages-gone",
         )
     [(history,)] = yield HISTORY.at(schema=schema)()

@@ -146,9 +146,10 @@ PATIENCE = Sql(
     "SELECT set_config('lock_timeout', '20ms', true), set_config('synchronous_commit', 'off', true)",
     columns=("text", "text"),
 )
-# A part of a batch that was decided is still to be moved, whoever failed since.
+# A part of a batch that was decided is still to be moved, whoever failed since. A trigger deletes what is marked: a
+# right to DELETE would be one to lock the table.
 FORGET = Sql(
-    "DELETE FROM {schema}.spark_staging WHERE token = %(token)s::uuid AND part IS NULL RETURNING schema",
+    "UPDATE {schema}.spark_staging SET deleted = true WHERE token = %(token)s::uuid AND part IS NULL RETURNING schema",
     columns=("text",),
 )
 # CASCADE: a `transact` that commits by itself leaves a view of the table behind.

@@ -21,6 +21,7 @@ from mailroom.metrics.catalog import INBOX_EXPIRED, reading_catalog
 from mailroom.session import settings
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run, run_async
+from mailroom.status import status
 from outbox import Outbox, Outgoing
 from tests.sql.test_plans import generic_plan
 from tests.support.databases import Connect
@@ -433,6 +434,10 @@ async def test_keys_that_failed_before_the_clock_was_set_back_wait_for_their_bac
         "UPDATE mailroom.attempt SET at = at + interval '1 day', retry_at = retry_at + interval '1 day' "
         "WHERE key <> 'since'"
     )
+    node.connection.execute(
+        "INSERT INTO mailroom.lease (role, holder, epoch, until, host, pid, backend_pid, backend_from, state, counts) "
+        "VALUES ('dispatcher', gen_random_uuid(), 1, now(), 'mill', 17, 1, now(), 'awake', '{}')"
+    )
     for _ in range(2):
         await run_async(keeper, bringing_back_attempted(SCHEMA, 10))
         await run_async(keeper, bringing_back_suspected(SCHEMA, "shipping", 10))
@@ -442,6 +447,9 @@ async def test_keys_that_failed_before_the_clock_was_set_back_wait_for_their_bac
         )
         assert waiting == [("failed", True, True), ("since", True, True), ("suspected", True, False)]
     assert node.value("SELECT max(at) <= clock_timestamp() FROM mailroom.attempt")
+    told = status(node.connection).set_back
+    assert told is not None
+    assert (told.keys, round(told.by_s / 3600)) == (2, 24)
 
 
 async def test_note_of_a_message_that_is_being_reaped_is_left(

@@ -15,6 +15,8 @@ from dispatcher import Dispatcher
 from dispatcher.lanes.lease import Lease, reading_backend
 from mailroom import locks
 from mailroom.sql.runner import run
+from mailroom.status import status
+from tests.support.command import done
 from tests.support.databases import Connect
 from tests.support.lanes import EXPIRE, PATIENT, daemon, is_replaced, leaders, running
 from tests.support.node import SCHEMA, Node
@@ -143,12 +145,15 @@ def test_lease_from_before_the_clock_was_set_back_is_one_from_now_on(node: Node)
         backend = run(node.connection, reading_backend())
         leader, standby = Lease(SCHEMA), Lease(SCHEMA)
         assert run(node.connection, leader.taking(backend, "awake", {}))
-    for seconds, is_replaced_now in ((40, False), (-0.001, True)):
+    for seconds, is_replaced_now, noted_s in ((3.5, False, None), (40, False, 36), (-0.001, True, 36)):
         ahead = f"UPDATE mailroom.lease SET until = clock_timestamp() + interval '{seconds} s'"
         node.connection.execute(ahead.encode())
         with node.connection.transaction():
             assert run(node.connection, standby.taking(backend, "awake", {})) == is_replaced_now
         assert node.value("SELECT until <= clock_timestamp() + interval '3 s' FROM mailroom.lease")
+        told = status(node.connection).set_back
+        assert (told and told.by_s // 1) == noted_s
+        assert ("mailroom explain M052" in done("status", dsn=node.dsn)) == (noted_s is not None)
 
 
 def test_session_that_acts_as_another_role_knows_itself_and_ends_its_predecessor(node: Node, app: str) -> None:

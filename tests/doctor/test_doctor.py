@@ -137,6 +137,11 @@ BROKEN = [
     ),
     (LEASE.format(role="executor", until="-2 min"), "M024", "executor on mill pid 17", "DELETE FROM mailroom.lease"),
     (
+        ("UPDATE mailroom.lease SET set_back_at = clock_timestamp() - interval '50 min', set_back_by = '40.5 s', "
+        "brought_back = 7 WHERE role = 'executor'"),
+        "M052", "7 keys that would have waited as long go on", "SELECT",
+    ),
+    (
         ("INSERT INTO mailroom.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, process_number) "
         f"VALUES (gen_random_uuid(), 'shipping', 'mill', 17, {OLD}, 1, '{{k}}', '{{1}}', -7)"),
         "M026", "worker mill pid 17: 1 messages", "DELETE FROM mailroom.worker",
@@ -145,6 +150,14 @@ BROKEN = [
     (
         "ALTER TABLE mailroom.inbox_ledger OWNER TO pg_monitor",
         "M049", "mailroom.inbox_ledger belongs to role pg_monitor, and the node to role", BY_COMMAND,
+    ),
+    (
+        ("INSERT INTO mailroom.spark_bulk (name, batch, source, constants, messages, moved, at) "
+        f"SELECT b.*, 's', '{{}}', 50000, 10000, {OLD} FROM (VALUES ('orders', 7), ('day''s', -1)) AS b; "
+        "INSERT INTO mailroom.spark_staging (token, name, batch, part, messages) "
+        "VALUES ('00000000-0000-0000-0000-0000000000aa', 'day''s', -1, 0, 40000)"),
+        "M051", "batch 7 of 'orders': 40,000 of 50,000 messages are left, and none was moved for 01:00:0",
+        "DELETE FROM mailroom.spark_bulk",
     ),
     ("GRANT SELECT, DELETE ON mailroom.outbox TO PUBLIC", "M035", "mailroom.outbox: SELECT, DELETE", BY_COMMAND),
     ("GRANT CREATE ON SCHEMA mailroom TO PUBLIC", "M036", "mailroom", BY_COMMAND),
@@ -221,6 +234,8 @@ def test_what_is_broken_is_found_and_nothing_else_and_its_command_mends_it(node:
         findings |= {each.id: each for each in examine(node.connection) if each.id == "M029"}
     assert sorted(findings) == sorted({found for _, found, _, _ in BROKEN})
     assert findings["M045"].evidence[0].endswith(", mostly by TimeoutError")
+    assert findings["M051"].evidence[0].endswith(": table staging_000000000000000000000000000000aa is gone")
+    assert findings["M051"].command == """python -m spark_jobs.sweep --give-up 'day'"'"'s' --schema mailroom"""
     for _, found, evidence, _ in BROKEN:
         assert any(evidence in line for line in findings[found].evidence), findings[found]
     for *_, mended in BROKEN:

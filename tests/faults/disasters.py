@@ -23,6 +23,7 @@ PACE = 600.0
 SETTLED_WITHIN_S = 60.0
 CRASH_S, PAUSE_S = 5.0, 15.0  # to take over
 JUMPS = ("+1h", "-1h", "+10y", "-10y", "+1y", "+30m", "-5s", "+0")
+SEEN_S = 1.0  # until all processes have seen that a clock jumped
 FAKETIME = (
     "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
     "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1",
@@ -98,7 +99,7 @@ def replace_leader(report: Report, dice: random.Random, seconds: float) -> None:
 
 
 def jump_clocks(report: Report, dice: random.Random, seconds: float) -> None:
-    """Let the clocks of the server and of the processes jump, each by itself."""
+    """Let the clocks of the server and of the processes jump, each by itself, and kill leaders as they do."""
     library = next((path for path in FAKETIME if Path(path).exists()), None)
     if library is None:
         raise Missing("libfaketime is not installed")
@@ -111,8 +112,9 @@ def jump_clocks(report: Report, dice: random.Random, seconds: float) -> None:
         def faked(name: str) -> dict[str, str]:
             # Monotonic time is left alone: Python's waiting, and PostgreSQL's, rests on it.
             return {
-                "LD_PRELOAD": library, "FAKETIME_TIMESTAMP_FILE": str(clocks[name]), "FAKETIME_CACHE_DURATION": "1",
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME_DISABLE_SHM": "1",
+                "LD_PRELOAD": library, "FAKETIME_TIMESTAMP_FILE": str(clocks[name]),
+                "FAKETIME_CACHE_DURATION": f"{SEEN_S:.0f}", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+                "FAKETIME_DISABLE_SHM": "1",
             }  # fmt: skip
 
         with _environment(faked("server")):
@@ -122,7 +124,7 @@ def jump_clocks(report: Report, dice: random.Random, seconds: float) -> None:
                 pace=PACE,
                 environment=faked("processes"),
                 timed=False,
-                habits=Habits(failing=0),
+                habits=Habits(failing=0, lease_s=lease.LEASE_S),
             )
             stage.__enter__()
         try:
@@ -131,8 +133,18 @@ def jump_clocks(report: Report, dice: random.Random, seconds: float) -> None:
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 name = dice.choice(list(clocks))
+                # Before the clock jumps, or the leader renews its lease by the new one.
+                leader = stage.leader_or_none() if dice.random() < 0.5 else None
+                pid, since = 0 if leader is None else leader.pid, time.monotonic()
+                if leader is not None:
+                    leader.signal(signal.SIGKILL)
                 clocks[name].write_text(dice.choice(JUMPS))
-                time.sleep(1.2)
+                if leader is not None:
+                    what = "take-over after a crash while a clock jumps, lease as shipped"
+                    took, bound_s = stage.await_other_leader(pid, since, what), CRASH_S + SEEN_S
+                    if took > bound_s:
+                        report.wrong(Violation("I11", f"{what} within {bound_s:.0f} s", ((f"{took:.1f} s",),)))
+                time.sleep(max(0.0, SEEN_S + 0.2 - (time.monotonic() - since)))
                 stage.probe(what="after F21")
                 if dice.random() < 0.3:
                     dice.choice([*stage.of_role("worker"), *stage.of_role("reaper")]).signal(signal.SIGKILL)
@@ -140,7 +152,7 @@ def jump_clocks(report: Report, dice: random.Random, seconds: float) -> None:
             # Ahead of whatever anybody was told to wait for.
             clocks["server"].write_text("+30y")
             clocks["processes"].write_text("+0")
-            time.sleep(1.2)
+            time.sleep(SEEN_S + 0.2)
             _close(stage, report, "F21")
         finally:
             stage.__exit__(None, None, None)

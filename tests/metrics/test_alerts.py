@@ -109,7 +109,11 @@ def test_each_alert_is_there() -> None:
     assert [rule["alert"].removeprefix("Mailroom") for rule in rules()] == list(ALERTS)
 
 
-def test_alerts_name_metrics_that_exist_and_a_command_to_run() -> None:
+def named(text: str) -> set[str]:
+    return {name.removesuffix("_count").removesuffix("_bucket") for name in re.findall(r"\bmailroom_\w+", text)}
+
+
+def test_alerts_name_metrics_that_exist_and_a_command_to_run_and_a_panel_shows_them() -> None:
     headings = tuple(re.findall(r"^## (mailroom .*)$", CLI_PAGE.read_text(), re.M))
     for rule in rules():
         alert, known = rule["alert"], check(rule["expr"])
@@ -119,6 +123,7 @@ def test_alerts_name_metrics_that_exist_and_a_command_to_run() -> None:
         commands = re.findall(r"\bmailroom(?: [a-z-]+)+", action)
         assert commands, f"{alert} says what to run"
         assert [command for command in commands if not command.startswith(headings)] == [], alert
+        assert named(rule["expr"]) <= named(DASHBOARD.read_text()), alert
 
 
 def test_bound_of_the_error_budget_is_a_bound_of_the_histogram() -> None:

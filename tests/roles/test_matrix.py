@@ -197,7 +197,6 @@ OF_EXECUTOR = {"accounting", "dead_letter", "executable_cursor", "execute_turn",
 MAY_LOCK = {
     "reaper": {"inbox_shipping"},
     "spark-reader": {"inbox_shipping"},
-    "spark-writer": {"spark_bulk", "spark_staging"},
     "executor": OF_EXECUTOR,
     "dispatcher": OF_EXECUTOR | {
         "attempt", "audit", "bridge_done", "bridge_mark", "bridge_parts", "bridge_position", "commit_token",

@@ -444,6 +444,8 @@ BEGIN
         WHEN 'key_state' THEN DELETE FROM "mailroom".key_state WHERE inbox = new.inbox AND key = new.key;
         WHEN 'breaker' THEN DELETE FROM "mailroom".breaker WHERE inbox = new.inbox AND prefix = new.prefix;
         WHEN 'spark_stream' THEN DELETE FROM "mailroom".spark_stream WHERE inbox = new.inbox AND batch = new.batch;
+        WHEN 'spark_staging' THEN DELETE FROM "mailroom".spark_staging WHERE token = new.token;
+        WHEN 'spark_bulk' THEN DELETE FROM "mailroom".spark_bulk WHERE name = new.name AND batch = new.batch;
     END CASE;
     RETURN NULL;
 END $$;
@@ -1866,7 +1868,10 @@ CREATE TABLE mailroom.lease (
     backend_pid integer NOT NULL,
     backend_from timestamp with time zone NOT NULL,
     state text NOT NULL COLLATE pg_catalog."C",
-    counts jsonb NOT NULL
+    counts jsonb NOT NULL,
+    set_back_at timestamp with time zone,
+    set_back_by interval,
+    brought_back bigint DEFAULT 0 NOT NULL
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
 
@@ -1891,6 +1896,12 @@ COMMENT ON COLUMN mailroom.lease.backend_from IS 'When that session began, so th
 COMMENT ON COLUMN mailroom.lease.state IS 'The holder''s state at the last renewal: awake or asleep.';
 
 COMMENT ON COLUMN mailroom.lease.counts IS 'The holder''s totals.';
+
+COMMENT ON COLUMN mailroom.lease.set_back_at IS 'When it was noticed last that the server''s clock had been set back; NULL if never.';
+
+COMMENT ON COLUMN mailroom.lease.set_back_by IS 'By how much, at least.';
+
+COMMENT ON COLUMN mailroom.lease.brought_back IS 'How many keys would have waited for as long, and were brought back.';
 
 CREATE TABLE mailroom.limits (
     inbox text NOT NULL COLLATE pg_catalog."C",
@@ -2962,7 +2973,8 @@ CREATE TABLE mailroom.spark_bulk (
     moved bigint DEFAULT 0 NOT NULL,
     first bigint,
     last bigint,
-    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    deleted boolean DEFAULT false NOT NULL
 );
 
 COMMENT ON TABLE mailroom.spark_bulk IS 'Large batches of Spark that are decided, and of which messages are still to be moved into the outbox.';
@@ -2984,6 +2996,8 @@ COMMENT ON COLUMN mailroom.spark_bulk.first IS 'The position of the first messag
 COMMENT ON COLUMN mailroom.spark_bulk.last IS 'The position of the last message of its last chunk.';
 
 COMMENT ON COLUMN mailroom.spark_bulk.at IS 'When it was decided, or its last chunk was moved.';
+
+COMMENT ON COLUMN mailroom.spark_bulk.deleted IS 'Set to have the row deleted (delete_marked).';
 
 CREATE TABLE mailroom.spark_drain (
     inbox text NOT NULL COLLATE pg_catalog."C",
@@ -3024,6 +3038,7 @@ CREATE TABLE mailroom.spark_staging (
     part integer,
     messages bigint,
     moved bigint DEFAULT 0 NOT NULL,
+    deleted boolean DEFAULT false NOT NULL,
     CONSTRAINT spark_staging_schema_check CHECK ((schema ~ '^[a-z][a-z0-9_]*$'::text))
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
@@ -3045,6 +3060,8 @@ COMMENT ON COLUMN mailroom.spark_staging.part IS 'Its place in a decided large b
 COMMENT ON COLUMN mailroom.spark_staging.messages IS 'How many messages that part has.';
 
 COMMENT ON COLUMN mailroom.spark_staging.moved IS 'How many of them were moved into the outbox: those with the numbers up to this.';
+
+COMMENT ON COLUMN mailroom.spark_staging.deleted IS 'Set to have the row deleted (delete_marked).';
 
 CREATE TABLE mailroom.stable (
     inbox text NOT NULL COLLATE pg_catalog."C",
@@ -3385,6 +3402,10 @@ CREATE TRIGGER copy INSTEAD OF INSERT ON mailroom.outbox_jdbc FOR EACH ROW EXECU
 CREATE TRIGGER deleted AFTER UPDATE OF deleted ON mailroom.breaker FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION mailroom.delete_marked();
 
 CREATE TRIGGER deleted AFTER UPDATE OF deleted ON mailroom.key_state FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION mailroom.delete_marked();
+
+CREATE TRIGGER deleted AFTER UPDATE OF deleted ON mailroom.spark_bulk FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION mailroom.delete_marked();
+
+CREATE TRIGGER deleted AFTER UPDATE OF deleted ON mailroom.spark_staging FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION mailroom.delete_marked();
 
 CREATE TRIGGER deleted AFTER UPDATE OF deleted ON mailroom.spark_stream FOR EACH ROW WHEN (new.deleted) EXECUTE FUNCTION mailroom.delete_marked();
 

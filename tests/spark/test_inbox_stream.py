@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copytree, rmtree
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -69,8 +70,10 @@ class Stream:
         self._dsn = dsn
         self._checkpoint = str(directory / "checkpoint")
 
-    def writer(self, **options: Any) -> "DataStreamWriter":
+    def writer(self, *, stateful: bool = False, **options: Any) -> "DataStreamWriter":
         frame = self._spark.readStream.format("inbox").options(inbox="shipping", dsn=self._dsn, **options).load()
+        if stateful:  # each message of a later time moves the watermark, for which Spark makes one more batch
+            frame = frame.withWatermark("sent_at", "1 hour").dropDuplicates(["message_id", "sent_at"])
         return frame.writeStream.option("checkpointLocation", self._checkpoint)
 
 
@@ -494,6 +497,47 @@ def test_a_number_that_spark_has_used_is_not_used_for_another_batch(
             read_as(again, ends[-2], ends[-1], number)
     assert read_as(again, ends[-2], ends[-1], 2 + idle) == list(range(20, 30))
     again.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark")
+def test_numbers_of_a_stateful_query_stand_for_the_same_messages_also_if_it_is_set_back(
+    stream: Stream, node: Node, spark_dsn: str, tmp_path: Path
+) -> None:
+    """Its watermark makes batches without data, which take numbers of Spark's; the sink goes by them."""
+    taken: dict[int, list[Any]] = {}
+    checkpoint, older = tmp_path / "checkpoint", tmp_path / "older"
+
+    def sink(frame: "DataFrame", batch: int) -> None:
+        if batch == 1 and not older.exists():  # the state after the first batch, and of the next one nothing but a plan
+            copytree(checkpoint, older)
+            (older / "offsets" / "1").unlink()
+        found = values(frame)
+        assert taken.setdefault(batch, found) == found
+
+    def go_on() -> None:
+        writer = stream.writer(maxMessages=10, keepBatches=5, stateful=True)
+        query = writer.outputMode("append").foreachBatch(sink).start()
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+
+    for first in (0, 10):
+        send(node, *range(first, first + 10))
+        go_on()
+    numbers = [list(range(10)), [], list(range(10, 20)), []]
+    assert [taken.get(number) for number in range(4)] == numbers
+    newest = checkpoint.rename(tmp_path / "newest")
+    send(node, *range(20, 30))
+    copytree(older, checkpoint)
+    with pytest.raises(StreamingQueryException, match="set back: what is Spark's batch 1 now was batch 2 of the query"):
+        go_on()
+    assert waiting(node) == list(range(30))
+    rmtree(checkpoint)
+    newest.rename(checkpoint)
+    go_on()
+    assert [number for _, batch in sorted(taken.items()) for number in batch] == list(range(30))
 
 
 @pytest.mark.parametrize(("passed_over", "left"), [(1, 0), (4, 30)])

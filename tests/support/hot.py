@@ -97,6 +97,7 @@ DELIVERING = {
     "release-awake": Hot(doorbell.RELEASE, {"outbox": "outbox"}),
     "writers": Hot(writers.WRITERS, {"outbox": "outbox"}),
     "lease-holder": Hot(lease.HOLDER),
+    "lease-note": Hot(lease.NOTE),
     "lease-bound": Hot(lease.BOUND),
     "lease-take": Hot(lease.TAKE),
     "lease-give-up": Hot(lease.GIVE_UP),

@@ -9,7 +9,7 @@ from mailroom import status as node_status
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import as_json, document, duration, facts, say, table, working
 from mailroom.links.states import SourceState
-from mailroom.status import DispatcherStatus, InboxStatus, LinkStatus, Status
+from mailroom.status import ClockSetBack, DispatcherStatus, InboxStatus, LinkStatus, Status
 
 
 @click.command()
@@ -32,7 +32,8 @@ def status(call: Call) -> None:
 
     If a table cannot be read, since somebody has locked it, the first line says who; an inbox among them is left out.
     If a session of Mailroom waits for a lock, one line says which lock, and who holds it. If a sequence is behind its
-    rows, since the node was moved without it, one line says which.
+    rows, since the node was moved without it, one line says which. If the clock of the server was set back within the
+    last hour, one line says by how much.
 
     Last, for each node that reads messages of this one: those on the way to it (committed, not yet stamped) and in its
     backlog (stamped, not yet acknowledged), with the age of the oldest.
@@ -110,6 +111,7 @@ def _show(found: Status) -> None:
             ("Behind", f"{each.table}.{each.column}: its sequence is behind its rows: mailroom migrate")
             for each in found.behind
         ),
+        *([("Clock", _set_back(found.set_back))] if found.set_back else ()),
         ("Dead", f"{found.dead_letters:,} dead letters{': mailroom dead-letter list' if found.dead_letters else ''}"),
     ]
     if not found.inboxes:
@@ -128,6 +130,10 @@ def _show(found: Status) -> None:
         say("")
         rows = ([of(source) for of in SOURCE_COLUMNS.values()] for source in found.sources)
         table(tuple(SOURCE_COLUMNS), rows, numbers=("clock",))
+
+
+def _set_back(found: ClockSetBack) -> str:
+    return f"the server's was set back by about {duration(found.by_s)}, noticed at {found.at}: mailroom explain M052"
 
 
 def _waiting(number: int, lag_s: float) -> str:
