@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from mailroom.bridges.arrival import Arrived
-from mailroom.bridges.publisher import BrokerTrouble, OutBridge, RecordRefused
+from mailroom.bridges.publisher import BrokerTrouble, Numbered, OutBridge, RecordRefused
 from mailroom.bridges.record import Record
 from mailroom.bridges.source import BrokerPosition, InBridge, PartsChanged, PositionGone
 
@@ -106,6 +106,29 @@ class LogPublisher:
     async def close(self) -> None:
         """Give up what is not acknowledged."""
         self._closed.set()
+
+
+class NumberedLogPublisher(LogPublisher):
+    """Publishes to a log that says where each record lies."""
+
+    def __init__(self, bridge: OutBridge) -> None:
+        super().__init__(bridge)
+        self._numbered: list[Numbered] = []
+
+    async def publish(self, records: Sequence[Record]) -> None:
+        """Remember where they begin and end."""
+        first = len(self._log.records)
+        await super().publish(records)
+        self._numbered.append(Numbered("log", 0, first, first + len(records) - 1))
+
+    def numbered(self) -> Sequence[Numbered]:
+        """Return that."""
+        told, self._numbered = self._numbered, []
+        return told
+
+    async def ends(self, places: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+        """Return where the log ends."""
+        return {("log", 0): len(self._log.records)}
 
 
 class LogSource:

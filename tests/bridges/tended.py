@@ -23,7 +23,11 @@ from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S
 
 T = TypeVar("T")
-PUBLISHER, SOURCE = "tests.bridges.log:LogPublisher", "tests.bridges.log:LogSource"
+PUBLISHER, NUMBERED, SOURCE = (
+    "tests.bridges.log:LogPublisher",
+    "tests.bridges.log:NumberedLogPublisher",
+    "tests.bridges.log:LogSource",
+)
 
 
 @dataclass
@@ -73,13 +77,13 @@ async def tended(node: Node) -> AsyncIterator[Lane]:
 
 def bridge_out(
     node: Node, *, name: str = "out", exactly_once: bool = False, on_failure: OnFailure = "stop",
-    topics: tuple[str, ...] = ("#",), max_rows: int | None = None, form: Form | None = None,
+    topics: tuple[str, ...] = ("#",), max_rows: int | None = None, form: Form | None = None, publisher: str = PUBLISHER,
 ) -> Log:  # fmt: skip
     """Make a bridge to a log of its own, which is returned."""
     address = node.dsn.replace(" ", ",").replace("@", "") + name
     log = LOGS.setdefault(address, Log())
     settings = OutSettings(
-        PUBLISHER, address, form or Form("log"), exactly_once, "log" if exactly_once else None, on_failure
+        publisher, address, form or Form("log"), exactly_once, "log" if exactly_once else None, on_failure
     )
     with node.connection.transaction():
         Bridges().out(node.connection, name, settings, topics=topics, max_rows=max_rows, actor="test")

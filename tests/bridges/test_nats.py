@@ -422,6 +422,35 @@ async def test_stream_that_was_put_back_and_written_on_is_not_read_on(node: Node
     assert len(came(node)) == 6
 
 
+async def test_stream_that_lacks_what_it_had_acknowledged_stops_who_publishes_there(node: Node, nats: Nats) -> None:
+    await create(nats, "lacking")
+    bridged(node, nats, "lacking", into=False)
+    send(node, 0, 5)
+
+    async def made_anew() -> None:
+        async with jetstream(nats) as js:
+            await js.delete_stream("lacking")
+        await create(nats, "lacking")
+
+    async def stopped(last: int) -> None:
+        why = await eventually_async(lambda: out_state(node).state == "stopped" and out_state(node).why)
+        assert (
+            f"of lacking: the broker had acknowledged record {last}, and its log ends before record 1: the log" in why
+        )
+
+    async with tended(node) as lane:
+        await eventually_async(lambda: out_state(node).acked == 5)
+        await made_anew()
+        send(node, 5, 3)
+        await stopped(5)
+        await beside(node, lambda it: Bridges().resume(it, "out", actor="me"))
+        await lane.follow_until(lambda: out_state(node).acked == 8)
+    await made_anew()
+    async with tended(node):
+        await stopped(3)
+    assert await log(nats, "lacking") == []
+
+
 async def test_stream_is_looked_at_before_it_is_read_on_by_who_had_lost_the_server(nats: Nats) -> None:
     await create(nats, "away")
     source = NatsSource(InBridge("in", 1, UUID(int=7), InSettings("nats", nats.url, ("away",))))

@@ -34,6 +34,8 @@ ATTRIBUTES = {
     "InSettings": "address broker intake of on_failure start text topics",
     "InState": "flows lacks name positions received received_at settings since state topics why",
     "Intake": "as_topic decode key",
+    "Numbered": "first last part topic",
+    "Numbering": "ends numbered",
     "OutBridge": "link name node node_id options settings",
     "OutSettings": "address broker exactly_once exchange form mark_topic of on_failure text",
     "OutState": "acked backlog commands keep_s lag_s max_rows name seen_at settings since state topics why",

@@ -20,7 +20,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate, pairwise
 from typing import Any
@@ -33,7 +33,7 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 from dispatcher.bridges.nats.client import ANSWER_S, PASSING, POLL_S, NatsClient, made, quoted
 from dispatcher.bridges.nats.headers import CLOCK, LINK, ORIGIN, headers_of
 from dispatcher.bridges.nats.reader import ConsumerLost, StreamReader
-from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, OutBridge, PublishAgain, RecordRefused
+from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, Numbered, OutBridge, PublishAgain, RecordRefused
 from mailroom.bridges.record import Record, id_of
 
 log = logging.getLogger("mailroom.dispatcher")
@@ -74,6 +74,7 @@ class NatsPublisher(NatsClient):
         self._is_alone = True  # no record of somebody else was seen since the bridge was made
         self._unsure: list[int] = []  # the clocks of records that it may have, in a row behind `_last`
         self._sent: set[int] = set()  # the clocks of those that it may ever have had
+        self._numbered: list[Numbered] = []
         self._put_back_at = 0  # up to this sequence it may have records of a history that this node has lost
 
     def remember(self, noted: str) -> None:
@@ -118,6 +119,15 @@ class NatsPublisher(NatsClient):
                 await self._unless_ended(asyncio.sleep(POLL_S))
             else:
                 return found
+
+    def numbered(self) -> Sequence[Numbered]:
+        """Return the sequences of what was acknowledged."""
+        told, self._numbered = self._numbered, []
+        return told
+
+    async def ends(self, places: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+        """Ask where the stream ends."""
+        return {(self._stream, 0): (await self._info(self._stream)).state.last_seq + 1}
 
     async def publish(self, records: Sequence[Record]) -> None:
         """Publish them one behind the other, and look what the stream has of them if that is not known."""
@@ -302,6 +312,9 @@ class NatsPublisher(NatsClient):
                 "bridge has not written. Let one bridge publish a message to a stream.",
                 code="MR-bridge-record-refused",
             )
+        if not ack.duplicate:
+            first = self._numbered[0].first if self._numbered else ack.seq
+            self._numbered = [Numbered(self._stream, 0, first, ack.seq)]
         self._mark = record.clock
         self._last = max(self._last, ack.seq)
 
