@@ -80,6 +80,7 @@ class TakingIn(Tending):
         self._lasts: dict[Place, Last] = {}  # records that are to be compared
         self._deleted: set[Place] = set()  # where the broker has deleted that record since
         self._is_queue = False
+        self._is_open = False  # since it has begun, something was received: no trouble from before is recorded
 
     def _noting(self, trouble: Trouble | None, why: str, for_s: float) -> Operation[object]:
         if trouble is None:
@@ -87,6 +88,9 @@ class TakingIn(Tending):
         return failing(self._schema, self.row.origin, "failing" if trouble == "refused" else trouble, why, for_s)
 
     def _noting_well(self) -> Operation[object]:
+        return self._noting_read()
+
+    def _noting_read(self) -> Operation[None]:
         return noting_read(self._schema, self.row.origin)
 
     async def _serve(self) -> None:
@@ -138,8 +142,7 @@ class TakingIn(Tending):
         self._refused.clear()  # in a queue another record may have this offset now
         self._marks = await self._receiving.run(reading_marks(self._schema, origin))
         self._position = await self._receiving.run(reading_position(self._schema, origin))
-        # What was noted of the trouble before may be mended: receiving is refused while the origin is not open.
-        await self._receiving.transaction(noting_read(self._schema, origin))
+        self._is_open = False
 
     def _again(self, position: BrokerPosition) -> BrokerPosition:
         """Return the position of the last record that was taken in, where it can be compared."""
@@ -225,7 +228,8 @@ class TakingIn(Tending):
             await self._receiving.transaction(moving(0))
         else:
             reasons = [each.reason for each in fates if each.message is not None]
-            taking = Taking([each.sender for each in rows], reasons, moving)
+            opening = None if self._is_open else self._noting_read
+            taking = Taking([each.sender for each in rows], reasons, moving, opening)
             try:
                 taken = await self._receive(rows, [each.at for each in sources], taking)
             except LinkStopped as stopped:
@@ -248,7 +252,7 @@ class TakingIn(Tending):
         reception = await self._receiving.receive(self.row.origin, batch, self._position, taking)
         if reception.position is None:
             raise Overtaken(f"what was read is not received ({reception.outcome})")
-        self._position = reception.position
+        self._position, self._is_open = reception.position, True
         self._on_received(reception)
         if events.heard(events.MessagesReceived):
             counts = {name: getattr(reception, name) for name in events.MessagesReceived._fields[3:-1]}

@@ -1,6 +1,7 @@
 """A broker of the tests' own: a log in memory that can hold, refuse and lose, by the protocols that users implement."""
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,7 +19,7 @@ class Log:
 
     Each topic has so many `partitions`. `mark` is kept for publishers that are exactly once. `refuse` says why a record
     is refused, None if it is not. `away` says why nobody is reached. While `held` is set, what is in the log is not
-    acknowledged.
+    acknowledged; who waits is told by `answers` that records flow nevertheless, and `asked` counts that.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -28,6 +29,8 @@ class Log:
     refuse: Callable[[Record], str | None] = lambda record: None
     away: str | None = None
     held: bool = False
+    answers: bool = False
+    asked: int = 0
     opened: int = 0
     is_queued: bool = False  # what is added is
     told: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -68,6 +71,12 @@ class LogPublisher:
         self._log = LOGS[bridge.settings.address]
         self._exactly_once = bridge.settings.exactly_once
         self._closed = asyncio.Event()
+
+    @property
+    def answered_at(self) -> float | None:
+        """When it has last answered."""
+        self._log.asked += 1
+        return time.monotonic() if self._log.answers else None
 
     async def open(self) -> int:
         """Connect, unless the broker is away."""

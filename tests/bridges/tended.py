@@ -116,7 +116,7 @@ def in_state(node: Node) -> InState:
     return state
 
 
-def why_stopped(node: Node) -> str:
-    """Return why the only bridge in stands, nothing while it does not: it is open whenever it begins anew."""
-    state = in_state(node)
+def why_stopped(node: Node, of: Callable[[Node], InState | OutState] = in_state) -> str:
+    """Return why the only bridge in is stopped, or the one out; nothing while it is not."""
+    state = of(node)
     return (state.why or "") if state.state == "stopped" else ""

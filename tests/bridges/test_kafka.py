@@ -406,7 +406,7 @@ async def test_log_that_lacks_what_it_had_acknowledged_stops_who_publishes_there
     send(node, 0, 5)
 
     async def stopped(told: str) -> None:
-        why = await eventually_async(lambda: out_state(node).state == "stopped" and out_state(node).why)
+        why = await eventually_async(lambda: why_stopped(node, out_state))
         assert re.match(f"partition 0 of {topic}: the broker had acknowledged record {told}: the log was cut", why)
 
     async with tended(node):

@@ -246,14 +246,21 @@ async def test_broker_away_is_told_and_everything_is_published_when_it_is_back(n
 @pytest.mark.usefixtures("impatient")
 async def test_slow_broker_is_told_while_it_is_waited_for(node: Node) -> None:
     log = bridge_out(node)
-    log.held = True
+    log.held = log.answers = True
     node.send("orders", key="k")
     node.deliver_all()
     async with tended(node):
+        await eventually_async(lambda: len(log.records) == 1)
+        asked = log.asked
+        await eventually_async(lambda: log.asked > asked + 5)
+        assert out_state(node).state == "open"  # it takes long, and records flow
+        log.answers = False
         await eventually_async(lambda: out_state(node).state == "unreachable")
         assert out_state(node).why == "the broker has not answered"
-        log.held = False
+        log.answers = True
         await eventually_async(lambda: out_state(node).state == "open")
+        log.held = False
+        await rest(node, 1)
     assert len(log.records) == 1
 
 

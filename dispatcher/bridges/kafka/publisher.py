@@ -329,6 +329,7 @@ class KafkaPublisher(KafkaClient):
             self._going().poll(POLL_S)
             if len(producer) < left:
                 left, since = len(producer), time.monotonic()
+                self.answered_at = since
             elif time.monotonic() - since > SILENT_S:
                 raise BrokerTrouble(self.trouble or "it acknowledges nothing")
             if self._error is not None and (self._error.fatal() or self._error.code() in REFUSED | FENCED):
