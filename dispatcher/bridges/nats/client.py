@@ -50,6 +50,11 @@ class _Client(Client):
             raise SecureConnWantedError
         return super()._connect_command()
 
+    @property
+    def server_id(self) -> str | None:
+        """The id of the server, which is a new one at each of its starts."""
+        return self._server_info.get("server_id")
+
 
 class NatsClient:
     """A client of NATS for the bridge `name`, at `address`: one or several servers with commas between them."""
