@@ -11,7 +11,7 @@ another one there, however far it reaches by now. What is lost at the broker sto
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -264,12 +264,13 @@ class TakingIn(Tending):
         """Find what each record comes to, up to one that holds the bridge up; return that error, too."""
         fates: list[_Fate] = []
         marks = dict(self._marks)
+        origins = {(sender, link) for _, _, sender, link in marks}
         for record in records:
             if isinstance(record, BrokerPosition):
                 fates.append(_Fate())
                 continue
             try:
-                message = self._incoming(record)
+                message = self._incoming(record, origins)
             except Undecodable as error:
                 if self.row.settings.on_failure == "stop":
                     return fates, BridgeStopped(
@@ -288,6 +289,7 @@ class TakingIn(Tending):
                 fates.append(_Fate(message))
                 continue
             mark = (record.topic, record.part, message.sender, message.link)
+            origins.add((message.sender, message.link))
             is_repeat = message.clock <= marks.get(mark, 0)
             marks[mark] = max(message.clock, marks.get(mark, 0))
             fates.append(_Fate() if is_repeat else _Fate(message, None, (mark, message.clock)))
@@ -310,11 +312,24 @@ class TakingIn(Tending):
                 known.add(each.known_as)
         return found
 
-    def _incoming(self, record: Arrived) -> Incoming:
+    def _incoming(self, record: Arrived, origins: Collection[tuple[UUID, int]]) -> Incoming:
         if (why := self._refused.get((record.topic, record.part, record.offset))) is not None:
-            at = f"{record.topic}[{record.part}]@{record.offset}"
-            raise Undecodable(f"The record at {at} of {self._place} is refused: {why}.")
-        return incoming(record, self.row.settings.intake, self._place)
+            raise self._refusal(record, why)
+        message = incoming(record, self.row.settings.intake, self._place)
+        most = self.row.settings.max_origins
+        # Each has a mark that nothing may forget: its repeats would be taken for new.
+        is_new = message.sender is not None and (message.sender, message.link) not in origins
+        if is_new and len(origins) >= most and not record.is_queued:
+            raise self._refusal(
+                record,
+                f"it says that it is of one more origin than the {most:,} that the bridge may know. If you trust who "
+                f"writes there, raise that: mailroom bridge in {self._name} ... --max-origins",
+            )
+        return message
+
+    def _refusal(self, record: Arrived, why: str) -> Undecodable:
+        at = f"{record.topic}[{record.part}]@{record.offset}"
+        return Undecodable(f"The record at {at} of {self._place} is refused: {why}.")
 
     def _batch(self, rows: Sequence[Incoming], times: Sequence[datetime | None]) -> FetchedBatch:
         now, first = datetime.now(UTC), self._position.seq + 1

@@ -90,7 +90,7 @@ def bridge_out(
     return log
 
 
-def bridge_in(node: Node, *topics: str, name: str = "in", on_failure: OnFailure = "skip") -> Log:
+def bridge_in(node: Node, *topics: str, name: str = "in", on_failure: OnFailure = "skip", **more: int) -> Log:
     """Make a bridge from a log of its own, which is returned; the topic is "log" unless others are given."""
     address = node.dsn.replace(" ", ",").replace("@", "") + name
     log = LOGS.setdefault(address, Log())
@@ -98,7 +98,9 @@ def bridge_in(node: Node, *topics: str, name: str = "in", on_failure: OnFailure 
     for topic in topics:
         log.parts.setdefault((topic, 0), [])
     with node.connection.transaction():
-        Bridges().into(node.connection, name, InSettings(SOURCE, address, topics, on_failure=on_failure), actor="test")
+        Bridges().into(
+            node.connection, name, InSettings(SOURCE, address, topics, on_failure=on_failure, **more), actor="test"
+        )
     return log
 
 

@@ -225,6 +225,27 @@ async def test_clock_that_no_node_has_holds_up_nobody(node: Node, log: Log) -> N
     assert node.value("SELECT last_value FROM mailroom.clock") < 2**62
 
 
+async def test_origins_that_are_made_up_take_no_room_without_end_and_no_mark_of_another_one(
+    node: Node, log: Log
+) -> None:
+    bridge_in(node, max_origins=2)
+    other = uuid4()
+    ours(log, 11)
+    for clock, sender in ((12, other), (13, uuid4()), (14, OURS), (12, other), (15, uuid4())):
+        ours(log, clock, sender=sender)
+    async with tended(node):
+        await eventually_async(lambda: positions(node) == [("log", 0, 6)])
+    assert taken(node) == [11, 12, 14]
+    assert node.value("SELECT count(*) FROM mailroom.bridge_mark") == 2
+    reasons = [reason for _, _, reason in node.dead()]
+    assert len(reasons) == 2
+    assert all("one more origin than the 2 that the bridge may know" in reason for reason in reasons)
+    bridge_in(node, max_origins=3)
+    ours(log, 16, sender=uuid4())
+    async with tended(node):
+        await eventually_async(lambda: taken(node) == [11, 12, 14, 16])
+
+
 async def test_records_that_the_broker_lost_stop_the_bridge_until_somebody_says_where_to_go_on(
     node: Node, log: Log
 ) -> None:

@@ -31,7 +31,7 @@ ATTRIBUTES = {
     "Fenced": "",
     "Form": "encode format tombstones topic",
     "InBridge": "name node_id options origin settings",
-    "InSettings": "address broker intake of on_failure start text topics",
+    "InSettings": "address broker intake max_origins of on_failure start text topics",
     "InState": "flows lacks name positions received received_at settings since state topics why",
     "Intake": "as_topic decode key",
     "Numbered": "first last part topic",
