@@ -90,7 +90,9 @@ def bridge_out(
     return log
 
 
-def bridge_in(node: Node, *topics: str, name: str = "in", on_failure: OnFailure = "skip", **more: int) -> Log:
+def bridge_in(
+    node: Node, *topics: str, name: str = "in", on_failure: OnFailure = "skip", max_origins: int = 1_000
+) -> Log:
     """Make a bridge from a log of its own, which is returned; the topic is "log" unless others are given."""
     address = node.dsn.replace(" ", ",").replace("@", "") + name
     log = LOGS.setdefault(address, Log())
@@ -99,7 +101,10 @@ def bridge_in(node: Node, *topics: str, name: str = "in", on_failure: OnFailure 
         log.parts.setdefault((topic, 0), [])
     with node.connection.transaction():
         Bridges().into(
-            node.connection, name, InSettings(SOURCE, address, topics, on_failure=on_failure, **more), actor="test"
+            node.connection,
+            name,
+            InSettings(SOURCE, address, topics, on_failure=on_failure, max_origins=max_origins),
+            actor="test",
         )
     return log
 
