@@ -19,6 +19,7 @@ from nats.js.api import StreamInfo
 from nats.js.errors import APIError, NotFoundError, ServerError, ServiceUnavailableError
 
 from dispatcher.bridges.nats.options import client_options, hiding, wants_tls
+from dispatcher.bridges.texts import plain
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble
 from mailroom.errors import ConfigurationError
 
@@ -182,7 +183,7 @@ class NatsClient:
 
     def _text(self, error: BaseException) -> str:
         text = error.description if isinstance(error, APIError) else str(error).removeprefix("nats: ").strip("'")
-        return hiding(self._given, text or type(error).__name__)
+        return hiding(self._given, plain(error, text or ""))
 
 
 def made(info: StreamInfo) -> str | None:
