@@ -11,6 +11,7 @@ CREATE TABLE bridge_out (  -- Links of which a broker is the reader.
     since    timestamptz,              -- Since when nothing is published; null while it is.
     marked_at timestamptz,             -- When the mark at the broker was last set, if it keeps one.
     marked   bigint,                   -- The mark that it had then: the clock of the last message. One below it tells that the broker has lost records.
+    lost     text,                     -- That the broker no longer has what it had acknowledged, and what to do. Nothing is published before somebody says resume; null while that is not known.
     tried    text,                     -- What was sent last, and behind which place of the broker's log, if records may be deleted there.
     skips    bigint      NOT NULL DEFAULT 0  -- How often somebody has skipped a row: who publishes begins anew.
 ) WITH ({busy});
@@ -29,6 +30,14 @@ CREATE TABLE bridge_parts (  -- Over how many partitions of a topic a bridge spr
     PRIMARY KEY (link, topic, after)
 );
 
+
+CREATE TABLE bridge_last (  -- The last record that a broker has acknowledged to a bridge, of each partition: one below it tells that the broker has lost records.
+    link  bigint NOT NULL,  -- The link.
+    topic text   COLLATE "C" NOT NULL,  -- The topic at the broker, or its stream.
+    part  bigint NOT NULL,  -- The partition.
+    last  bigint NOT NULL,  -- The record's number there.
+    PRIMARY KEY (link, topic, part)
+) WITH ({hot});
 
 -- Its rows go as `acked` passes them.
 CREATE TABLE bridge_done (  -- Rows above what a bridge has acknowledged that need no publishing: they are published, or skipped by somebody.

@@ -18,7 +18,7 @@ DROP TABLE node, commit_token, outbox, periodic, scheduled, dispatch_turn, execu
     outbox_executable, store,
     accounting, executable_target, executable_function, executable_cursor, link, link_allowed, link_topic, transit, origin,
     receipt, known, spark_batch, spark_staging, spark_bulk, spark_stream, spark_drain, outbox_jdbc_id,
-    stat_minute, bridge_out, bridge_known, bridge_parts, bridge_done, bridge_in, bridge_position, bridge_mark;
+    stat_minute, bridge_out, bridge_known, bridge_parts, bridge_last, bridge_done, bridge_in, bridge_position, bridge_mark;
 DROP SEQUENCE clock;
 DROP FUNCTION doorbell, check_message, take_dispatch_turn, take_execute_turn, refuse_commit, hold_batch, orphaned_keys,
     failing_keys, check_executable, check_executable_clock, link_topic_asked, acknowledged_less, greeted, bound_reader,

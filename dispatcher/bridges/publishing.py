@@ -13,6 +13,7 @@ from typing import Any, cast
 from uuid import UUID, uuid4
 
 from dispatcher.bridges.ahead import Ahead
+from dispatcher.bridges.lasting import BEHIND, Lasting
 from dispatcher.bridges.spreading import Spreading
 from dispatcher.bridges.tending import LONGEST_PAUSE_S, OPEN_S, BridgeStopped, Tending, Trouble, kind_of
 from dispatcher.delivery.dead import tell_of_dead
@@ -24,6 +25,7 @@ from dispatcher.links.at_source.fetch import fetching
 from dispatcher.links.at_source.source import SESSION, Source
 from dispatcher.links.receiving import Receiving
 from mailroom import events
+from mailroom.bridges.lasts import reading_loss
 from mailroom.bridges.out import (
     OutRow,
     OutStart,
@@ -46,6 +48,7 @@ from mailroom.bridges.publisher import (
     BrokerRefused,
     BrokerTrouble,
     NotingPublisher,
+    Numbering,
     Partitioned,
     PublishAgain,
     Publisher,
@@ -67,7 +70,6 @@ SLACK = timedelta(minutes=1)  # by which the broker's clock may be behind this n
 MARK_EVERY = timedelta(days=1)  # brokers forget marks that are not set for a week
 AROUND_S = 1.0  # how often to look how those are that wait while others are published
 TAKEN = "another dispatcher has the link now"
-BEHIND = "MR-bridge-mark-behind"
 LOST = (
     "the broker has the messages of this bridge up to clock {mark} by its mark, and had acknowledged them up to clock "
     "{marked}: it was put back, or has lost what it had last. What it lost is not published again, and its readers "
@@ -111,6 +113,9 @@ class Publishing(Tending):
             source, run = Source(connection, self._schema), uuid4()
             if not await self._is_started(source.ask):
                 return
+            lost = await source.ask(reading_loss(self._schema, self.row.link))
+            if lost is not None:
+                raise BridgeStopped(lost, code=BEHIND)
             start = await source.transaction(taking_link(self._schema, self.row.link, run))
             if start is None:
                 await heard(self._stopping, LONGEST_PAUSE_S)  # cut: the lane ends it
@@ -126,6 +131,9 @@ class Publishing(Tending):
                 marked = await source.ask(reading_marked(self._schema, self.row.link))
                 if 0 < mark < marked:
                     raise BridgeStopped(LOST.format(mark=mark, marked=marked, name=self.row.name), code=BEHIND)
+                lasting = Lasting(source, self._schema, self.row.name, self.row.link, run)
+                await lasting.read()
+                await self._compare(publisher, lasting)
                 if start.in_doubt:
                     await self._settle(source, publisher, run, start)
                 if not mark and position and self.row.settings.exactly_once:
@@ -136,12 +144,19 @@ class Publishing(Tending):
                 await source.listen(self.row.link)
                 spreading = Spreading(source, self._schema, self.row.link, run)
                 while not self._stopping.is_set():
-                    step = await self._step(source, publisher, spreading, run, position, mark)
+                    step = await self._step(source, publisher, spreading, lasting, run, position, mark)
                     if step is None:  # somebody has said meanwhile that history was lost: begin in the new one
                         return
                     position = step
             finally:
                 await publisher.close()
+
+    async def _compare(self, publisher: Publisher, lasting: Lasting) -> None:
+        """Raise `BridgeStopped` if the broker's logs end before what it has acknowledged."""
+        if isinstance(publisher, Numbering):
+            await lasting.published(publisher.numbered())
+            if lasting.places:
+                await lasting.looked(await self._waiting(publisher, publisher.ends(lasting.places)))
 
     def _check_reach(self, clock: int, start: OutStart) -> None:
         """Raise `BridgeStopped` if the broker has a clock that this node may give out again, to another message."""
@@ -166,8 +181,9 @@ class Publishing(Tending):
             )  # fmt: skip
 
     async def _step(
-        self, source: Source, publisher: Publisher, spreading: Spreading, run: UUID, position: int, mark: int
-    ) -> int | None:
+        self, source: Source, publisher: Publisher, spreading: Spreading, lasting: Lasting, run: UUID, position: int,
+        mark: int,
+    ) -> int | None:  # fmt: skip
         """Publish the next rows behind `position`, or sleep until there are some.
 
         Returns the new position, or None if this node has begun another history.
@@ -212,9 +228,12 @@ class Publishing(Tending):
             try:
                 with self._portion.tried():
                     await self._publish(source, publisher, spreading, run, position, part.records)
+                if isinstance(publisher, Numbering):
+                    await lasting.published(publisher.numbered())
                 if self.row.settings.exactly_once:
                     await source.ask(noting_mark(self._schema, self.row.link, run, part.records[-1].clock))
             except PublishAgain:
+                await self._compare(publisher, lasting)
                 return position
             except RecordRefused as error:
                 spreading.forget()
@@ -224,6 +243,7 @@ class Publishing(Tending):
         elif part.unfit is not None and part.last == position:
             return await self._refuse(source, run, *part.unfit)
         await self._reached(source, run, part.last)
+        lasting.check()  # what was published since is acknowledged
         return part.last
 
     def _made_ready(

@@ -11,7 +11,7 @@ another one there, however far it reaches by now. What is lost at the broker sto
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -80,6 +80,7 @@ class TakingIn(Tending):
         self._lasts: dict[Place, Last] = {}  # records that are to be compared
         self._deleted: set[Place] = set()  # where the broker has deleted that record since
         self._is_queue = False
+        self._is_open = False  # since it has begun, something was received: no trouble from before is recorded
 
     def _noting(self, trouble: Trouble | None, why: str, for_s: float) -> Operation[object]:
         if trouble is None:
@@ -87,6 +88,9 @@ class TakingIn(Tending):
         return failing(self._schema, self.row.origin, "failing" if trouble == "refused" else trouble, why, for_s)
 
     def _noting_well(self) -> Operation[object]:
+        return self._noting_read()
+
+    def _noting_read(self) -> Operation[None]:
         return noting_read(self._schema, self.row.origin)
 
     async def _serve(self) -> None:
@@ -138,8 +142,7 @@ class TakingIn(Tending):
         self._refused.clear()  # in a queue another record may have this offset now
         self._marks = await self._receiving.run(reading_marks(self._schema, origin))
         self._position = await self._receiving.run(reading_position(self._schema, origin))
-        # What was noted of the trouble before may be mended: receiving is refused while the origin is not open.
-        await self._receiving.transaction(noting_read(self._schema, origin))
+        self._is_open = False
 
     def _again(self, position: BrokerPosition) -> BrokerPosition:
         """Return the position of the last record that was taken in, where it can be compared."""
@@ -225,7 +228,8 @@ class TakingIn(Tending):
             await self._receiving.transaction(moving(0))
         else:
             reasons = [each.reason for each in fates if each.message is not None]
-            taking = Taking([each.sender for each in rows], reasons, moving)
+            opening = None if self._is_open else self._noting_read
+            taking = Taking([each.sender for each in rows], reasons, moving, opening)
             try:
                 taken = await self._receive(rows, [each.at for each in sources], taking)
             except LinkStopped as stopped:
@@ -248,7 +252,7 @@ class TakingIn(Tending):
         reception = await self._receiving.receive(self.row.origin, batch, self._position, taking)
         if reception.position is None:
             raise Overtaken(f"what was read is not received ({reception.outcome})")
-        self._position = reception.position
+        self._position, self._is_open = reception.position, True
         self._on_received(reception)
         if events.heard(events.MessagesReceived):
             counts = {name: getattr(reception, name) for name in events.MessagesReceived._fields[3:-1]}
@@ -260,12 +264,13 @@ class TakingIn(Tending):
         """Find what each record comes to, up to one that holds the bridge up; return that error, too."""
         fates: list[_Fate] = []
         marks = dict(self._marks)
+        origins = {(sender, link) for _, _, sender, link in marks}
         for record in records:
             if isinstance(record, BrokerPosition):
                 fates.append(_Fate())
                 continue
             try:
-                message = self._incoming(record)
+                message = self._incoming(record, origins)
             except Undecodable as error:
                 if self.row.settings.on_failure == "stop":
                     return fates, BridgeStopped(
@@ -284,6 +289,7 @@ class TakingIn(Tending):
                 fates.append(_Fate(message))
                 continue
             mark = (record.topic, record.part, message.sender, message.link)
+            origins.add((message.sender, message.link))
             is_repeat = message.clock <= marks.get(mark, 0)
             marks[mark] = max(message.clock, marks.get(mark, 0))
             fates.append(_Fate() if is_repeat else _Fate(message, None, (mark, message.clock)))
@@ -306,11 +312,24 @@ class TakingIn(Tending):
                 known.add(each.known_as)
         return found
 
-    def _incoming(self, record: Arrived) -> Incoming:
+    def _incoming(self, record: Arrived, origins: Collection[tuple[UUID, int]]) -> Incoming:
         if (why := self._refused.get((record.topic, record.part, record.offset))) is not None:
-            at = f"{record.topic}[{record.part}]@{record.offset}"
-            raise Undecodable(f"The record at {at} of {self._place} is refused: {why}.")
-        return incoming(record, self.row.settings.intake, self._place)
+            raise self._refusal(record, why)
+        message = incoming(record, self.row.settings.intake, self._place)
+        most = self.row.settings.max_origins
+        # Each has a mark that nothing may forget: its repeats would be taken for new.
+        is_new = message.sender is not None and (message.sender, message.link) not in origins
+        if is_new and len(origins) >= most and not record.is_queued:
+            raise self._refusal(
+                record,
+                f"it says that it is of one more origin than the {most:,} that the bridge may know. If you trust who "
+                f"writes there, raise that: mailroom bridge in {self._name} ... --max-origins",
+            )
+        return message
+
+    def _refusal(self, record: Arrived, why: str) -> Undecodable:
+        at = f"{record.topic}[{record.part}]@{record.offset}"
+        return Undecodable(f"The record at {at} of {self._place} is refused: {why}.")
 
     def _batch(self, rows: Sequence[Incoming], times: Sequence[datetime | None]) -> FetchedBatch:
         now, first = datetime.now(UTC), self._position.seq + 1

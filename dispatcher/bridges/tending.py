@@ -9,7 +9,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import psycopg
 
@@ -59,6 +59,16 @@ class BrokerClient(Protocol):
 
     async def close(self) -> None:
         """End at once."""
+        ...
+
+
+@runtime_checkable
+class Answering(Protocol):
+    """A client that tells when the broker has last answered, by `time.monotonic`; None if it never has."""
+
+    @property
+    def answered_at(self) -> float | None:
+        """Return that."""
         ...
 
 
@@ -168,7 +178,7 @@ class Tending(ABC):
         """
         task = asyncio.create_task(work)
         stopped = asyncio.create_task(self._stopping.wait())
-        began = time.monotonic()
+        began = answered = time.monotonic()
         try:
             while not task.done():
                 await asyncio.wait([task, stopped], timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
@@ -176,8 +186,12 @@ class Tending(ABC):
                     await client.close()
                     await asyncio.wait([task])
                 elif not task.done():
-                    why = self._waits_for() or client.trouble or "the broker has not answered"
-                    await self._note(kind_of(why), why, time.monotonic() - began)
+                    last, answered = answered, _answered_at(client, answered)
+                    if (waits := self._waits_for()) is None and answered > last:
+                        await self._goes_well()  # what is sent at once may take longer than its first answer
+                        continue
+                    why = waits or client.trouble or "the broker has not answered"
+                    await self._note(kind_of(why), why, time.monotonic() - (began if waits else answered))
                     if time.monotonic() - began >= at_most_s:
                         await client.close()
                         await asyncio.wait([task])
@@ -222,6 +236,11 @@ class Tending(ABC):
             if self._receiving.is_lost:
                 raise
             log.warning("bridges: the trouble of %s could not be noted", self._name)
+
+
+def _answered_at(client: BrokerClient, before: float) -> float:
+    answered_at = client.answered_at if isinstance(client, Answering) else None
+    return before if answered_at is None else max(before, answered_at)
 
 
 def kind_of(why: str) -> Trouble:

@@ -15,7 +15,7 @@ from mailroom.bridges.into import InRow, reading_ins
 from mailroom.bridges.out import OutRow, finding_out, reading_outs
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble
 from mailroom.bridges.record import Encoding, Form, Format, Record
-from mailroom.bridges.settings import InSettings, OnFailure, OutSettings, Start
+from mailroom.bridges.settings import MAX_ORIGINS, InSettings, OnFailure, OutSettings, Start
 from mailroom.bridges.source import BrokerPosition
 from mailroom.bridges.states import BridgeStates, InState, OutState
 from mailroom.bridges.waiting import LIMIT
@@ -26,6 +26,7 @@ from mailroom.cli.output import document, duration, facts, one_line, say, shown,
 from mailroom.cli.parameters import NODE, PATTERN, OneOf, WholeNumber, checked, seconds
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.links.readers import MAX_ROWS
+from mailroom.names import MAX_COUNT
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from outbox.webhooks.cli import serve
@@ -220,12 +221,20 @@ def out(
     show_default=True,
     help="What to do about a record that is no message: move it to dead_letter, or stop until somebody acts.",
 )
+@click.option(
+    "--max-origins",
+    type=WholeNumber(1, MAX_COUNT),
+    default=MAX_ORIGINS,
+    show_default=True,
+    metavar="N",
+    help="How many links of nodes it may know that publish there. A record of one more is no message.",
+)
 @answering
 @pass_call
 def into(
     call: Call, name: str, kafka: str | None, nats: str | None, rabbitmq: str | None, own: tuple[str, str] | None,
     sources: str, as_topic: str | None, key: str,
-    decode: Decoding, start: Start, on_failure: OnFailure, actor: str, why: str | None,
+    decode: Decoding, start: Start, on_failure: OnFailure, max_origins: int, actor: str, why: str | None,
 ) -> None:  # fmt: skip
     """Take in messages from a broker, by the bridge NAME; or change that bridge.
 
@@ -242,7 +251,7 @@ def into(
     """
     broker, address = _broker(own, kafka=kafka, nats=nats, rabbitmq=rabbitmq)
     topics = tuple(topic.strip() for topic in sources.split(",") if topic.strip())
-    settings = InSettings(broker, address, topics, Intake(as_topic, key, decode), start, on_failure)
+    settings = InSettings(broker, address, topics, Intake(as_topic, key, decode), start, on_failure, max_origins)
     with call.connection("bridge in") as connection:
         is_new = Bridges(schema=call.schema).into(connection, name, settings, actor=actor, why=why)
     if call.json:

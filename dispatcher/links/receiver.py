@@ -33,12 +33,14 @@ class Taking:
     """What belongs to a batch that is taken in from a broker.
 
     For each row its `senders`, None for no node of ours, and its `reasons`, if it cannot be decoded. `moving` is given
-    how many of the rows are received, and moves the position at the broker behind them, in the same transaction.
+    how many of the rows are received, and moves the position at the broker behind them, in the same transaction. So
+    does `opening` before them record that the broker is read, if trouble may be recorded: it would bar them.
     """
 
     senders: Sequence[UUID | None]
     reasons: Sequence[str | None]
     moving: Callable[[int], Operation[None]]
+    opening: Callable[[], Operation[None]] | None = None
 
 
 class _Fewer(Exception):  # no error either
@@ -161,6 +163,8 @@ class Receiver:
 
 def _whole(receiving: Operation[Reception], most: int, taking: Taking | None) -> Operation[Reception]:
     """Receive, and move the position at the broker, or undo both."""
+    if taking is not None and taking.opening is not None:
+        yield from taking.opening()
     reception = yield from receiving
     if reception.barred is not None:
         raise _Barred(reception.barred)

@@ -68,7 +68,7 @@ def bridging_out(
     yield from checking(schema)
     rows = yield TAKEN.at(schema=schema)(name=name)
     if rows:
-        _check_change(name, rows[0][0], settings)
+        yield from _changing(schema, name, rows[0][0], settings)
     else:
         topics, keep_s = topics or ["#"], KEEP_S if keep_s is None else keep_s
     is_new, link = yield from giving_link(schema, name, topics, keep_s=keep_s, max_rows=max_rows)
@@ -80,7 +80,17 @@ def bridging_out(
     return is_new
 
 
-def _check_change(name: str, kept: str | None, settings: OutSettings) -> None:
+# Another cluster counts anew. Who publishes to the one before acknowledges nothing more, and notes nothing.
+ELSEWHERE = Sql(
+    """
+WITH left_behind AS (
+    UPDATE {schema}.link SET run = NULL WHERE name = %(name)s::text RETURNING number)
+DELETE FROM {schema}.bridge_last AS e USING left_behind AS l WHERE e.link = l.number
+"""
+)
+
+
+def _changing(schema: str, name: str, kept: str | None, settings: OutSettings) -> Operation[None]:
     if kept is None:
         raise ConfigurationError(
             f"The node {name} reads this one, or a bridge of this name is there: this one needs another name.",
@@ -93,6 +103,8 @@ def _check_change(name: str, kept: str | None, settings: OutSettings) -> None:
             f"changed. Make a bridge of another name, and then: mailroom bridge remove {name}",
             code="MR-bridge-settings",
         )
+    if was.address != settings.address:
+        yield ELSEWHERE.at(schema=schema)(name=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +298,7 @@ WHERE link = %(link)s::bigint
 OPEN = Sql(
     """
 UPDATE {schema}.bridge_out SET state = 'open', trouble = NULL, why = NULL, since = NULL
-WHERE link = %(link)s::bigint AND (state <> 'open' OR why IS NOT NULL)
+WHERE link = %(link)s::bigint AND (state <> 'open' OR why IS NOT NULL) AND lost IS NULL
 """
 )
 MARKED = Sql("UPDATE {schema}.bridge_out SET marked_at = clock_timestamp() WHERE link = %(link)s::bigint")
@@ -301,7 +313,7 @@ def noting_trouble(schema: str, link: int, trouble: str | None, why: str, for_s:
 
 
 def noting_published(schema: str, link: int) -> Operation[None]:
-    """Record that it is published again."""
+    """Record that it is published again, unless the broker has lost records."""
     yield OPEN.at(schema=schema)(link=link)
 
 
@@ -332,8 +344,10 @@ def noting_marked(schema: str, link: int) -> Operation[None]:
 
 RESUME = Sql(
     """
-UPDATE {schema}.bridge_out AS b SET state = 'open', trouble = NULL, why = NULL, since = NULL, marked = NULL
-FROM {schema}.link AS l WHERE l.number = b.link AND l.name = %(name)s::text AND b.why IS NOT NULL RETURNING true
+UPDATE {schema}.bridge_out AS b
+SET state = 'open', trouble = NULL, why = NULL, since = NULL, marked = NULL, lost = NULL
+FROM {schema}.link AS l
+WHERE l.number = b.link AND l.name = %(name)s::text AND (b.why IS NOT NULL OR b.lost IS NOT NULL) RETURNING true
 """,
     columns=("boolean",),
 )

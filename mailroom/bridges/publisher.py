@@ -121,6 +121,29 @@ class Partitioned(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """The numbers that the broker gave to the first and the last of some records, in one partition of a topic."""
+
+    topic: str
+    part: int
+    first: int
+    last: int
+
+
+@runtime_checkable
+class Numbering(Protocol):
+    """A publisher whose broker gives each record of a partition a higher number: so it shows if it has lost records."""
+
+    def numbered(self) -> Sequence[Numbered]:
+        """Return what the broker has acknowledged since the last call, in the order in which it was published."""
+        ...
+
+    async def ends(self, places: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+        """Return which number is next in these partitions of topics, for those of which the broker tells it."""
+        ...
+
+
 @runtime_checkable
 class NotingPublisher(Publisher, Protocol):
     """A publisher whose broker may delete what it has: the node notes for it what it sends."""

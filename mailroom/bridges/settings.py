@@ -11,6 +11,8 @@ from mailroom.bridges.rabbitmq_address import amqp_servers
 from mailroom.bridges.record import Form
 from mailroom.bridges.webhook_url import stored_url
 from mailroom.errors import ConfigurationError
+from mailroom.names import MAX_COUNT
+from mailroom.numbers import whole
 
 OnFailure: TypeAlias = Literal["stop", "skip"]
 
@@ -135,6 +137,7 @@ class OutSettings:
 
 
 Start: TypeAlias = Literal["earliest", "latest"]
+MAX_ORIGINS = 1_000  # unless somebody says otherwise: whoever writes to the topic can make them up
 INTAKE = ("as_topic", "key", "decode")
 
 
@@ -146,7 +149,8 @@ class InSettings:
 
     `start` says where it begins in a log of which it has read nothing yet: with the `earliest` record there, or with
     what comes from now on (`latest`). `on_failure` says what happens with a record that is no message: it goes to
-    `dead_letter` (`skip`), or nothing is taken in before somebody acts (`stop`). Raises `ConfigurationError`.
+    `dead_letter` (`skip`), or nothing is taken in before somebody acts (`stop`). It knows at most `max_origins` links
+    of nodes that publish there; a record of one more is no message. Raises `ConfigurationError`.
     """
 
     broker: str
@@ -155,6 +159,7 @@ class InSettings:
     intake: Intake = field(default_factory=Intake)
     start: Start = "earliest"
     on_failure: OnFailure = "skip"
+    max_origins: int = MAX_ORIGINS
 
     def __post_init__(self) -> None:
         """Check all."""
@@ -173,6 +178,7 @@ class InSettings:
                 )
         if not self.topics or not all(isinstance(topic, str) and topic for topic in self.topics):
             raise ConfigurationError("Name the topics at the broker that are taken in.", code="MR-bridge-settings")
+        whole(self.max_origins, "max_origins", 1, MAX_COUNT, ConfigurationError)
         if self.start not in get_args(Start):
             raise ConfigurationError("start is earliest or latest.", code="MR-bridge-settings")
         if self.on_failure not in get_args(OnFailure):
@@ -184,7 +190,7 @@ class InSettings:
         return json.dumps(
             {
                 "broker": self.broker, "address": self.address, "topics": list(self.topics), **intake,
-                "start": self.start, "on_failure": self.on_failure,
+                "start": self.start, "on_failure": self.on_failure, "max_origins": self.max_origins,
             }
         )  # fmt: skip
 
@@ -193,4 +199,7 @@ class InSettings:
         """Read what `text` returned."""
         kept: Mapping[str, Any] = json.loads(text)
         intake = Intake(**{name: kept[name] for name in INTAKE})
-        return cls(kept["broker"], kept["address"], tuple(kept["topics"]), intake, kept["start"], kept["on_failure"])
+        return cls(
+            kept["broker"], kept["address"], tuple(kept["topics"]), intake, kept["start"], kept["on_failure"],
+            kept["max_origins"],
+        )  # fmt: skip

@@ -17,7 +17,8 @@ class OutState:
 
     `state` is open, or something is not published: `since` says since when, and `why` why and what to do. The state is
     then unreachable or failing, or refused if some keys wait, which is tried again and again; stopped, which is tried
-    again as well, and needs somebody to act; or cut, when nothing is stamped for it any more. `backlog` counts the
+    again as well, and needs somebody to act; or cut, when nothing is stamped for it any more. One that is stopped since
+    the broker has lost records is not tried again before somebody resumes it. `backlog` counts the
     messages that wait for it, or that were given up when it was cut, and `lag_s` is the age in seconds of the oldest of
     them, 0 if there is none. Up to row `acked` of its link the broker has everything; `seen_at` is when it last
     acknowledged something or was connected to, None if never. `topics` are those that it publishes, `commands` those

@@ -16,6 +16,7 @@ INDEXES = {
     'bridge_done_pkey': 'ALTER TABLE {schema}.bridge_done ADD CONSTRAINT bridge_done_pkey PRIMARY KEY (link, seq);',
     'bridge_in_pkey': 'ALTER TABLE {schema}.bridge_in ADD CONSTRAINT bridge_in_pkey PRIMARY KEY (origin);',
     'bridge_known_pkey': 'ALTER TABLE {schema}.bridge_known ADD CONSTRAINT bridge_known_pkey PRIMARY KEY (link, message_id);',
+    'bridge_last_pkey': 'ALTER TABLE {schema}.bridge_last ADD CONSTRAINT bridge_last_pkey PRIMARY KEY (link, topic, part);',
     'bridge_mark_pkey': 'ALTER TABLE {schema}.bridge_mark ADD CONSTRAINT bridge_mark_pkey PRIMARY KEY (origin, topic, part, sender, link);',
     'bridge_out_pkey': 'ALTER TABLE {schema}.bridge_out ADD CONSTRAINT bridge_out_pkey PRIMARY KEY (link);',
     'bridge_parts_pkey': 'ALTER TABLE {schema}.bridge_parts ADD CONSTRAINT bridge_parts_pkey PRIMARY KEY (link, topic, after);',

@@ -127,6 +127,7 @@ WITH topics AS (DELETE FROM {schema}.link_topic WHERE link = %(link)s::bigint),
 allowed AS (DELETE FROM {schema}.link_allowed WHERE link = %(link)s::bigint),
 known AS (DELETE FROM {schema}.bridge_known WHERE link = %(link)s::bigint),
 parts AS (DELETE FROM {schema}.bridge_parts WHERE link = %(link)s::bigint),
+lasts AS (DELETE FROM {schema}.bridge_last WHERE link = %(link)s::bigint),
 done AS (DELETE FROM {schema}.bridge_done WHERE link = %(link)s::bigint),
 bridge AS (DELETE FROM {schema}.bridge_out WHERE link = %(link)s::bigint)
 DELETE FROM {schema}.link WHERE number = %(link)s::bigint

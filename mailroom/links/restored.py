@@ -35,7 +35,8 @@ SELECT id, (SELECT count(*) FROM {schema}.link), (SELECT count(*) FROM {schema}.
 )
 TABLES = (
     *("link", "link_topic", "link_allowed", "transit", "origin", "receipt", "known"),
-    *("bridge_out", "bridge_known", "bridge_in", "bridge_position", "bridge_mark"),
+    *("bridge_out", "bridge_known", "bridge_parts", "bridge_last", "bridge_done"),
+    *("bridge_in", "bridge_position", "bridge_mark"),
 )
 EMPTY = Sql("DELETE FROM {schema}.{table}")
 

@@ -1,13 +1,14 @@
 """A broker of the tests' own: a log in memory that can hold, refuse and lose, by the protocols that users implement."""
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID
 
 from mailroom.bridges.arrival import Arrived
-from mailroom.bridges.publisher import BrokerTrouble, OutBridge, RecordRefused
+from mailroom.bridges.publisher import BrokerTrouble, Numbered, OutBridge, RecordRefused
 from mailroom.bridges.record import Record
 from mailroom.bridges.source import BrokerPosition, InBridge, PartsChanged, PositionGone
 
@@ -18,7 +19,7 @@ class Log:
 
     Each topic has so many `partitions`. `mark` is kept for publishers that are exactly once. `refuse` says why a record
     is refused, None if it is not. `away` says why nobody is reached. While `held` is set, what is in the log is not
-    acknowledged.
+    acknowledged; who waits is told by `answers` that records flow nevertheless, and `asked` counts that.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -28,6 +29,8 @@ class Log:
     refuse: Callable[[Record], str | None] = lambda record: None
     away: str | None = None
     held: bool = False
+    answers: bool = False
+    asked: int = 0
     opened: int = 0
     is_queued: bool = False  # what is added is
     told: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -69,6 +72,12 @@ class LogPublisher:
         self._exactly_once = bridge.settings.exactly_once
         self._closed = asyncio.Event()
 
+    @property
+    def answered_at(self) -> float | None:
+        """When it has last answered."""
+        self._log.asked += 1
+        return time.monotonic() if self._log.answers else None
+
     async def open(self) -> int:
         """Connect, unless the broker is away."""
         self._log.opened += 1
@@ -106,6 +115,29 @@ class LogPublisher:
     async def close(self) -> None:
         """Give up what is not acknowledged."""
         self._closed.set()
+
+
+class NumberedLogPublisher(LogPublisher):
+    """Publishes to a log that says where each record lies."""
+
+    def __init__(self, bridge: OutBridge) -> None:
+        super().__init__(bridge)
+        self._numbered: list[Numbered] = []
+
+    async def publish(self, records: Sequence[Record]) -> None:
+        """Remember where they begin and end."""
+        first = len(self._log.records)
+        await super().publish(records)
+        self._numbered.append(Numbered("log", 0, first, first + len(records) - 1))
+
+    def numbered(self) -> Sequence[Numbered]:
+        """Return that."""
+        told, self._numbered = self._numbered, []
+        return told
+
+    async def ends(self, places: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+        """Return where the log ends."""
+        return {("log", 0): len(self._log.records)}
 
 
 class LogSource:

@@ -23,7 +23,11 @@ from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S
 
 T = TypeVar("T")
-PUBLISHER, SOURCE = "tests.bridges.log:LogPublisher", "tests.bridges.log:LogSource"
+PUBLISHER, NUMBERED, SOURCE = (
+    "tests.bridges.log:LogPublisher",
+    "tests.bridges.log:NumberedLogPublisher",
+    "tests.bridges.log:LogSource",
+)
 
 
 @dataclass
@@ -73,20 +77,22 @@ async def tended(node: Node) -> AsyncIterator[Lane]:
 
 def bridge_out(
     node: Node, *, name: str = "out", exactly_once: bool = False, on_failure: OnFailure = "stop",
-    topics: tuple[str, ...] = ("#",), max_rows: int | None = None, form: Form | None = None,
+    topics: tuple[str, ...] = ("#",), max_rows: int | None = None, form: Form | None = None, publisher: str = PUBLISHER,
 ) -> Log:  # fmt: skip
     """Make a bridge to a log of its own, which is returned."""
     address = node.dsn.replace(" ", ",").replace("@", "") + name
     log = LOGS.setdefault(address, Log())
     settings = OutSettings(
-        PUBLISHER, address, form or Form("log"), exactly_once, "log" if exactly_once else None, on_failure
+        publisher, address, form or Form("log"), exactly_once, "log" if exactly_once else None, on_failure
     )
     with node.connection.transaction():
         Bridges().out(node.connection, name, settings, topics=topics, max_rows=max_rows, actor="test")
     return log
 
 
-def bridge_in(node: Node, *topics: str, name: str = "in", on_failure: OnFailure = "skip") -> Log:
+def bridge_in(
+    node: Node, *topics: str, name: str = "in", on_failure: OnFailure = "skip", max_origins: int = 1_000
+) -> Log:
     """Make a bridge from a log of its own, which is returned; the topic is "log" unless others are given."""
     address = node.dsn.replace(" ", ",").replace("@", "") + name
     log = LOGS.setdefault(address, Log())
@@ -94,7 +100,12 @@ def bridge_in(node: Node, *topics: str, name: str = "in", on_failure: OnFailure 
     for topic in topics:
         log.parts.setdefault((topic, 0), [])
     with node.connection.transaction():
-        Bridges().into(node.connection, name, InSettings(SOURCE, address, topics, on_failure=on_failure), actor="test")
+        Bridges().into(
+            node.connection,
+            name,
+            InSettings(SOURCE, address, topics, on_failure=on_failure, max_origins=max_origins),
+            actor="test",
+        )
     return log
 
 
@@ -112,7 +123,7 @@ def in_state(node: Node) -> InState:
     return state
 
 
-def why_stopped(node: Node) -> str:
-    """Return why the only bridge in stands, nothing while it does not: it is open whenever it begins anew."""
-    state = in_state(node)
+def why_stopped(node: Node, of: Callable[[Node], InState | OutState] = in_state) -> str:
+    """Return why the only bridge in is stopped, or the one out; nothing while it is not."""
+    state = of(node)
     return (state.why or "") if state.state == "stopped" else ""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -394,6 +395,38 @@ async def test_topic_that_was_made_anew_stops_the_bridge_however_far_it_reaches(
         assert count(node) == 5
         await lane.follow_until(lambda: count(node) == 5 + 12)
         assert not why_stopped(node)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exactly_once", [False, True])
+async def test_log_that_lacks_what_it_had_acknowledged_stops_who_publishes_there(
+    node: Node, kafka: Kafka, exactly_once: bool
+) -> None:
+    topic = f"lacking-{exactly_once}"
+    kafka.create(topic, 1)
+    bridged(node, kafka.bootstrap, topic, exactly_once=exactly_once, into=False)
+    send(node, 0, 5)
+
+    async def stopped(told: str) -> None:
+        why = await eventually_async(lambda: why_stopped(node, out_state))
+        assert re.match(f"partition 0 of {topic}: the broker had acknowledged record {told}: the log was cut", why)
+
+    async with tended(node):
+        await eventually_async(lambda: out_state(node).acked == 5)
+        await asyncio.to_thread(make_anew, kafka, topic, 2)
+        send(node, 5, 2)
+        await stopped("4, and (has given number 2 to a later one|its log ends before record .)")
+    write(kafka, topic, 9)
+    async with tended(node) as lane:
+        await stopped("4, and .*")
+        await beside(node, lambda it: Bridges().resume(it, "out", actor="me"))
+        await lane.follow_until(lambda: out_state(node).acked == 7 and out_state(node).state == "open")
+    make_anew(kafka, topic, 0)
+    async with tended(node) as lane:
+        await stopped(".*, and its log ends before record 0")
+        await beside(node, lambda it: Bridges().resume(it, "out", actor="me"))
+        send(node, 7, 1)
+        await lane.follow_until(lambda: out_state(node).acked == 8)
 
 
 @pytest.mark.slow

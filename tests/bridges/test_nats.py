@@ -4,7 +4,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import nats as nats_client
 import pytest
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy, PubAck, RawStreamMsg, RetentionPolicy
+from nats.js.errors import APIError
 
 from dispatcher.bridges.nats import publisher as nats_publisher
 from dispatcher.bridges.nats import reader as nats_reader
@@ -269,6 +270,45 @@ async def test_what_is_deleted_counts_as_published_until_others_write_there(
             await each.close()
 
 
+async def test_foreign_records_that_are_deleted_by_now_are_not_taken_for_those_whose_answers_were_lost(
+    nats: Nats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of four are added and deleted, and then two of somebody else; no answer comes."""
+    async with jetstream(nats) as js:
+        await js.add_stream(name="doubt", subjects=["doubt.>"], duplicate_window=60.0, retention=WORK_QUEUE)
+    bridge = a_bridge(nats.url, "doubt")
+    publisher = NatsPublisher(bridge)
+    publish, unanswered = publisher._js.publish, [b"1", b"2", b"3", b"4"]
+
+    async def eaten(subject: str, payload: bytes, *others: Any, **more: Any) -> PubAck:
+        if payload not in unanswered:
+            return await publish(subject, payload, *others, **more)
+        unanswered.remove(payload)
+        if payload == b"3":
+            for _ in range(2):
+                await publisher._nats.publish(subject, b"foreign")
+        with suppress(APIError):
+            await publish(subject, payload, *others, **more)
+        raise TimeoutError
+
+    look = publisher._look
+
+    async def deleted(*given: Any, **more: Any) -> None:
+        async with jetstream(nats) as js:
+            await js.purge_stream("doubt")
+        await look(*given, **more)
+
+    try:
+        await publisher.open()
+        monkeypatch.setattr(publisher._js, "publish", eaten)
+        monkeypatch.setattr(publisher, "_look", deleted)
+        await published(publisher, [record(n, "doubt.x", bridge) for n in range(1, 5)])
+    finally:
+        await publisher.close()
+    assert [each.data for each in await log(nats, "doubt")] == [b"3", b"4"]
+    assert unanswered == []
+
+
 async def test_record_that_the_server_drops_for_the_id_of_another_one_is_told(nats: Nats) -> None:
     await create(nats, "twice")
     bridge = a_bridge(nats.url, "twice")
@@ -423,6 +463,35 @@ async def test_stream_that_was_put_back_and_written_on_is_not_read_on(node: Node
     async with tended(node):
         assert "the record at 6 is not the one" in await eventually_async(lambda: why_stopped(node))
     assert len(came(node)) == 6
+
+
+async def test_stream_that_lacks_what_it_had_acknowledged_stops_who_publishes_there(node: Node, nats: Nats) -> None:
+    await create(nats, "lacking")
+    bridged(node, nats, "lacking", into=False)
+    send(node, 0, 5)
+
+    async def made_anew() -> None:
+        async with jetstream(nats) as js:
+            await js.delete_stream("lacking")
+        await create(nats, "lacking")
+
+    async def stopped(last: int) -> None:
+        why = await eventually_async(lambda: why_stopped(node, out_state))
+        assert (
+            f"of lacking: the broker had acknowledged record {last}, and its log ends before record 1: the log" in why
+        )
+
+    async with tended(node) as lane:
+        await eventually_async(lambda: out_state(node).acked == 5)
+        await made_anew()
+        send(node, 5, 3)
+        await stopped(5)
+        await beside(node, lambda it: Bridges().resume(it, "out", actor="me"))
+        await lane.follow_until(lambda: out_state(node).acked == 8)
+    await made_anew()
+    async with tended(node):
+        await stopped(3)
+    assert await log(nats, "lacking") == []
 
 
 async def test_stream_is_looked_at_before_it_is_read_on_by_who_had_lost_the_server(nats: Nats) -> None:

@@ -20,7 +20,7 @@ from mailroom.sql.runner import run
 from mailroom.status import status
 from mailroom.testing import publish
 from outbox import Outbox
-from tests.bridges.tended import beside, bridge_in, bridge_out, out_state, tended
+from tests.bridges.tended import NUMBERED, Lane, beside, bridge_in, bridge_out, out_state, tended
 from tests.support.command import mailroom
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
@@ -91,6 +91,45 @@ async def test_broker_that_has_lost_what_it_acknowledged_stops_the_bridge_until_
         await lane.follow()
         await rest(node, 4)
     assert log.ids() == ids
+
+
+async def test_log_that_lacks_what_it_acknowledged_stops_the_bridge_until_somebody_acts(node: Node) -> None:
+    log = bridge_out(node, publisher=NUMBERED)
+    ids = [node.send("orders", key="k") for _ in range(3)]
+    node.deliver_all()
+
+    async def stopped(told: str) -> None:
+        await eventually_async(lambda: out_state(node).state == "stopped")
+        why = out_state(node).why or ""
+        assert f"partition 0 of log: the broker had acknowledged record {told}: the log was cut back" in why
+        assert "mailroom bridge resume out" in why
+
+    async def resumed(lane: Lane) -> None:
+        assert await beside(node, lambda it: Bridges().resume(it, "out", actor="me"))
+        await lane.follow()
+
+    async with tended(node):
+        await rest(node, 3)
+        del log.records[1:]
+        ids += [node.send("orders", key="k")]
+        node.deliver_all()
+        await stopped("2, and has given number 1 to a later one")
+        assert acked(node) == 4  # it was published, and is not published again
+    log.records += log.records[:1] * 9  # the log grows, and the database forgets nothing
+    node.connection.execute("UPDATE mailroom.bridge_out SET state = 'open', why = NULL, since = NULL")
+    ids += [node.send("orders", key="k")]
+    node.deliver_all()
+    async with tended(node) as lane:
+        await stopped("2, and has given number 1 to a later one")
+        assert acked(node) == 4
+        await resumed(lane)
+        await rest(node, 5)
+    del log.records[5:]
+    async with tended(node) as lane:
+        await stopped("11, and its log ends before record 5")
+        await resumed(lane)
+        await eventually_async(lambda: out_state(node).state == "open")
+    assert log.records[1].id == ids[3]
 
 
 async def test_bridge_stops_at_what_the_broker_refuses_and_goes_on_once_somebody_has_acted(node: Node) -> None:
@@ -207,14 +246,21 @@ async def test_broker_away_is_told_and_everything_is_published_when_it_is_back(n
 @pytest.mark.usefixtures("impatient")
 async def test_slow_broker_is_told_while_it_is_waited_for(node: Node) -> None:
     log = bridge_out(node)
-    log.held = True
+    log.held = log.answers = True
     node.send("orders", key="k")
     node.deliver_all()
     async with tended(node):
+        await eventually_async(lambda: len(log.records) == 1)
+        asked = log.asked
+        await eventually_async(lambda: log.asked > asked + 5)
+        assert out_state(node).state == "open"  # it takes long, and records flow
+        log.answers = False
         await eventually_async(lambda: out_state(node).state == "unreachable")
         assert out_state(node).why == "the broker has not answered"
-        log.held = False
+        log.answers = True
         await eventually_async(lambda: out_state(node).state == "open")
+        log.held = False
+        await rest(node, 1)
     assert len(log.records) == 1
 
 

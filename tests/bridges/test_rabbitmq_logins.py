@@ -11,9 +11,11 @@ import aio_pika
 import aiormq
 import pytest
 from aiormq.exceptions import AMQPError
+from nats.errors import SlowConsumerError
 from pamqp import commands
 
 from dispatcher.bridges import tending
+from dispatcher.bridges.nats.client import NatsClient
 from dispatcher.bridges.rabbitmq.client import RabbitClient
 from dispatcher.bridges.rabbitmq.options import tls_context
 from mailroom import codec, subscribe
@@ -101,7 +103,10 @@ async def test_errors_of_the_client_name_no_objects() -> None:
     assert client._text(RuntimeError(f"{connection!r} closed")) == "Connection closed"
     frame = commands.Basic.Ack(1)
     assert client._text(AMQPError(f"Expected Connection.Tune, got {frame!r}")) == "Expected Connection.Tune, got Ack"
-    assert client._text(AMQPError(frame)) == "Ack"
+    assert client._text(AMQPError(frame)) == "AMQPError: Ack"
+    slow = SlowConsumerError("shop.x", "", 1, client)  # type: ignore[arg-type]  # an object, whatever it is
+    told = NatsClient("mail", "nats://localhost", {})._text(slow)
+    assert told == "slow consumer, messages dropped subject: shop.x, sid: 1, sub: RabbitClient"
 
 
 async def test_each_wrong_file_login_or_right_is_told_in_a_line_and_then_all_comes_through(

@@ -204,6 +204,11 @@ async def test_bridge_may_stop_at_such_a_record(node: Node, log: Log) -> None:
         assert taken(node) == [1]
         assert "log[0]@1" in why
         assert "--on-failure skip" in why
+        seen, opened = set(), log.opened
+        while log.opened < opened + 3:  # it is tried again and again, and nothing of that is taken in
+            seen.add(in_state(node).state)
+            await asyncio.sleep(0)
+        assert seen == {"stopped"}
         bridge_in(node)
         await lane.follow_until(lambda: taken(node) == [1, 3])
         await eventually_async(lambda: in_state(node).state == "open")
@@ -218,6 +223,27 @@ async def test_clock_that_no_node_has_holds_up_nobody(node: Node, log: Log) -> N
     [(_, stage, reason)] = node.dead()
     assert (stage, "beyond what a node may have" in reason) == ("take in", True)
     assert node.value("SELECT last_value FROM mailroom.clock") < 2**62
+
+
+async def test_origins_that_are_made_up_take_no_room_without_end_and_no_mark_of_another_one(
+    node: Node, log: Log
+) -> None:
+    bridge_in(node, max_origins=2)
+    other = uuid4()
+    ours(log, 11)
+    for clock, sender in ((12, other), (13, uuid4()), (14, OURS), (12, other), (15, uuid4())):
+        ours(log, clock, sender=sender)
+    async with tended(node):
+        await eventually_async(lambda: positions(node) == [("log", 0, 6)])
+    assert taken(node) == [11, 12, 14]
+    assert node.value("SELECT count(*) FROM mailroom.bridge_mark") == 2
+    reasons = [reason for _, _, reason in node.dead()]
+    assert len(reasons) == 2
+    assert all("one more origin than the 2 that the bridge may know" in reason for reason in reasons)
+    bridge_in(node, max_origins=3)
+    ours(log, 16, sender=uuid4())
+    async with tended(node):
+        await eventually_async(lambda: taken(node) == [11, 12, 14, 16])
 
 
 async def test_records_that_the_broker_lost_stop_the_bridge_until_somebody_says_where_to_go_on(

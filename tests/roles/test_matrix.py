@@ -199,9 +199,9 @@ MAY_LOCK = {
     "spark-reader": {"inbox_shipping"},
     "executor": OF_EXECUTOR,
     "dispatcher": OF_EXECUTOR | {
-        "attempt", "audit", "bridge_done", "bridge_mark", "bridge_parts", "bridge_position", "commit_token",
-        "dispatch_turn", "fan_out", "fan_out_way", "inbox_shipping", "key_state", "known", "outbox", "outbox_jdbc_id",
-        "receipt", "scheduled", "spark_batch", "stable", "stat_minute", "transit",
+        "attempt", "audit", "bridge_done", "bridge_last", "bridge_mark", "bridge_parts", "bridge_position",
+        "commit_token", "dispatch_turn", "fan_out", "fan_out_way", "inbox_shipping", "key_state", "known", "outbox",
+        "outbox_jdbc_id", "receipt", "scheduled", "spark_batch", "stable", "stat_minute", "transit",
     },
     "operator": {
         "dead_letter", "dispatch_turn", "inbox_shipping", "key_state", "outbox", "outbox_jdbc_id", "parked", "periodic",

@@ -1328,6 +1328,24 @@ COMMENT ON COLUMN mailroom.bridge_known.link IS 'The link.';
 
 COMMENT ON COLUMN mailroom.bridge_known.message_id IS 'The message.';
 
+CREATE TABLE mailroom.bridge_last (
+    link bigint NOT NULL,
+    topic text NOT NULL COLLATE pg_catalog."C",
+    part bigint NOT NULL,
+    last bigint NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='20000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_scale_factor='0', autovacuum_vacuum_insert_threshold='100000', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000');
+
+COMMENT ON TABLE mailroom.bridge_last IS 'The last record that a broker has acknowledged to a bridge, of each partition: one below it tells that the broker has lost records.';
+
+COMMENT ON COLUMN mailroom.bridge_last.link IS 'The link.';
+
+COMMENT ON COLUMN mailroom.bridge_last.topic IS 'The topic at the broker, or its stream.';
+
+COMMENT ON COLUMN mailroom.bridge_last.part IS 'The partition.';
+
+COMMENT ON COLUMN mailroom.bridge_last.last IS 'The record''s number there.';
+
 CREATE TABLE mailroom.bridge_mark (
     origin bigint NOT NULL,
     topic text NOT NULL COLLATE pg_catalog."C",
@@ -1361,6 +1379,7 @@ CREATE TABLE mailroom.bridge_out (
     since timestamp with time zone,
     marked_at timestamp with time zone,
     marked bigint,
+    lost text,
     tried text,
     skips bigint DEFAULT 0 NOT NULL,
     CONSTRAINT bridge_out_state_check CHECK ((state = ANY (ARRAY['open'::text, 'stopped'::text]))),
@@ -1385,6 +1404,8 @@ COMMENT ON COLUMN mailroom.bridge_out.since IS 'Since when nothing is published;
 COMMENT ON COLUMN mailroom.bridge_out.marked_at IS 'When the mark at the broker was last set, if it keeps one.';
 
 COMMENT ON COLUMN mailroom.bridge_out.marked IS 'The mark that it had then: the clock of the last message. One below it tells that the broker has lost records.';
+
+COMMENT ON COLUMN mailroom.bridge_out.lost IS 'That the broker no longer has what it had acknowledged, and what to do. Nothing is published before somebody says resume; null while that is not known.';
 
 COMMENT ON COLUMN mailroom.bridge_out.tried IS 'What was sent last, and behind which place of the broker''s log, if records may be deleted there.';
 
@@ -3172,6 +3193,9 @@ ALTER TABLE ONLY mailroom.bridge_in
 
 ALTER TABLE ONLY mailroom.bridge_known
     ADD CONSTRAINT bridge_known_pkey PRIMARY KEY (link, message_id);
+
+ALTER TABLE ONLY mailroom.bridge_last
+    ADD CONSTRAINT bridge_last_pkey PRIMARY KEY (link, topic, part);
 
 ALTER TABLE ONLY mailroom.bridge_mark
     ADD CONSTRAINT bridge_mark_pkey PRIMARY KEY (origin, topic, part, sender, link);

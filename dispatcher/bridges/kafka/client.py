@@ -62,6 +62,7 @@ class KafkaClient:
         self._thread = CallThread("mailroom-kafka")
         self._closed = threading.Event()
         self._error: KafkaError | None = None
+        self.answered_at: float | None = None
 
     @property
     def trouble(self) -> str | None:

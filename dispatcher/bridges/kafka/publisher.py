@@ -15,16 +15,18 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is made for callers
 
 from dispatcher.bridges.kafka.client import POLL_S, STEP_S, KafkaClient, headers_of, log
 from dispatcher.bridges.kafka.meaning import FENCED, OF_THE_RECORD, PURGED, REFUSED, advice
 from dispatcher.bridges.kafka.options import hiding
 from dispatcher.bridges.kafka.partition import partitioner
-from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, OutBridge, RecordRefused
+from dispatcher.bridges.kafka.reports import Reports
+from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, Numbered, OutBridge, RecordRefused
 from mailroom.bridges.record import Record, id_of
 from mailroom.errors import ConfigurationError
 
@@ -37,6 +39,7 @@ MAX_BYTES = 1_000_000  # librdkafka's own default of message.max.bytes
 # says what was committed; without a mark what was on its way may be there twice, as after a crash.
 TRANSACTION_S = 30.0
 SILENT_S = 300.0
+ENDS_S = 10.0  # until it is no longer asked where logs end
 # Where the offset of a bridge's own group stands.
 MARK_PART = 0
 
@@ -58,6 +61,8 @@ class KafkaPublisher(KafkaClient):
         self._group: Consumer | None = None
         self._mark = 0
         self._topics: set[str] = set()
+        self._there: dict[str, Collection[int]] = {}
+        self._numbered: list[Numbered] = []
         self._absent: dict[str, tuple[float, str]] = {}
         self._partition = partitioner(bridge.name, str(self._options.get("partitioner", "murmur2_random")))
 
@@ -73,6 +78,15 @@ class KafkaPublisher(KafkaClient):
         """Ask how many partitions these topics have."""
         return await self._in_thread(lambda: self._parts(topics))
 
+    def numbered(self) -> Sequence[Numbered]:
+        """Return the offsets of what was acknowledged."""
+        told, self._numbered = self._numbered, []
+        return told
+
+    async def ends(self, places: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+        """Ask where these partitions end. A topic that is not there was deleted by somebody: of it nothing is told."""
+        return await self._in_thread(lambda: self._ends(places))
+
     async def publish(self, records: Sequence[Record]) -> None:
         """Publish in one transaction, or idempotently."""
         await self._in_thread(lambda: self._publish(records))
@@ -85,7 +99,8 @@ class KafkaPublisher(KafkaClient):
 
     def _open(self) -> int:
         self._make()
-        self._again(lambda: self._going().list_topics(timeout=STEP_S))
+        cluster = self._again(lambda: self._going().list_topics(timeout=STEP_S))
+        self._there = {name: topic.partitions.keys() for name, topic in cluster.topics.items()}
         if not self._exactly_once:
             return 0
         with self._using(self._mark_right):
@@ -101,8 +116,6 @@ class KafkaPublisher(KafkaClient):
             else {"message.timeout.ms": "0", "enable.gapless.guarantee": "true"}
         )
         options = {"linger.ms": "1"} | self._options | own | {"enable.idempotence": "true", "acks": "all"}
-        # A call of Python for each record that is acknowledged would be a fifth of what publishing one costs.
-        options["delivery.report.only.error"] = True
         try:
             self._producer = Producer(options, logger=log)
             if self._exactly_once and self._group is None:
@@ -167,19 +180,34 @@ class KafkaPublisher(KafkaClient):
             # The end of the transaction before was unknown, and by the mark it is known.
             records = [record for record in records if record.clock > self._mark]
         self._check(records)
-        failed: list[KafkaError] = []
         try:
-            if self._exactly_once:
-                self._in_transaction(records, failed)
-            else:
-                self._produce(records, failed)
+            numbered = self._in_transaction(records) if self._exactly_once else self._produce(records)
         except (RecordRefused, BrokerTrouble, KafkaException):
             # It has failed as a whole, or has a gap from here on.
             self._drop()
             raise
+        self._numbered += numbered
         if records:
             self._mark = records[-1].clock
         self._error = None
+
+    def _ends(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        admin = AdminClient(cast("dict[str, Any]", self._of_a_consumer()), logger=log)
+        left = {place for place in places if place[1] in self._there.get(place[0], ())}
+        found: dict[tuple[str, int], int] = {}
+
+        def ask() -> None:
+            end = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library says no type
+            wanted = {TopicPartition(*place): end for place in left}
+            for place, told in admin.list_offsets(wanted, request_timeout=STEP_S).items():
+                found[place.topic, place.partition] = told.result().offset
+                left.discard((place.topic, place.partition))
+
+        # One without a leader holds up nothing before something is published to it: then its offset tells.
+        with contextlib.suppress(KafkaException):
+            if left:
+                self._again(ask, ENDS_S)
+        return found
 
     def _published(self, after: int, since: datetime) -> list[tuple[int, UUID]]:
         options = {"group.id": own_id(self._bridge), "enable.auto.commit": "false", "enable.partition.eof": "true"}
@@ -260,34 +288,33 @@ class KafkaPublisher(KafkaClient):
             self._error = found.error
             self._closed.wait(POLL_S)
 
-    def _in_transaction(self, records: Sequence[Record], failed: list[KafkaError]) -> None:
+    def _in_transaction(self, records: Sequence[Record]) -> list[Numbered]:
         producer = self._going()
         producer.begin_transaction()
-        self._produce(records, failed)
+        numbered = self._produce(records)
         mark = [self._mark_at(records[-1].clock if records else self._mark)]
         group = self._consumer().consumer_group_metadata()
         with self._using(self._mark_right):
             self._again(lambda: self._going().send_offsets_to_transaction(mark, group, STEP_S), TRANSACTION_S)
             self._again(lambda: self._going().commit_transaction(STEP_S), TRANSACTION_S)
+        return numbered
 
-    def _produce(self, records: Sequence[Record], failed: list[KafkaError]) -> None:
+    def _produce(self, records: Sequence[Record]) -> list[Numbered]:
         """Give the records to the client, and wait until each is acknowledged, or one has failed."""
         with self._using(_right_to_publish({record.topic for record in records}), for_records=True):
-            self._give(records, failed)
+            return self._give(records)
 
-    def _give(self, records: Sequence[Record], failed: list[KafkaError]) -> None:
+    def _give(self, records: Sequence[Record]) -> list[Numbered]:
         producer = self._going()
-
-        def ended(error: KafkaError | None, _: object) -> None:
-            if error is not None:  # it is called for no other ones
-                failed.append(error)
-
+        reports = Reports()
         for record in records:
             self._check_open()  # who has lost the database meanwhile hands over nothing more
+            part = self._partition(record)
+            report = reports.of_the_next(record.topic, part)
             while True:
                 try:
                     producer.produce(
-                        record.topic, record.value, record.key, self._partition(record), on_delivery=ended,
+                        record.topic, record.value, record.key, part, on_delivery=report,
                         timestamp=int(record.at.timestamp() * 1000), headers=list(record.headers),
                     )  # fmt: skip
                     break
@@ -298,20 +325,22 @@ class KafkaPublisher(KafkaClient):
                         self._going().poll(0)  # raises what was fatal
                     raise
         left, since = len(producer), time.monotonic()
-        while left and not failed:  # what is neither acknowledged nor given up
+        while left and not (failed := reports.failed()):  # what is neither acknowledged nor given up
             self._going().poll(POLL_S)
             if len(producer) < left:
                 left, since = len(producer), time.monotonic()
+                self.answered_at = since
             elif time.monotonic() - since > SILENT_S:
                 raise BrokerTrouble(self.trouble or "it acknowledges nothing")
             if self._error is not None and (self._error.fatal() or self._error.code() in REFUSED | FENCED):
                 raise KafkaException(self._error)
-        if failed:
+        if failed := reports.failed():
             cause = next((error for error in failed if error.code() in OF_THE_RECORD), failed[0])
             if self._exactly_once and cause.code() in PURGED:
                 # The transaction has failed before them, say when it asked for a topic, and says why if it is to end.
                 self._again(lambda: self._going().commit_transaction(STEP_S), TRANSACTION_S)
             raise KafkaException(cause)
+        return reports.numbered()
 
     def _drop(self) -> None:
         """Give the producer up, with what it has not sent."""

@@ -19,6 +19,7 @@ from nats.js.api import StreamInfo
 from nats.js.errors import APIError, NotFoundError, ServerError, ServiceUnavailableError
 
 from dispatcher.bridges.nats.options import client_options, hiding, wants_tls
+from dispatcher.bridges.texts import plain
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble
 from mailroom.errors import ConfigurationError
 
@@ -49,6 +50,11 @@ class _Client(Client):
         if self._wants_tls and not by_tls:
             raise SecureConnWantedError
         return super()._connect_command()
+
+    @property
+    def server_id(self) -> str | None:
+        """The id of the server, which is a new one at each of its starts."""
+        return self._server_info.get("server_id")
 
 
 class NatsClient:
@@ -177,7 +183,7 @@ class NatsClient:
 
     def _text(self, error: BaseException) -> str:
         text = error.description if isinstance(error, APIError) else str(error).removeprefix("nats: ").strip("'")
-        return hiding(self._given, text or type(error).__name__)
+        return hiding(self._given, plain(error, text or ""))
 
 
 def made(info: StreamInfo) -> str | None:

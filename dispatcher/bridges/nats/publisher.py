@@ -7,7 +7,8 @@ a row, and a record of somebody else that comes in between ends it: nothing is o
 The mark is in the stream: the clock of its last record of this bridge. What is up to that clock is not published again,
 at the start and whenever an acknowledgement was lost. But a stream may delete what it has, and a work queue does so at
 once. So the node notes before each try where the stream ended, and what is sent (`plan`). A sequence is never given
-out twice: from how far the stream has come since is known how much of that it has had.
+out twice: from how far the stream has come since is known how much of that it has had, unless the server says of its
+ids that it was less (`asking`).
 
 That is exactly once while this bridge alone writes to the stream. Others may write there, too; then the stream is
 looked at again for each of their records that comes in between, which is slow. From then on, what is deleted may have
@@ -20,7 +21,8 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate, pairwise
 from typing import Any
@@ -30,10 +32,11 @@ from nats.errors import ConnectionClosedError
 from nats.js.api import ConsumerConfig, DeliverPolicy, PubAck, RawStreamMsg, StreamInfo
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
+from dispatcher.bridges.nats.asking import had
 from dispatcher.bridges.nats.client import ANSWER_S, PASSING, POLL_S, NatsClient, made, quoted
 from dispatcher.bridges.nats.headers import CLOCK, LINK, ORIGIN, headers_of
 from dispatcher.bridges.nats.reader import ConsumerLost, StreamReader
-from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, OutBridge, PublishAgain, RecordRefused
+from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, Numbered, OutBridge, PublishAgain, RecordRefused
 from mailroom.bridges.record import Record, id_of
 
 log = logging.getLogger("mailroom.dispatcher")
@@ -41,6 +44,7 @@ log = logging.getLogger("mailroom.dispatcher")
 LOOK_BACK = 1_000  # records of the stream, in which the mark is looked for
 LOOK_AT_ONCE = 20
 READ_S = 1.0
+SLACK_S = 1.0  # by which a server may forget an id early
 ACKNOWLEDGED_S = 10.0  # then it is looked whether the stream has it
 SUBJECT = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*\Z")
 
@@ -73,7 +77,10 @@ class NatsPublisher(NatsClient):
         self._mark = 0  # up to this clock it has had this bridge's records
         self._is_alone = True  # no record of somebody else was seen since the bridge was made
         self._unsure: list[int] = []  # the clocks of records that it may have, in a row behind `_last`
+        self._sent_to: tuple[str | None, float] = (None, 0.0)  # which server, and when by `time.monotonic`
         self._sent: set[int] = set()  # the clocks of those that it may ever have had
+        self.answered_at: float | None = None
+        self._numbered: list[Numbered] = []
         self._put_back_at = 0  # up to this sequence it may have records of a history that this node has lost
 
     def remember(self, noted: str) -> None:
@@ -119,6 +126,15 @@ class NatsPublisher(NatsClient):
             else:
                 return found
 
+    def numbered(self) -> Sequence[Numbered]:
+        """Return the sequences of what was acknowledged."""
+        told, self._numbered = self._numbered, []
+        return told
+
+    async def ends(self, places: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
+        """Ask where the stream ends."""
+        return {(self._stream, 0): (await self._info(self._stream)).state.last_seq + 1}
+
     async def publish(self, records: Sequence[Record]) -> None:
         """Publish them one behind the other, and look what the stream has of them if that is not known."""
         for record in records:
@@ -132,7 +148,7 @@ class NatsPublisher(NatsClient):
                 self._unsure = [record.clock for record in left if record.clock > self._mark]
                 self._sent.update(self._unsure)
                 await self._unless_ended(asyncio.sleep(POLL_S))
-            await self._look(await self._info(self._stream))
+            await self._look(await self._info(self._stream), left)
             raise PublishAgain from None  # the node is to note from where
         self._error = None
 
@@ -181,8 +197,11 @@ class NatsPublisher(NatsClient):
         self._sent = set(self._unsure)
         return True
 
-    async def _look(self, info: StreamInfo, *, is_known: bool = True) -> None:
-        """Learn how far the stream has come, and what it has had of this bridge. `is_known` is where it ended."""
+    async def _look(self, info: StreamInfo, records: Sequence[Record] = (), *, is_known: bool = True) -> None:
+        """Learn how far the stream has come, and what it has had of this bridge. `is_known` is where it ended.
+
+        `records` are those that it may have had, if they were sent over this client.
+        """
         end, unsure, self._unsure = info.state.last_seq, self._unsure, []
         if end < self._last:
             log.warning(
@@ -197,8 +216,26 @@ class NatsPublisher(NatsClient):
         if is_known and at < end:  # what lies behind this bridge's last one there is somebody else's, or is deleted
             self._is_alone = self._is_alone and not is_others and beyond <= len(unsure)
             if self._is_alone:
-                self._mark = max(self._mark, unsure[beyond - 1])
+                asked = [record for record in records if record.clock in unsure[:beyond]]
+                count = await self._had(info, asked) if len(asked) == beyond else beyond
+                self._is_alone = count == beyond
+                self._mark = max([self._mark, *unsure[:count]])
         self._last = end
+
+    async def _had(self, info: StreamInfo, records: Sequence[Record]) -> int:
+        """Return how many of these the stream has had, if as many records as these are deleted by now.
+
+        Some may have been somebody else's. If the server has forgotten which ones it has had, they all were this
+        bridge's, which was alone until then.
+        """
+        count = await self._unless_ended(had(self._js, self._stream, records))
+        to, at = self._sent_to
+        # In a cluster another one may answer, which may have started since.
+        is_sure = to == self._nats.server_id and info.cluster is None
+        forgets_s = (info.config.duplicate_window or 0.0) - SLACK_S
+        if count is None or (count < len(records) and not (is_sure and time.monotonic() - at < forgets_s)):
+            return len(records)
+        return count
 
     async def _last_own(self, info: StreamInfo, most: int) -> tuple[int, int | None, bool]:
         """Return the sequence and the clock of this bridge's last record there, and whether others lie behind it.
@@ -250,7 +287,7 @@ class NatsPublisher(NatsClient):
 
     async def _publish(self, records: Sequence[Record]) -> None:
         """Send all, and wait for the acknowledgements; what is acknowledged moves the mark."""
-        losses = self._losses
+        losses, self._sent_to = self._losses, (self._nats.server_id, time.monotonic())
         self._denied.clear()
         self._asked_for = frozenset(quoted(record.topic) for record in records)
         # Tasks begin in this order, and each sends before it waits. (`publish_async` never tells an error of the
@@ -264,6 +301,8 @@ class NatsPublisher(NatsClient):
             )
             for nth, record in enumerate(records)
         ]  # fmt: skip
+        for each in sent:
+            each.add_done_callback(self._answered)
         try:
             while (left := self._unanswered(records, sent)) and self._losses == losses:
                 await self._unless_ended(asyncio.wait(left, timeout=POLL_S))
@@ -282,6 +321,10 @@ class NatsPublisher(NatsClient):
             if isinstance(answer, BaseException):
                 raise await self._meaning(record, answer)
             await self._acknowledged(record, answer)
+
+    def _answered(self, sent: "asyncio.Task[PubAck]") -> None:
+        if not sent.cancelled() and sent.exception() is None:
+            self.answered_at = time.monotonic()
 
     def _unanswered(
         self, records: Sequence[Record], sent: Sequence["asyncio.Task[PubAck]"]
@@ -302,6 +345,9 @@ class NatsPublisher(NatsClient):
                 "bridge has not written. Let one bridge publish a message to a stream.",
                 code="MR-bridge-record-refused",
             )
+        if not ack.duplicate:
+            first = self._numbered[0].first if self._numbered else ack.seq
+            self._numbered = [Numbered(self._stream, 0, first, ack.seq)]
         self._mark = record.clock
         self._last = max(self._last, ack.seq)
 

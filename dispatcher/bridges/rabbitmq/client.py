@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 import ssl
 from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar, cast
@@ -21,6 +20,7 @@ from aiormq.exceptions import (
 from yarl import URL
 
 from dispatcher.bridges.rabbitmq.options import GUEST, checked, hiding, tls_context
+from dispatcher.bridges.texts import plain
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble
 from mailroom.bridges.rabbitmq_address import AmqpServer, amqp_servers
 
@@ -33,8 +33,6 @@ CLOSE_S = 1.0
 LOST = (AMQPError, OSError, TimeoutError, RuntimeError)
 # How the client says that the server has not opened the virtual host; the server's own words are lost in it.
 NOT_OPENED = "Connection.OpenOk"
-# How the client names an object in an error: all but its class is of no use to anybody.
-OBJECT = re.compile(r"<(?:\w+\.)*(\w+)\b[^<>]* at 0x[0-9a-fA-F]+>")
 # By what is in the text of an error: what to do.
 ADVICE = {
     "CERTIFICATE_VERIFY_FAILED": "Name by TLS_CA who has signed its certificate, and the server as that does",
@@ -168,7 +166,7 @@ class RabbitClient:
 
     def _text(self, error: BaseException) -> str:
         text = " ".join(str(each) for each in error.args if isinstance(each, str)) or str(error)
-        text = OBJECT.sub(r"\1", text).strip() or type(error).__name__
+        text = plain(error, text)
         what_to_do = next((f". {advice}." for mark, advice in ADVICE.items() if mark in text), "")
         return hiding(self._options, text.rstrip(".") + what_to_do if what_to_do else text)
 

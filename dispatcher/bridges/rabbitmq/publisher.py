@@ -10,6 +10,7 @@ the next one it is, in order, since nothing at the broker says what it has.
 
 import asyncio
 import re
+import time
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from uuid import UUID
@@ -47,6 +48,7 @@ class RabbitPublisher(RabbitClient):
         self._exchange = bridge.settings.exchange
         self._channel: AbstractChannel | None = None
         self._beneath: Channel | None = None
+        self.answered_at: float | None = None
         self._max_bytes: int | None = None  # as the broker has said when it refused one
         self._confirmed: set[int] = set()  # the clocks of records that it has, of those that are not acknowledged yet
 
@@ -156,7 +158,9 @@ class RabbitPublisher(RabbitClient):
             mandatory=True,
             wait=False,  # no drain for each
         )
-        return await confirm
+        answer = await confirm
+        self.answered_at = time.monotonic()
+        return answer
 
     async def _answered(self, tasks: Sequence["asyncio.Task[object]"]) -> None:
         """Wait until the broker has answered all of these."""

@@ -14,9 +14,13 @@ SPECIAL_IPV4 = (
 )  # fmt: skip
 # Addresses that look like the internet's, and which a cloud answers within each customer's network.
 CLOUDS = (
-    "168.63.129.16/32",  # Azure: metadata, names and health
-    "199.36.153.0/24", "34.126.0.0/18",  # Google: its services from within
-    "161.26.0.0/16", "166.8.0.0/14",  # IBM: its services from within
+    # Azure: metadata, names and health. https://learn.microsoft.com/azure/virtual-network/what-is-ip-address-168-63-129-16
+    "168.63.129.16/32",
+    # Google: its services from within, private and restricted.googleapis.com (two ranges /30 of the first) and direct
+    # connectivity. https://cloud.google.com/vpc/docs/configure-private-google-access
+    "199.36.153.0/24", "34.126.0.0/18",
+    # IBM: its services, and endpoints of services, from within; a VPC reserves both. https://cloud.ibm.com/apidocs/vpc
+    "161.26.0.0/16", "166.8.0.0/14",
 )  # fmt: skip
 GLOBAL_IPV6 = IPv6Network("2000::/3")
 # Of https://www.iana.org/assignments/iana-ipv6-special-registry what lies within that.
@@ -25,7 +29,8 @@ SPECIAL_IPV6 = (
     "2001:db8::/32", "3fff::/20",  # documentation
     "2002::/16",  # 6to4, which stands for IPv4
     "2620:4f:8000::/48",
-    "2600:2d00:2:1000::/64", "2600:2d00:2:2000::/64", "2001:4860:8040::/42",  # Google: its services from within
+    # Google: its services from within, as above.
+    "2600:2d00:2:1000::/56", "2600:2d00:2:2000::/56", "2001:4860:8040::/42",
 )  # fmt: skip
 # What a network without IPv4 resolves public names to (RFC 6052), and how programs write IPv4: those four bytes decide.
 AS_IPV4 = (IPv6Network("64:ff9b::/96"), IPv6Network("::ffff:0:0/96"))

@@ -100,6 +100,7 @@ class WebhookPublisher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._error: Exception | None = None
+        self.answered_at: float | None = None
 
     @property
     def trouble(self) -> str | None:
@@ -190,6 +191,7 @@ class WebhookPublisher:
                 async with self._again if key.is_apart else nullcontext():
                     failed = await self._attempt(key.records[0])
                 if failed is None:
+                    self.answered_at = time.monotonic()
                     key.records.popleft()
                     key.failed, key.is_apart, failures = None, False, 0
                     continue
