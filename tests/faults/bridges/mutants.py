@@ -34,6 +34,7 @@ ACKNOWLEDGE = "dispatcher.links.at_source.acknowledge.ACKNOWLEDGE"
 COMMITTING = "kafka commit_transaction"
 GIVEN_UP_MS = "2000"
 # Faults of the broker's striker, by name.
+CUT_BACK, ANEW = "log cut back", "topic made anew"
 REPEATED, SLOWLY, BY_HAND = "repeated to a new reader", "handed over slowly", "position set by hand"
 
 
