@@ -259,6 +259,23 @@ async def test_log_that_was_cut_back_and_written_anew_is_not_read_on(node: Node,
         await lane.follow_until(lambda: taken(node) == [0, 1, 2, 11, 12, 13, 14, 15])
 
 
+async def test_record_where_there_was_none_is_of_a_log_that_was_cut_back(node: Node, log: Log) -> None:
+    """The position stands behind a transaction that was given up, which is cut off by a crash and written over."""
+    for n in range(3):
+        log.add("log", str(n).encode())
+    async with tended(node):
+        await eventually_async(lambda: taken(node) == [0, 1, 2])
+    node.connection.execute("UPDATE mailroom.bridge_position SET next = 5")
+    for n in range(3, 7):
+        log.add("log", str(n).encode())
+    async with tended(node) as lane:
+        why = await eventually_async(lambda: why_stopped(node))
+        assert "a record at 3 now, where none was: the log was cut back" in why
+        assert "mailroom bridge resume in --at log/0=3" in why
+        assert await beside(node, lambda it: Bridges().resume(it, "in", at=BrokerPosition("log", 0, 3), actor="me"))
+        await lane.follow_until(lambda: taken(node) == [*range(7)])
+
+
 async def test_log_of_which_only_what_was_taken_in_is_deleted_is_read_on(node: Node, log: Log) -> None:
     for n in range(3):
         log.add("log", str(n).encode())
