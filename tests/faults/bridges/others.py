@@ -118,7 +118,7 @@ class NatsBroker(OtherBroker):
 
     @asynccontextmanager
     async def _jetstream(self) -> AsyncIterator[JetStreamContext]:
-        client = await nats.connect(self._nats.url, allow_reconnect=False, connect_timeout=READ_S)
+        client = await nats.connect(self._nats.url, allow_reconnect=False, connect_timeout=READ_S, error_cb=_ignored)
         try:
             yield client.jetstream(timeout=READ_S)
         finally:
@@ -228,6 +228,10 @@ class NatsBroker(OtherBroker):
         self._stored = {at: id for at, id in self._stored.items() if at < since}
         self._next = min(self._next, since)
         return gone
+
+
+async def _ignored(error: Exception) -> None:
+    """Whoever asks is told of it, too."""
 
 
 def _handled(message: Msg) -> Handled:
