@@ -18,7 +18,7 @@ from tests.faults.actors import Actor
 from tests.faults.bridges.broker import Auditor, CampaignBroker
 from tests.faults.bridges.checks import BRIDGED, PARTITIONS, RABBIT, STREAM, Checker
 from tests.faults.bridges.load import Load
-from tests.faults.bridges.mutants import Aim
+from tests.faults.bridges.mutants import FORGOTTEN, Aim
 from tests.faults.bridges.nodes import InNode, OutNode, into
 from tests.faults.bridges.other_strikes import NatsStriker, RabbitStriker
 from tests.faults.bridges.others import LOST as LOST_OTHERS
@@ -80,9 +80,10 @@ class Bridged:
         self._nats = nats
         self._works: dict[str, Callable[[], None]] = {name: each.strike for name, each in self._strikers.items()}
         self._works["broker"] = self._at_broker.strike
+        losses, turn = self._at_broker.losses, self._strikers["into"].turn
+        if aim is None or aim.fault == FORGOTTEN:
+            self._works["NATS"] = NatsStriker(nats, losses, turn, tally, seed, aim).strike
         if aim is None:
-            turn, losses = self._strikers["into"].turn, self._at_broker.losses
-            self._works["NATS"] = NatsStriker(nats, losses, turn, tally, seed).strike
             self._works["RabbitMQ"] = RabbitStriker(rabbit, tally, seed).strike
         self._undone: set[UUID] = set()
         self._errors: list[BaseException] = []

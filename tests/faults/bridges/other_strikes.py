@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from tests.faults.bridges.checks import STREAM
 from tests.faults.bridges.losses import Losses
+from tests.faults.bridges.mutants import Aim
 from tests.faults.bridges.networks import lose_answers
 from tests.faults.bridges.others import LOST, NatsBroker, RabbitBroker
 from tests.faults.links.strikes import Tally
@@ -83,12 +84,16 @@ class RabbitStriker(OtherStriker):
 class NatsStriker(OtherStriker):
     """NATS, whose stream loses what it had, too. `turn` is held by who strikes the reader."""
 
-    def __init__(self, broker: NatsBroker, losses: Losses, turn: threading.Lock, tally: Tally, seed: int) -> None:
+    def __init__(
+        self, broker: NatsBroker, losses: Losses, turn: threading.Lock, tally: Tally, seed: int, aim: Aim | None = None
+    ) -> None:
         super().__init__(broker, tally, seed)
         self._nats = broker
         self._losses = losses
         self._turn = turn
         self._kinds |= {self._put_back: 4, self._make_anew: 4}
+        if aim is not None:
+            self._kinds = {self._lose_answers: 1}
 
     def _put_back(self) -> None:
         with self._turn, self._losses.turn:

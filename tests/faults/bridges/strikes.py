@@ -17,7 +17,7 @@ from tests.faults.bridges.broker import Auditor, CampaignBroker
 from tests.faults.bridges.checks import EXACTLY, FOREIGN, LEAST, Place
 from tests.faults.bridges.load import ForeignWriter
 from tests.faults.bridges.losses import Losses, Operator
-from tests.faults.bridges.mutants import ACKNOWLEDGE, ANEW, BY_HAND, COMMITTING, CUT_BACK, REPEATED, SLOWLY, Aim
+from tests.faults.bridges.mutants import ACKNOWLEDGE, BY_HAND, COMMITTING, CUT_BACK, REPEATED, SLOWLY, Aim
 from tests.faults.bridges.networks import lose_answers
 from tests.faults.bridges.nodes import InNode, OutNode
 from tests.faults.failpoints import LINGERS_S, Failpoint
@@ -176,7 +176,7 @@ class BrokerStriker:
         }
         named = {
             REPEATED: self._repeat, SLOWLY: self._hand_over_slowly, BY_HAND: self._set_by_hand,
-            CUT_BACK: self._with_reader(self.losses.cut_back), ANEW: self._with_reader(self.losses.make_anew),
+            CUT_BACK: self._with_reader(self.losses.cut_back),
         }  # fmt: skip
         self._aimed = None if aim is None else named.get(aim.fault)
 
