@@ -224,7 +224,8 @@ class TakingIn(Tending):
             moves = [(self._positions[place], after) for place, after in _after(records[:done]).items()]
             ids = [each.known_as for each in fates[:done] if each.known_as is not None]
             lasts = _lasts(records[:done])
-            return moving_position(self._schema, self.row.origin, moves, lasts, _marks(fates[:done]), ids)
+            marks = _marks(fates[:done])
+            return moving_position(self._schema, self.row.origin, moves, lasts, marks, ids, is_queue=self._is_queue)
 
         taken = 0
         if not rows:

@@ -98,6 +98,22 @@ async def test_node_that_was_put_back_says_what_it_may_lack_of_a_queue_until_som
         assert in_state(node).lacks is None
 
 
+async def test_what_a_queue_gave_is_durable_before_the_queue_deletes_it(node: Node, log: Log) -> None:
+    """A crash of the server would take back a commit that is not, and nobody has those messages any more."""
+    node.connection.execute("CREATE TABLE public.seen (setting text)")
+    node.connection.execute(
+        "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "INSERT INTO public.seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$"
+    )
+    node.connection.execute("CREATE TRIGGER see AFTER UPDATE ON mailroom.bridge_position EXECUTE FUNCTION see()")
+    for is_queued in (False, True):
+        log.is_queued = is_queued
+        log.add("log", b"1")
+        async with tended(node):
+            await eventually_async(lambda: len(taken(node)) == 1 + is_queued)  # noqa: B023 - awaited at once
+    assert node.rows("SELECT setting FROM public.seen") == [("off",), ("on",)]
+
+
 async def test_records_become_messages_once_and_the_position_moves_with_them(node: Node, log: Log) -> None:
     log.add("log", b'{"n": 1}', id="no uuid", own="yes")
     log.add("log", b'{"n": 2}')

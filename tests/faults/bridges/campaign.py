@@ -38,7 +38,7 @@ ROUND_S = 60.0
 BROKER_LINES = 40  # of what the broker has logged, shown if something stands still
 FLOWS_WITHIN_S = 60.0
 SETTLED_WITHIN_S = 180.0
-PAUSE_S = {"out": 0.2, "into": 0.2, "broker": 0.5, "NATS": 2.0, "RabbitMQ": 4.0}  # between two faults, at most
+PAUSE_S = {"out": 0.2, "into": 0.5, "broker": 0.5, "NATS": 2.0, "RabbitMQ": 4.0}  # between two faults, at most
 OPTIONS = {"RECONNECT_BACKOFF_MAX_MS": "500"}
 BATCHES = {"BATCH_NUM_MESSAGES": "20"}  # several of a partition are under way at once
 # A daemon that gets no processor for a second is no fault of it: a lease that is shorter than that goes to and fro, and
@@ -77,7 +77,7 @@ class Bridged:
         self._at_broker = BrokerStriker(
             broker, self._auditor, self._load.foreign, out, reader, self._strikers, tally, seed, aim
         )
-        self._nats = nats
+        self._nats, self._rabbit = nats, rabbit
         self._works: dict[str, Callable[[], None]] = {name: each.strike for name, each in self._strikers.items()}
         self._works["broker"] = self._at_broker.strike
         losses, turn = self._at_broker.losses, self._strikers["into"].turn
@@ -208,6 +208,7 @@ class Bridged:
     def _situation(self) -> str:
         """Return what there is to know when nothing comes to an end."""
         told = [self._out.situation(), self._into.situation(), f"log: {self._auditor.ends()}"]
+        told += [f"end of the stream: {self._nats.end()}", f"queued: {len(self._queued())}", self._rabbit.situation()]
         said = [
             line for server in self._broker.servers
             for line in server.log.read_text(errors="replace").splitlines()[-BROKER_LINES:]
@@ -221,10 +222,12 @@ class Bridged:
         with contextlib.suppress(*LOST_OTHERS):
             ends, positions = self._auditor.ends() | {(STREAM, 0): self._nats.end() + 1}, self._into.positions()
             if all(positions.get(place, 0) >= end for place, end in ends.items()) and not self._into.waiting():
-                # A queue does not say what it has given to somebody who has not acknowledged it yet.
-                queued = self._out.sent_ids(RABBIT) - self._into.handled_ids(RABBIT)
-                return self._nats.is_sold_out() and not queued
+                return self._nats.is_sold_out() and not self._queued()
         return False
+
+    def _queued(self) -> set[UUID]:
+        """Return what RabbitMQ has yet. It does not say what it gave to somebody who has not acknowledged it."""
+        return self._out.sent_ids(RABBIT) - self._into.handled_ids(RABBIT)
 
 
 @contextlib.contextmanager

@@ -71,6 +71,11 @@ class RabbitBroker(OtherBroker):
         self.server.start()
         asyncio.run(self._create())
 
+    def situation(self) -> str:
+        """Return what there is to know about its queue."""
+        self._rabbit.control("list_queues", "name", "messages_ready", "messages_unacknowledged", "consumers", "state")
+        return self.server.log.read_text(errors="replace")[-600:]
+
     async def _create(self) -> None:
         async with await aio_pika.connect(self._rabbit.url) as connection:
             arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-single-active-consumer": True}
