@@ -129,6 +129,9 @@ class Bridged:
         sent = [*self._out.take_sent(), *self._into.take_sent(), *self._load.foreign.take_sent()]
         handled = [*self._into.take_handled(), *self._nats.take_bought()]
         log = self._auditor.take() | {STREAM: self._nats.take_stored()}
+        for each in sent:
+            if each.id in self._at_broker.losses.had:
+                log[each.topic].setdefault(each.id, 1)
         truncated, (skipped, barred) = self._at_broker.truncated, self._at_broker.left_out()
         self.sent += len(sent)
         self.handled += len(handled)

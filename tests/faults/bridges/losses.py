@@ -86,6 +86,7 @@ class Losses:
     tally: Tally
     dice: random.Random
     lost: set[UUID] = field(default_factory=set)  # of this round
+    had: set[UUID] = field(default_factory=set)  # what was in a log that is another one now
     keeps: threading.Event = field(default_factory=threading.Event)  # what bridges publish; see `keep`
     turn: threading.Lock = field(default_factory=threading.Lock)  # one loss after the other
 
@@ -97,6 +98,7 @@ class Losses:
     def forget(self) -> None:
         """Begin a new round."""
         self.lost.clear()
+        self.had.clear()
         self.keeps.clear()
 
     def _topics(self) -> list[str]:
@@ -206,6 +208,7 @@ class Losses:
                 with self.broker.down:
                     old = self.broker.made_anew(topic)
                 gone = {id for place, partition in old.items() for id in partition.records(known[place]).values()}
+                self.had |= {id for partition in old.values() for id in partition.records(0).values()}
                 self._note(dict.fromkeys(old, 0), gone)
             self.tally.did(f"topic made anew {'before it is read on' if stands else 'while it is read'}")
             self.operator.resumes_into("made anew", dict.fromkeys(old, 0))

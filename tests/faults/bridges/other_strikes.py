@@ -132,6 +132,7 @@ class NatsStriker(OtherStriker):
                 self._nats.end()
                 work()
             gone = self._nats.forget(since)
+            self._losses.had |= set(gone.values())
             self._losses.lost |= {id for at, id in gone.items() if at >= known}
         finally:
             self._broker.network.cut()
