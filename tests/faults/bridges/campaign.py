@@ -38,7 +38,7 @@ ROUND_S = 60.0
 BROKER_LINES = 40  # of what the broker has logged, shown if something stands still
 FLOWS_WITHIN_S = 60.0
 SETTLED_WITHIN_S = 180.0
-PAUSE_S = {"out": 0.2, "into": 0.5, "broker": 0.5, "NATS": 2.0, "RabbitMQ": 4.0}  # between two faults, at most
+PAUSE_S = {"out": 0.2, "into": 0.5, "broker": 0.5, "NATS": 1.0, "RabbitMQ": 2.0}  # between two faults, at most
 OPTIONS = {"RECONNECT_BACKOFF_MAX_MS": "500"}
 BATCHES = {"BATCH_NUM_MESSAGES": "20"}  # several of a partition are under way at once
 # A daemon that gets no processor for a second is no fault of it: a lease that is shorter than that goes to and fro, and
@@ -124,8 +124,7 @@ class Bridged:
         self.settled_s = time.monotonic() - began
         if self._errors:
             raise self._errors[0]
-        if seen := [*self._tally.violations, *map(str, unasked(self._endings)), *stuck]:
-            return seen
+        seen = [*self._tally.violations, *map(str, unasked(self._endings)), *stuck]
         sent = [*self._out.take_sent(), *self._into.take_sent(), *self._load.foreign.take_sent()]
         handled = [*self._into.take_handled(), *self._nats.take_bought()]
         log = self._auditor.take() | {STREAM: self._nats.take_stored()}
@@ -140,7 +139,7 @@ class Bridged:
         lost = set(self._at_broker.losses.lost)
         self.lost += len(lost)
         found = self.checker.check(sent, handled, log, {*truncated, *skipped, *lost}, self._undone, barred - lost)
-        found += [*self._out.dead(), *self._into.dead()]
+        found = [*seen, *found, *self._out.dead(), *self._into.dead()]
         if not found:
             self._at_broker.forget_mark()
             for daemon in self._out.daemons:
