@@ -13,7 +13,7 @@ from tests.faults.bridges.nodes import InNode, OutNode
 from tests.faults.links.checks import Sent
 from tests.faults.links.load import HANDLED, KEYS, ROLLED_BACK, Sender, Signals
 
-BATCH = {LEAST: 200, EXACTLY: 200, STREAM: 100, RABBIT: 30, QUEUE: 60}  # messages of a transaction, at most
+BATCH = {LEAST: 300, EXACTLY: 300, STREAM: 150, RABBIT: 30, QUEUE: 60}  # messages of a transaction, at most
 PAUSE_S = 0.4  # between two transactions of a writer, on average
 KEYLESS = 0.3  # of the messages have no key
 FOREIGN_BATCH = 40  # records, at most
