@@ -208,7 +208,7 @@ links-soak: $(STAMP) ## Break two nodes, and then three, that read each other, f
 	$(BIN)/python -m tests.faults.links --seconds $(SOAK_S) $(if $(SEED),--seed $(SEED))
 
 .PHONY: bridges-soak
-bridges-soak: $(STAMP) kafka ## Break two nodes and the Kafka between them for SOAK_S=1800
+bridges-soak: $(STAMP) kafka brokers ## Break two nodes and the brokers between them for SOAK_S=1800
 	$(BIN)/python -m tests.faults.bridges --seconds $(SOAK_S) $(if $(SEED),--seed $(SEED))
 
 AWAY_S ?= 600

@@ -55,6 +55,7 @@ log = logging.getLogger("mailroom.dispatcher")
 
 WAIT_S = 1.0
 GONE = "MR-bridge-position-gone"
+CUT_BACK = "there is a record at {} now, where none was: the log was cut back and written anew"
 
 
 class TakingIn(Tending):
@@ -78,6 +79,7 @@ class TakingIn(Tending):
         self._read_at = time.monotonic()
         self._refused: dict[tuple[str, int, int], str] = {}
         self._lasts: dict[Place, Last] = {}  # records that are to be compared
+        self._empty_from: dict[Place, int] = {}  # from here up to the position nothing was to be read
         self._deleted: set[Place] = set()  # where the broker has deleted that record since
         self._is_queue = False
         self._is_open = False  # since it has begun, something was received: no trouble from before is recorded
@@ -132,6 +134,7 @@ class TakingIn(Tending):
         self._told_positions.clear()
         lasts = await self._receiving.run(reading_lasts(self._schema, origin))
         self._lasts = {place: last for place, last in lasts.items() if place not in self._deleted}
+        self._empty_from = {place: last[0] + 1 for place, last in lasts.items()}
         if self._lasts:
             await self._waiting(source, source.begin([self._again(each) for each in known]))
         if await self._receiving.run(lacking(self._schema, origin)):
@@ -180,7 +183,10 @@ class TakingIn(Tending):
                 if last is not None and record.offset == last[0] and digest(record) != last[1]:
                     raise PositionGone(self._positions[place], record.offset, "it is another one")
                 self._lasts.pop(place, None)
-                if record.offset < self._positions[place].next:
+                if record.offset < (position := self._positions[place]).next:
+                    # The position stands behind the end of a transaction, which leaves no record.
+                    if record.offset >= self._empty_from.get(place, position.next):
+                        raise PositionGone(position, record.offset, CUT_BACK.format(record.offset))
                     continue
             found.append(record)
         return found
@@ -221,7 +227,8 @@ class TakingIn(Tending):
             moves = [(self._positions[place], after) for place, after in _after(records[:done]).items()]
             ids = [each.known_as for each in fates[:done] if each.known_as is not None]
             lasts = _lasts(records[:done])
-            return moving_position(self._schema, self.row.origin, moves, lasts, _marks(fates[:done]), ids)
+            marks = _marks(fates[:done])
+            return moving_position(self._schema, self.row.origin, moves, lasts, marks, ids, is_queue=self._is_queue)
 
         taken = 0
         if not rows:

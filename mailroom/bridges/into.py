@@ -267,12 +267,16 @@ def moving_position(
     lasts: Mapping[Place, Last],
     marks: Mapping[Mark, int],
     ids: Sequence[UUID] = (),
+    *,
+    is_queue: bool = False,
 ) -> Operation[None]:
     """Move positions, each from one to the other, and set marks, with what is received. Raises `Overtaken`.
 
     `lasts` are the last records of them, where there are any. `ids` are those of `id_taken_in` that come with it, and
-    are known from then on.
+    are known from then on. What comes from a queue is durable with the commit, since the queue deletes it then.
     """
+    if is_queue:
+        yield DURABLE.at()()
     known_by = [lasts.get((after.topic, after.part), (None, None)) for _, after in moves]
     [(moved,)] = yield MOVE.at(schema=schema)(
         origin=origin,

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from dispatcher.bridges.kafka import call_thread
-from dispatcher.bridges.kafka.publisher import KafkaPublisher
+from dispatcher.bridges.kafka.publisher import KafkaPublisher, own_id
 from dispatcher.bridges.kafka.source import KafkaSource, own_group
 from dispatcher.bridges.publishing import Publishing
 from dispatcher.bridges.taking import TakingIn
@@ -121,6 +121,29 @@ async def test_mark_is_where_the_last_transaction_ended(mock_kafka: MockKafka, m
     finally:
         await first.close()
         await second.close()
+
+
+async def test_broker_that_was_away_is_asked_for_the_mark_before_more_is_published(
+    mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been put back, and it would go on with the producer that it knew."""
+    monkeypatch.setattr("dispatcher.bridges.kafka.publisher.Producer", Keeping)
+    mock_kafka.create("returned", 1)
+    publishing = publisher(mock_kafka, "returned", exactly_once=True)
+    try:
+        await publishing.open()
+        await publishing.publish(records(3, 5, topic="returned"))
+        publishing._note(KafkaError(KafkaError._TRANSPORT))
+        await publishing.publish(records(6, topic="returned"))  # nothing was lost
+        group = Consumer({"bootstrap.servers": mock_kafka.bootstrap, "group.id": own_id(publishing._bridge)})
+        group.commit(offsets=[TopicPartition("returned", 0, 3)], asynchronous=False)
+        group.close()
+        publishing._note(KafkaError(KafkaError._TRANSPORT))
+        with pytest.raises(BrokerTrouble, match="its mark is 3 and was 6 before it was away"):
+            await publishing.publish(records(8, topic="returned"))
+    finally:
+        await publishing.close()
+    assert ids_in(mock_kafka, "returned", 3) == [3, 5, 6]
 
 
 class Stuck(Keeping):

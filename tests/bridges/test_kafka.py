@@ -26,6 +26,7 @@ from mailroom.sql.runner import run
 from outbox import Outbox
 from tests.bridges.tended import beside, in_state, out_state, tended, why_stopped
 from tests.bridges.through_kafka import MESSAGES, bridged, clocks, count, expected, numbers, read_log, send
+from tests.faults.bridges.segments import Partition
 from tests.support.command import error_of, mailroom
 from tests.support.kafka import Kafka
 from tests.support.kafka_mock import MockKafka
@@ -466,3 +467,22 @@ async def test_unknown_topic_and_a_limit_of_the_topic_are_told_and_nothing_is_lo
     assert "Raise max.message.bytes of the topic." in reason
     log = clocks(read_log(dict(kafka.client), "later"))
     assert len(set(log)) == 203
+
+
+@pytest.mark.slow
+def test_log_on_the_disk_is_the_one_that_a_consumer_reads(kafka: Kafka) -> None:
+    """The campaign of bridges looks there for what it takes away."""
+    kafka.create("disk", 1)
+    producer = Producer({**kafka.client, "transactional.id": "disk"})
+    producer.init_transactions(30)
+    for records, is_kept in ((3, True), (2, False), (1, True)):
+        producer.begin_transaction()
+        for _ in range(records):
+            producer.produce("disk", b"x", headers={"ce_id": str(uuid4()), "mailroom-clock": "7"})
+        producer.flush(30)
+        producer.commit_transaction(30) if is_kept else producer.abort_transaction(30)
+    read = {each.offset(): dict(each.headers() or [])["ce_id"] for each in read_log(kafka.client, "disk")}
+    found = Partition(kafka.log.parent / "data" / "disk-0")
+    assert {at: str(id).encode() for at, id in found.records(0).items()} == read
+    assert [*found.records(4)] == [7]
+    assert ([each.first for each in found.closed()], found.end, found.clock) == ([0, 4, 7], 9, 7)

@@ -247,6 +247,23 @@ async def test_what_a_queue_has_had_and_deleted_is_not_published_again_though_it
         assert (await js.stream_info("eager")).state.last_seq == 13
 
 
+async def test_work_queue_is_asked_what_it_has_of_a_history_that_may_be_lost(nats: Nats) -> None:
+    """After each crash of the node's server; and such a queue refuses whoever reads and acknowledges nothing."""
+    async with jetstream(nats) as js:
+        await js.add_stream(name="asked", subjects=["asked.>"], retention=WORK_QUEUE)
+    bridge = a_bridge(nats.url, "asked")
+    publisher = NatsPublisher(bridge)
+    try:
+        await publisher.open()
+        await published(publisher, [record(n, "asked.x", bridge) for n in range(1, 31)])
+        await publisher._js.delete_msg("asked", 29)
+        await publisher._js.publish("asked.x", b"foreign")
+        found = await publisher.published(3, datetime.now(UTC))
+    finally:
+        await publisher.close()
+    assert found == [(n, UUID(int=n)) for n in range(30, 3, -1) if n != 29]
+
+
 async def test_what_is_deleted_counts_as_published_until_others_write_there(
     nats: Nats, monkeypatch: pytest.MonkeyPatch
 ) -> None:

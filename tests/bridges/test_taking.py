@@ -98,6 +98,22 @@ async def test_node_that_was_put_back_says_what_it_may_lack_of_a_queue_until_som
         assert in_state(node).lacks is None
 
 
+async def test_what_a_queue_gave_is_durable_before_the_queue_deletes_it(node: Node, log: Log) -> None:
+    """A crash of the server would take back a commit that is not, and nobody has those messages any more."""
+    node.connection.execute("CREATE TABLE public.seen (setting text)")
+    node.connection.execute(
+        "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "INSERT INTO public.seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$"
+    )
+    node.connection.execute("CREATE TRIGGER see AFTER UPDATE ON mailroom.bridge_position EXECUTE FUNCTION see()")
+    for is_queued in (False, True):
+        log.is_queued = is_queued
+        log.add("log", b"1")
+        async with tended(node):
+            await eventually_async(lambda: len(taken(node)) == 1 + is_queued)  # noqa: B023 - awaited at once
+    assert node.rows("SELECT setting FROM public.seen") == [("off",), ("on",)]
+
+
 async def test_records_become_messages_once_and_the_position_moves_with_them(node: Node, log: Log) -> None:
     log.add("log", b'{"n": 1}', id="no uuid", own="yes")
     log.add("log", b'{"n": 2}')
@@ -283,6 +299,23 @@ async def test_log_that_was_cut_back_and_written_anew_is_not_read_on(node: Node,
         assert taken(node) == [0, 1, 2]
         assert await beside(node, lambda it: Bridges().resume(it, "in", at=BrokerPosition("log", 0, 1), actor="me"))
         await lane.follow_until(lambda: taken(node) == [0, 1, 2, 11, 12, 13, 14, 15])
+
+
+async def test_record_where_there_was_none_is_of_a_log_that_was_cut_back(node: Node, log: Log) -> None:
+    """The position stands behind a transaction that was given up, which is cut off by a crash and written over."""
+    for n in range(3):
+        log.add("log", str(n).encode())
+    async with tended(node):
+        await eventually_async(lambda: taken(node) == [0, 1, 2])
+    node.connection.execute("UPDATE mailroom.bridge_position SET next = 5")
+    for n in range(3, 7):
+        log.add("log", str(n).encode())
+    async with tended(node) as lane:
+        why = await eventually_async(lambda: why_stopped(node))
+        assert "a record at 3 now, where none was: the log was cut back" in why
+        assert "mailroom bridge resume in --at log/0=3" in why
+        assert await beside(node, lambda it: Bridges().resume(it, "in", at=BrokerPosition("log", 0, 3), actor="me"))
+        await lane.follow_until(lambda: taken(node) == [*range(7)])
 
 
 async def test_log_of_which_only_what_was_taken_in_is_deleted_is_read_on(node: Node, log: Log) -> None:

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher import daemon
-from tests.faults.bridges.checks import EXACTLY, FOREIGN, LEAST, PARTITIONS, Checker
+from tests.faults.bridges.checks import EXACTLY, FOREIGN, LEAST, LOGGED, STREAM, TOPICS, Checker
 from tests.faults.bridges.mutants import MUTANTS
 from tests.faults.bridges.strikes import CENTRAL, WORST
 from tests.faults.failpoints import COMMANDS, names_of_statements
@@ -17,7 +17,7 @@ from tests.faults.links.checks import Handled, Sent
 from tests.faults.role_bridged import CALLS, RECORDS
 
 HERE = UUID(int=1)
-IDS = {topic: [UUID(int=100 * number + nth) for nth in range(3)] for number, topic in enumerate(PARTITIONS, 1)}
+IDS = {topic: [UUID(int=100 * number + nth) for nth in range(3)] for number, topic in enumerate(TOPICS, 1)}
 
 
 class Round:
@@ -28,7 +28,7 @@ class Round:
         self.handled = [
             Handled(topic, id, HERE, "k", nth + 10, nth) for topic, ids in IDS.items() for nth, id in enumerate(ids, 1)
         ]
-        self.log = {topic: Counter(ids) for topic, ids in IDS.items()}
+        self.log = {topic: Counter(IDS[topic]) for topic in LOGGED}
 
     def found(self, **known: set[UUID]) -> list[str]:
         return Checker().check(self.sent, self.handled, self.log, **known)
@@ -62,7 +62,7 @@ def test_message_that_was_handled_twice_is_noticed() -> None:
 
 def test_message_that_nobody_sent_is_noticed_unless_its_node_was_put_back() -> None:
     one = Round()
-    undone = one.sent.pop().id
+    undone = one.sent.pop(0).id
     assert len(one.found()) == 2  # in the log, and handled
     assert one.found(undone={undone}) == []
 
@@ -87,15 +87,16 @@ def test_repeats_in_the_log_are_counted_at_least_once_and_noticed_at_exactly_onc
 def test_repeat_of_an_earlier_round_is_noticed() -> None:
     one, checker = Round(), Checker()
     checker.check(one.sent, one.handled, one.log)
-    late = {topic: Counter(ids[:1]) for topic, ids in IDS.items()}
-    assert [each.partition(":")[0] for each in checker.check([], [], late)] == [EXACTLY, FOREIGN]
+    late = {topic: Counter(IDS[topic][:1]) for topic in LOGGED}
+    assert [each.partition(":")[0] for each in checker.check([], [], late)] == [EXACTLY, FOREIGN, STREAM]
     assert checker.repeats == 1
 
 
-def test_message_that_is_not_in_the_log_is_noticed() -> None:
+def test_message_that_is_not_in_the_log_is_noticed_unless_the_broker_has_lost_it() -> None:
     one = Round()
     del one.log[LEAST][IDS[LEAST][0]]
     assert one.found() == [f"{LEAST}: 1 are not in the log, as {IDS[LEAST][0]}"]
+    assert one.found(gone={IDS[LEAST][0]}) == []
 
 
 def test_places_that_are_struck_are_there() -> None:

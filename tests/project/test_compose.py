@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from mailroom.cli.root import root as mailroom_command
 from mailroom.health import Health
 from mailroom.metrics.endpoint import Endpoint
-from tests.support.kafka import POM, format_storage, kafka_jars, properties
+from tests.support.kafka import POM, cluster_id, format_storage, kafka_jars, properties
 from tests.support.port import free_port
 from tests.support.waiting import WITHIN_S
 
@@ -311,7 +311,7 @@ def test_kafka_accepts_its_settings(tmp_path: Path) -> None:
     settings = {name.removeprefix("KAFKA_").replace("_", ".").lower(): str(value) for name, value in given.items()}
     file = tmp_path / "server.properties"
     file.write_text(properties(settings).replace("${KAFKA_PORT:-9092}", "9092"))
-    format_storage(file)
+    format_storage(file, cluster_id())
     assert (tmp_path / "data" / "meta.properties").exists()
 
 

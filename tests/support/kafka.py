@@ -25,8 +25,6 @@ JAVA_OPTIONS = ("-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLeve
 # Internal topics have one partition, where 50 would be made at their first use. Nobody is waited for before a group
 # begins. And the controller remembers what was killed for two seconds and not nine, in which it may not come back.
 SETTINGS = {
-    "process.roles": "broker,controller",
-    "node.id": "1",
     "controller.listener.names": "CONTROLLER",
     "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,CLIENTS:PLAINTEXT",
     "inter.broker.listener.name": "CLIENTS",
@@ -83,9 +81,13 @@ def java_command(*arguments: str) -> list[str]:
     return [java, *JAVA_OPTIONS, "-cp", f"{jars}/*", *arguments]
 
 
-def format_storage(settings: Path) -> None:
+def cluster_id() -> str:
+    """Return the id of a new cluster."""
+    return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+def format_storage(settings: Path, cluster: str) -> None:
     """Make the folders that a server with this file of settings begins with; fail if it would refuse the file."""
-    cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     done = subprocess.run(
         java_command("kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(settings)),
         capture_output=True,
@@ -105,24 +107,33 @@ class Kafka(Broker):
     """A server at `bootstrap`, whose topics are kept in `directory`. It makes no topic by itself.
 
     With a `password` it takes only clients that log in as USER with it, by SASL/PLAIN without TLS. `front` makes a
-    proxy before a port and returns that of the proxy: clients that begin at `fronted` take no way but through it.
+    proxy before a port and returns that of the proxy: clients that begin at `fronted` take no way but through it. One
+    that is `beside` another is a further broker of its cluster, whose controller the first one is.
     """
 
     def __init__(
-        self, directory: Path, *, password: str | None = None, front: Callable[[int], int] | None = None
-    ) -> None:
+        self, directory: Path, *, password: str | None = None, front: Callable[[int], int] | None = None,
+        beside: "Kafka | None" = None,
+    ) -> None:  # fmt: skip
         super().__init__(directory)
-        self._port, controller_port = free_port(), free_port()
+        self._port = free_port()
+        self._node: int = 1 if beside is None else beside._node + 1
+        self._cluster: str = cluster_id() if beside is None else beside._cluster
+        self._controller: str = f"127.0.0.1:{free_port()}" if beside is None else beside._controller
         self.bootstrap = self.fronted = f"127.0.0.1:{self._port}"
         self._password = password
         self._admin: AdminClient | None = None
         self._settings = directory / "server.properties"
         settings = SETTINGS | {
-            "listeners": f"CLIENTS://{self.bootstrap},CONTROLLER://127.0.0.1:{controller_port}",
+            "process.roles": "broker,controller" if beside is None else "broker",
+            "node.id": str(self._node),
+            "listeners": f"CLIENTS://{self.bootstrap}",
             "advertised.listeners": f"CLIENTS://{self.bootstrap}",
-            "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+            "controller.quorum.voters": f"1@{self._controller}",
             "log.dirs": str(directory / "data"),
         }
+        if beside is None:
+            settings["listeners"] += f",CONTROLLER://{self._controller}"
         if front is not None:
             port = free_port()
             self.fronted = f"127.0.0.1:{front(port)}"
@@ -173,7 +184,7 @@ class Kafka(Broker):
 
     def _launch(self) -> ServerProcess:
         if not (self._directory / "data").exists():
-            format_storage(self._settings)
+            format_storage(self._settings, self._cluster)
         logging = f"-Dlog4j2.configurationFile={self._directory / 'log4j2.properties'}"
         return ServerProcess(java_command(logging, "kafka.Kafka", str(self._settings)), log=self.log)
 
@@ -184,6 +195,6 @@ class Kafka(Broker):
         if not answer(self._port, GREETING):
             return False
         try:
-            return bool(self.admin.list_topics(timeout=1).brokers)
+            return self._node in self.admin.list_topics(timeout=1).brokers
         except KafkaException:
             return False

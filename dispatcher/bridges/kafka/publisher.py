@@ -60,6 +60,7 @@ class KafkaPublisher(KafkaClient):
         self._producer: Producer | None = None
         self._group: Consumer | None = None
         self._mark = 0
+        self._was_away = False
         self._topics: set[str] = set()
         self._there: dict[str, Collection[int]] = {}
         self._numbered: list[Numbered] = []
@@ -106,8 +107,10 @@ class KafkaPublisher(KafkaClient):
         with self._using(self._mark_right):
             self._find_mark_topic()
             self._again(lambda: self._going().init_transactions(STEP_S))
-            self._mark = max(self._mark, self._read_mark())
-        return self._mark
+            found = self._read_mark()
+        self._was_away = False
+        self._mark = max(self._mark, found)
+        return found
 
     def _make(self) -> None:
         own = (
@@ -128,6 +131,22 @@ class KafkaPublisher(KafkaClient):
     def _of_a_consumer(self) -> dict[str, object]:
         """Return the options without those of a producer, which a consumer does not know."""
         return {name: value for name, value in self._options.items() if not name.startswith("message.")}
+
+    def _note(self, error: KafkaError) -> None:
+        super()._note(error)
+        self._was_away = True
+
+    def _look_at_mark(self) -> None:
+        """Look, if the broker was away, whether it still has what it has acknowledged: it may have been put back.
+
+        It would go on with a transaction of this producer, or say that one is committed of which it knows nothing.
+        """
+        self._serve_callbacks()
+        if not (self._exactly_once and self._was_away):
+            return
+        self._drop()
+        if 0 < (found := self._open()) < self._mark:  # one that is gone has its own rule
+            raise BrokerTrouble(f"its mark is {found:,} and was {self._mark:,} before it was away")
 
     def _serve_callbacks(self) -> None:
         if self._producer is not None:
@@ -175,6 +194,7 @@ class KafkaPublisher(KafkaClient):
         return found
 
     def _publish(self, records: Sequence[Record]) -> None:
+        self._look_at_mark()
         if self._producer is None:
             self._open()
             # The end of the transaction before was unknown, and by the mark it is known.
@@ -189,6 +209,7 @@ class KafkaPublisher(KafkaClient):
         self._numbered += numbered
         if records:
             self._mark = records[-1].clock
+        self._look_at_mark()
         self._error = None
 
     def _ends(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:

@@ -29,7 +29,7 @@ from typing import Any
 from uuid import UUID
 
 from nats.errors import ConnectionClosedError
-from nats.js.api import ConsumerConfig, DeliverPolicy, PubAck, RawStreamMsg, StreamInfo
+from nats.js.api import ConsumerConfig, DeliverPolicy, PubAck, RawStreamMsg, RetentionPolicy, StreamInfo
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from dispatcher.bridges.nats.asking import had
@@ -108,6 +108,9 @@ class NatsPublisher(NatsClient):
     async def published(self, after: int, since: datetime) -> Collection[tuple[int, UUID]]:
         """Read this bridge's records of that time in the stream."""
         self._put_back_at = self._last
+        info = await self._info(self._stream)
+        if info.config.retention == RetentionPolicy.WORK_QUEUE:
+            return await self._still_queued(info, after)
         while True:
             reader = StreamReader(self._nats, self._js, self._stream)
             start = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_TIME, opt_start_time=since)
@@ -134,6 +137,21 @@ class NatsPublisher(NatsClient):
     async def ends(self, places: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
         """Ask where the stream ends."""
         return {(self._stream, 0): (await self._info(self._stream)).state.last_seq + 1}
+
+    async def _still_queued(self, info: StreamInfo, after: int) -> list[tuple[int, UUID]]:
+        """Read what a work queue has yet: it lets nobody read who acknowledges nothing, and deletes what is taken."""
+        found: list[tuple[int, UUID]] = []
+        at, first = info.state.last_seq, max(1, info.state.first_seq)
+        while at >= first:
+            sequences = range(at, max(at - LOOK_AT_ONCE, first - 1), -1)
+            for message in await asyncio.gather(*map(self._at, sequences)):
+                headers = {} if message is None else message.headers or {}
+                if (clock := self._clock(headers)) is not None:
+                    if clock <= after:
+                        return found
+                    found.append((clock, id_of({name: text.encode() for name, text in headers.items()})))
+            at = sequences[-1] - 1
+        return found
 
     async def publish(self, records: Sequence[Record]) -> None:
         """Publish them one behind the other, and look what the stream has of them if that is not known."""

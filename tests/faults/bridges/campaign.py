@@ -1,4 +1,4 @@
-"""Rounds of faults on two nodes and the Kafka between them, each followed by a rest at which everything has to hold."""
+"""Rounds of faults on two nodes and the brokers between them, each followed by a rest at which all has to hold."""
 
 import contextlib
 import random
@@ -12,13 +12,17 @@ from typing import Any
 from uuid import UUID
 
 import click
+from confluent_kafka import KafkaException
 
 from tests.faults.actors import Actor
 from tests.faults.bridges.broker import Auditor, CampaignBroker
-from tests.faults.bridges.checks import BRIDGED, PARTITIONS, Checker
+from tests.faults.bridges.checks import BRIDGED, PARTITIONS, RABBIT, STREAM, Checker
 from tests.faults.bridges.load import Load
-from tests.faults.bridges.mutants import Aim
+from tests.faults.bridges.mutants import FORGOTTEN, Aim
 from tests.faults.bridges.nodes import InNode, OutNode, into
+from tests.faults.bridges.other_strikes import NatsStriker, RabbitStriker
+from tests.faults.bridges.others import LOST as LOST_OTHERS
+from tests.faults.bridges.others import NatsBroker, RabbitBroker
 from tests.faults.bridges.strikes import BrokerStriker, NodeStriker
 from tests.faults.links.campaign import close, keep_logs
 from tests.faults.links.load import Signals
@@ -34,7 +38,7 @@ ROUND_S = 60.0
 BROKER_LINES = 40  # of what the broker has logged, shown if something stands still
 FLOWS_WITHIN_S = 60.0
 SETTLED_WITHIN_S = 180.0
-PAUSE_S = {"out": 0.2, "into": 0.2, "broker": 1.0}  # between two faults, at most
+PAUSE_S = {"out": 0.2, "into": 0.5, "broker": 0.5, "NATS": 1.0, "RabbitMQ": 2.0}  # between two faults, at most
 OPTIONS = {"RECONNECT_BACKOFF_MAX_MS": "500"}
 BATCHES = {"BATCH_NUM_MESSAGES": "20"}  # several of a partition are under way at once
 # A daemon that gets no processor for a second is no fault of it: a lease that is shorter than that goes to and fro, and
@@ -46,13 +50,14 @@ class Bridged:
     """The nodes, the broker, their load, and what is done to them."""
 
     def __init__(
-        self, home: Path, out: OutNode, reader: InNode, broker: CampaignBroker, tally: Tally, endings: Counter[str],
-        seed: int, aim: Aim | None,
+        self, home: Path, out: OutNode, reader: InNode, broker: CampaignBroker, nats: NatsBroker, rabbit: RabbitBroker,
+        tally: Tally, endings: Counter[str], seed: int, aim: Aim | None,
     ) -> None:  # fmt: skip
         self.sent = 0
         self.handled = 0
         self.truncated = 0
         self.skipped = 0
+        self.lost = 0  # by the broker
         self.settled_s = 0.0  # how long the last round took to come to an end
         self.checker = Checker()
         self._copy = home / "copy"
@@ -69,7 +74,17 @@ class Bridged:
             "out": NodeStriker(out, broker, tally, seed, aim),
             "into": NodeStriker(reader, broker, tally, seed, aim),
         }
-        self._at_broker = BrokerStriker(broker, self._auditor, out, reader, self._strikers, tally, seed, aim)
+        self._at_broker = BrokerStriker(
+            broker, self._auditor, self._load.foreign, out, reader, self._strikers, tally, seed, aim
+        )
+        self._nats, self._rabbit = nats, rabbit
+        self._works: dict[str, Callable[[], None]] = {name: each.strike for name, each in self._strikers.items()}
+        self._works["broker"] = self._at_broker.strike
+        losses, turn = self._at_broker.losses, self._strikers["into"].turn
+        if aim is None or aim.fault == FORGOTTEN:
+            self._works["NATS"] = NatsStriker(nats, losses, turn, tally, seed, aim).strike
+        if aim is None:
+            self._works["RabbitMQ"] = RabbitStriker(rabbit, tally, seed).strike
         self._undone: set[UUID] = set()
         self._errors: list[BaseException] = []
 
@@ -91,14 +106,15 @@ class Bridged:
         """Strike for so long, let everything come to an end, and return what is violated."""
         self._at_broker.truncated.clear()
         self._at_broker.skipped.clear()
-        self._at_broker.keeps.clear()
+        self._at_broker.losses.forget()
         self._undone.clear()
         self._signals.rests.clear()
         end = time.monotonic() + seconds
-        works: dict[str, Callable[[], None]] = {name: each.strike for name, each in self._strikers.items()}
-        works["broker"] = self._at_broker.strike
-        threads = [threading.Thread(target=self._guarded, args=(self._strike, *each, end)) for each in works.items()]
-        threads.append(threading.Thread(target=self._guarded, args=(self._put_back, seconds)))
+        threads = [
+            threading.Thread(target=self._guarded, args=(self._strike, *each, end)) for each in self._works.items()
+        ]
+        put_back = self._put_back if self._dice.random() < 0.5 else self._put_broker_back
+        threads.append(threading.Thread(target=self._guarded, args=(put_back, seconds)))
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -108,17 +124,22 @@ class Bridged:
         self.settled_s = time.monotonic() - began
         if self._errors:
             raise self._errors[0]
-        if seen := [*self._tally.violations, *map(str, unasked(self._endings)), *stuck]:
-            return seen
-        sent = [*self._out.take_sent(), *self._load.foreign.take_sent()]
-        handled, log = self._into.take_handled(), self._auditor.take()
+        seen = [*self._tally.violations, *map(str, unasked(self._endings)), *stuck]
+        sent = [*self._out.take_sent(), *self._into.take_sent(), *self._load.foreign.take_sent()]
+        handled = [*self._into.take_handled(), *self._nats.take_bought()]
+        log = self._auditor.take() | {STREAM: self._nats.take_stored()}
+        for each in sent:
+            if each.id in self._at_broker.losses.had:
+                log[each.topic].setdefault(each.id, 1)
         truncated, (skipped, barred) = self._at_broker.truncated, self._at_broker.left_out()
         self.sent += len(sent)
         self.handled += len(handled)
         self.truncated += len(truncated)
         self.skipped += len(skipped)
-        found = self.checker.check(sent, handled, log, {*truncated, *skipped}, self._undone, barred)
-        found += [*self._out.dead(), *self._into.dead()]
+        lost = set(self._at_broker.losses.lost)
+        self.lost += len(lost)
+        found = self.checker.check(sent, handled, log, {*truncated, *skipped, *lost}, self._undone, barred - lost)
+        found = [*seen, *found, *self._out.dead(), *self._into.dead()]
         if not found:
             self._at_broker.forget_mark()
             for daemon in self._out.daemons:
@@ -143,7 +164,7 @@ class Bridged:
         What it had sent since is undone, whether or not it was published.
         """
         time.sleep(seconds / 4)
-        self._at_broker.keeps.set()
+        self._at_broker.losses.keep()
         with self._strikers["out"].turn, self._out.server:
             self._out.copy(self._copy)
         time.sleep(seconds / 4)
@@ -156,6 +177,12 @@ class Bridged:
             self._undone |= before - self._out.sent_ids()
         self._tally.did("node put back in time")
         self._signals.rests.clear()
+
+    def _put_broker_back(self, seconds: float) -> None:
+        """Copy what the broker keeps, and put it back to that later in the round."""
+        time.sleep(seconds / 8)
+        with contextlib.suppress(*LOST, KafkaException, TimeoutError):
+            self._at_broker.put_back(lambda: time.sleep(seconds / 8))
 
     def _watch(self) -> None:
         """Let writers rest while more waits than is good."""
@@ -183,15 +210,26 @@ class Bridged:
     def _situation(self) -> str:
         """Return what there is to know when nothing comes to an end."""
         told = [self._out.situation(), self._into.situation(), f"log: {self._auditor.ends()}"]
-        said = self._broker.kafka.log.read_text(errors="replace").splitlines()[-BROKER_LINES:]
+        told += [f"end of the stream: {self._nats.end()}", f"queued: {len(self._queued())}", self._rabbit.situation()]
+        said = [
+            line for server in self._broker.servers
+            for line in server.log.read_text(errors="replace").splitlines()[-BROKER_LINES:]
+        ]  # fmt: skip
         return "\n".join([*told, f"broker: {self._broker.network.trouble}", *(f"  {line}" for line in said)])
 
     def _is_at_rest(self) -> bool:
         if self._out.waiting():
             return False
         self._auditor.read()
-        ends, positions = self._auditor.ends(), self._into.positions()
-        return all(positions.get(place, 0) >= end for place, end in ends.items()) and not self._into.waiting()
+        with contextlib.suppress(*LOST_OTHERS):
+            ends, positions = self._auditor.ends() | {(STREAM, 0): self._nats.end() + 1}, self._into.positions()
+            if all(positions.get(place, 0) >= end for place, end in ends.items()) and not self._into.waiting():
+                return self._nats.is_sold_out() and not self._queued()
+        return False
+
+    def _queued(self) -> set[UUID]:
+        """Return what RabbitMQ has yet. It does not say what it gave to somebody who has not acknowledged it."""
+        return self._out.sent_ids(RABBIT) - self._into.handled_ids(RABBIT)
 
 
 @contextlib.contextmanager
@@ -205,12 +243,16 @@ def bridged(
         broker = CampaignBroker(home, seed)
         stack.callback(broker.close)
         broker.start()
+        nats, rabbit = NatsBroker(home, seed), RabbitBroker(home, seed)
+        for other in (nats, rabbit):
+            stack.callback(other.close)
+            other.start()
         out, reader = OutNode(home, "out", seed), InNode(home, "into", seed)
         out.others, reader.others = [reader], [out]
         for node in (out, reader):
             stack.callback(close, node)
             node.start()
-            node.bridge(broker.kafka.fronted)
+            node.bridge(broker.address, nats.address, rabbit.address)
         names = [*BRIDGED, *map(into, PARTITIONS)]
         options = {
             f"MAILROOM_BRIDGE_{name.upper().replace('-', '_')}_{option}": value
@@ -227,7 +269,7 @@ def bridged(
                 )  # fmt: skip
                 node.daemons.append(Actor(task, nursery, endings))
         _await_positions(reader)
-        made = Bridged(home, out, reader, broker, tally, endings, seed, aim)
+        made = Bridged(home, out, reader, broker, nats, rabbit, tally, endings, seed, aim)
         with made.under_load():
             yield made
 
@@ -235,7 +277,7 @@ def bridged(
 def _await_positions(reader: InNode) -> None:
     """Wait until it knows where it begins: what comes before that is not taken in."""
     deadline = time.monotonic() + FLOWS_WITHIN_S
-    while len(reader.positions()) < sum(PARTITIONS.values()):
+    while len(reader.positions()) < sum(PARTITIONS.values()) + 1:
         if time.monotonic() > deadline:
             raise click.ClickException(f"not bridged:\n{reader.situation()}")
         time.sleep(0.1)
@@ -253,7 +295,7 @@ def play(
             found = made.round(min(round_s, left), settled_within_s)
             click.echo(
                 f"{made.sent:,} messages, {made.handled:,} handled, {made.truncated:,} truncated, "
-                f"{made.skipped:,} left out, "
+                f"{made.skipped:,} left out, {made.lost:,} lost by the broker, "
                 f"{made.checker.repeats:,} repeats at least once, {sum(tally.kinds.values()):,} faults, "
                 f"at rest after {made.settled_s:.0f} s, {len(found)} violations"
             )

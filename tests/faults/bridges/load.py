@@ -7,13 +7,13 @@ from uuid import uuid4
 import psycopg
 from confluent_kafka import Producer
 
-from tests.faults.bridges.broker import CLIENT, CampaignBroker
-from tests.faults.bridges.checks import BRIDGED, FOREIGN, PARTITIONS
+from tests.faults.bridges.broker import CampaignBroker
+from tests.faults.bridges.checks import EXACTLY, FOREIGN, LEAST, QUEUE, RABBIT, STREAM, TAKEN_IN
 from tests.faults.bridges.nodes import InNode, OutNode
 from tests.faults.links.checks import Sent
 from tests.faults.links.load import HANDLED, KEYS, ROLLED_BACK, Sender, Signals
 
-BATCH = 200  # messages of a transaction, at most
+BATCH = {LEAST: 300, EXACTLY: 300, STREAM: 150, RABBIT: 30, QUEUE: 60}  # messages of a transaction, at most
 PAUSE_S = 0.4  # between two transactions of a writer, on average
 KEYLESS = 0.3  # of the messages have no key
 FOREIGN_BATCH = 40  # records, at most
@@ -28,7 +28,7 @@ class Writer(Sender):
         if self._signals.rests.is_set() or self._signals.crowded.is_set():
             return 0.1
         with session.transaction(force_rollback=self._dice.random() < ROLLED_BACK):
-            self._send(session, [(0, None)] * self._dice.randint(1, BATCH))
+            self._send(session, [(0, None)] * self._dice.randint(1, BATCH[self._topic]))
         return self._dice.uniform(0, 2 * PAUSE_S)
 
 
@@ -37,8 +37,8 @@ class ForeignWriter(Sender):
 
     def __init__(self, node: InNode, broker: CampaignBroker, signals: Signals, seed: int) -> None:
         super().__init__(node, FOREIGN, FOREIGN, signals, seed)
-        options = {"enable.idempotence": True, "acks": "all", "message.timeout.ms": 0}
-        self._producer = Producer({**broker.kafka.client, **CLIENT, **options})
+        self._client = {**broker.client, "enable.idempotence": True, "acks": "all", "message.timeout.ms": 0}
+        self.renew()
         self._sent: list[Sent] = []
 
     def run(self) -> None:
@@ -49,13 +49,18 @@ class ForeignWriter(Sender):
                 pause_s = self._step()
         self._producer.purge()
 
+    def renew(self) -> None:
+        """Begin anew at a broker that has lost what it had of this one. Nothing may be on its way."""
+        self._producer = Producer(self._client)
+
     def _step(self) -> float:
         if self._signals.rests.is_set() or self._signals.crowded.is_set():
             return 0.1
         for _ in range(self._dice.randint(1, FOREIGN_BATCH)):
-            id, key = uuid4(), f"{self._name}-{self._dice.randrange(KEYS)}"
+            id = uuid4()
+            key = None if self._dice.random() < KEYLESS else f"{self._name}-{self._dice.randrange(KEYS)}"
             self._nth += 1
-            self._sent.append(Sent(id, FOREIGN, key, self._nth))
+            self._sent.append(Sent(id, FOREIGN, key or str(id), self._nth))
             value = json.dumps({"nth": self._nth})
             self._producer.produce(FOREIGN, value, key, headers={"ce_id": str(id)})
         while self._producer.flush(0.2) and not self._signals.over.is_set():
@@ -89,8 +94,9 @@ class Load:
 
     def __init__(self, out: OutNode, into: InNode, broker: CampaignBroker, signals: Signals, seed: int) -> None:
         self.foreign = ForeignWriter(into, broker, signals, seed)
-        writers = [Writer(out, f"new-{topic}", topic, signals, seed) for topic in BRIDGED]
-        self.at_nodes: list[Sender] = [*writers, *(Reaper(into, topic, signals, seed) for topic in PARTITIONS)]
+        writers = [Writer(out, f"new-{topic}", topic, signals, seed) for topic in (LEAST, EXACTLY, STREAM, RABBIT)]
+        reapers = [Reaper(into, topic, signals, seed) for topic in TAKEN_IN]
+        self.at_nodes: list[Sender] = [*writers, Writer(into, f"new-{QUEUE}", QUEUE, signals, seed), *reapers]
 
     @property
     def senders(self) -> list[Sender]:

@@ -34,6 +34,7 @@ ACKNOWLEDGE = "dispatcher.links.at_source.acknowledge.ACKNOWLEDGE"
 COMMITTING = "kafka commit_transaction"
 GIVEN_UP_MS = "2000"
 # Faults of the broker's striker, by name.
+CUT_BACK, FORGOTTEN = "log cut back", "answers of a queue lost that forgets"
 REPEATED, SLOWLY, BY_HAND = "repeated to a new reader", "handed over slowly", "position set by hand"
 
 
@@ -150,3 +151,22 @@ def _sought_by_kafka() -> None:
 
     _replace(source, "Consumer", Resetting)
     _replace(source, "_assigned", lambda position: TopicPartition(position.topic, position.part))
+
+
+@_mutant("a log that was cut back is read on", Aim(fault=CUT_BACK))
+def _cut_log_read_on() -> None:
+    from dispatcher.bridges import taking
+
+    _replace(taking, "digest", lambda record: "as it was")
+
+
+@_mutant("what was sent to a queue is not noted before", Aim(fault=FORGOTTEN))
+def _sent_not_noted() -> None:
+    from dispatcher.bridges.nats.publisher import NatsPublisher
+
+    look = NatsPublisher._look
+
+    async def forgetful(self: Any, info: Any, **_: Any) -> None:
+        await look(self, info, is_known=False)
+
+    _replace(NatsPublisher, "_look", forgetful)

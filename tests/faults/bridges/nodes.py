@@ -16,7 +16,7 @@ from mailroom.node import advance_clock
 from mailroom.order.clock import LOCK
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
-from tests.faults.bridges.checks import BRIDGED, EXACTLY, PARTITIONS, Place
+from tests.faults.bridges.checks import BRIDGED, EXACTLY, PARTITIONS, QUEUE, RABBIT, STREAM, TAKEN_IN, Place
 from tests.faults.links.checks import Handled, Sent
 from tests.faults.links.struck import StruckNode
 
@@ -27,11 +27,14 @@ SELECT (SELECT count(*) FROM mailroom.outbox) + (
     FROM mailroom.link AS l) + (SELECT count(*) FROM mailroom.bridge_out WHERE why IS NOT NULL)
 """
 UNHANDLED = """
-SELECT (SELECT count(*) FROM mailroom.inbox) + (SELECT count(*) FROM mailroom.outbox)
-     + (SELECT count(*) FROM mailroom.origin WHERE why IS NOT NULL)
+SELECT (SELECT count(*) FROM mailroom.inbox) + (SELECT count(*) FROM mailroom.origin WHERE why IS NOT NULL)
 """
 POSITIONS = """
 SELECT p.topic, p.part, p.next FROM mailroom.bridge_position AS p
+"""
+KNOWN = POSITIONS + " WHERE p.last IS NOT NULL AND p.log IS NOT NULL"
+WHY_OUT = """
+SELECT b.state, b.why FROM mailroom.bridge_out AS b JOIN mailroom.link AS l ON l.number = b.link WHERE l.name = %s
 """
 SESSIONS = """
 SELECT pid, application_name, state, wait_event, pg_blocking_pids(pid), left(query, 60),
@@ -52,6 +55,18 @@ def _locking() -> Operation[None]:
 
 class _Node(StruckNode):
     situations: dict[str, str]
+
+    def waiting(self) -> int:
+        """Count what is not published."""
+        with self.host.session() as session:
+            [(rows,)] = session.execute(UNPUBLISHED).fetchall()
+        return int(rows)
+
+    def take_sent(self) -> list[Sent]:
+        """Return what was sent since the last time, and forget it."""
+        with self.host.session() as session, session.transaction():
+            rows = session.execute("DELETE FROM ring.sent RETURNING topic, id, key, nth, cause").fetchall()
+        return [Sent(id, topic, key, nth, cause) for topic, id, key, nth, cause in rows]
 
     def dead(self) -> list[str]:
         """Return what stands in the node's tables though no fault explains it."""
@@ -82,21 +97,16 @@ class OutNode(_Node):
         "leases": "SELECT role, pid, state, until > clock_timestamp() FROM mailroom.lease",
     }
 
-    def bridge(self, address: str) -> None:
-        """Publish each topic to the one of its name at Kafka."""
+    def bridge(self, kafka: str, nats: str, rabbit: str) -> None:
+        """Publish each topic to the one of its name."""
+        form = Form("{topic}", encode="cbor")
+        settings = {topic: OutSettings("kafka", kafka, form) for topic in BRIDGED}
+        settings[EXACTLY] = OutSettings("kafka", kafka, form, True, EXACTLY)
+        settings[STREAM] = OutSettings("nats", nats, Form(f"{STREAM}.{{topic}}", encode="cbor"))
+        settings[RABBIT] = OutSettings("rabbitmq", rabbit, Form(RABBIT, encode="cbor"))
         with self.host.session() as session, session.transaction():
-            for topic in BRIDGED:
-                exactly = topic == EXACTLY
-                settings = OutSettings(
-                    "kafka", address, Form("{topic}", encode="cbor"), exactly, topic if exactly else None
-                )
-                Bridges().out(session, topic, settings, topics=[topic], actor="campaign")
-
-    def waiting(self) -> int:
-        """Count what is not published."""
-        with self.host.session() as session:
-            [(rows,)] = session.execute(UNPUBLISHED).fetchall()
-        return int(rows)
+            for topic, each in settings.items():
+                Bridges().out(session, topic, each, topics=[topic], actor="campaign")
 
     def own_id(self, topic: str) -> str:
         """Return the transactional id of a bridge, which is the name of its group, too."""
@@ -104,16 +114,27 @@ class OutNode(_Node):
             [(link,)] = session.execute("SELECT number FROM mailroom.link WHERE name = %s", [topic]).fetchall()
         return f"mailroom.{self.id}.{link}"
 
-    def take_sent(self) -> list[Sent]:
-        """Return what was sent since the last time, and forget it."""
-        with self.host.session() as session, session.transaction():
-            rows = session.execute("DELETE FROM ring.sent RETURNING topic, id, key, nth, cause").fetchall()
-        return [Sent(id, topic, key, nth, cause) for topic, id, key, nth, cause in rows]
+    def why_stopped(self, topic: str) -> str:
+        """Return why a bridge is stopped, empty if it is not."""
+        with self.host.session() as session:
+            [(state, why)] = session.execute(WHY_OUT, [topic]).fetchall()
+        return str(why) if state == "stopped" else ""
 
-    def sent_ids(self) -> set[UUID]:
+    def marked(self, topic: str) -> int:
+        """Return up to which clock the broker has acknowledged what a bridge publishes exactly once."""
+        with self.host.session() as session:
+            [(clock,)] = session.execute(WHY_OUT.replace("b.state, b.why", "b.marked"), [topic]).fetchall()
+        return int(clock or 0)
+
+    def resume(self, topic: str) -> None:
+        """Have a bridge go on."""
+        with self.host.session() as session, session.transaction():
+            Bridges().resume(session, topic, actor="campaign")
+
+    def sent_ids(self, topic: str = "%") -> set[UUID]:
         """Return the ids of what was sent since it was taken last."""
         with self.host.session() as session:
-            return {id for (id,) in session.execute("SELECT id FROM ring.sent").fetchall()}
+            return {id for (id,) in session.execute("SELECT id FROM ring.sent WHERE topic LIKE %s", [topic]).fetchall()}
 
     def copy(self, into: Path) -> None:
         """Copy the server's files, as a cold backup does; it is down and up again."""
@@ -136,36 +157,45 @@ class OutNode(_Node):
 class InNode(_Node):
     """The node that takes in."""
 
-    situations = {  # noqa: RUF012 - nobody changes it
+    situations = OutNode.situations | {
         "waiting": "SELECT inbox, count(*), min(sent_clock) FROM mailroom.inbox GROUP BY inbox",
-        "outbox": "SELECT count(*) FROM mailroom.outbox",
         "origins": "SELECT name, state, trouble, why, since FROM mailroom.origin",
         "positions": "SELECT * FROM mailroom.bridge_position ORDER BY 1, 2, 3",
         "marks": "SELECT * FROM mailroom.bridge_mark ORDER BY 1, 2, 3",
-        "leases": "SELECT role, pid, state, until > clock_timestamp() FROM mailroom.lease",
     }
 
     def __init__(self, home: Path, name: str, seed: int) -> None:
         super().__init__(home, name, seed)
-        self.inboxes = {topic: Inbox(topic) for topic in PARTITIONS}
+        self.inboxes = {topic: Inbox(topic) for topic in TAKEN_IN}
 
-    def bridge(self, address: str) -> None:
-        """Take in each topic, into an inbox of its name."""
+    def bridge(self, kafka: str, nats: str, rabbit: str) -> None:
+        """Take in each topic, into an inbox of its name; and publish to the work queue."""
+        settings = {topic: InSettings("kafka", kafka, (topic,)) for topic in PARTITIONS}
+        settings[STREAM] = InSettings("nats", nats, (STREAM,))
+        settings[RABBIT] = InSettings("rabbitmq", rabbit, (RABBIT,))
         with self.host.session() as session, session.transaction():
-            for topic in PARTITIONS:
-                Bridges().into(session, into(topic), InSettings("kafka", address, (topic,)), actor="campaign")
+            for topic, each in settings.items():
+                Bridges().into(session, into(topic), each, actor="campaign")
                 create_inbox(session, topic, [topic], origin=into(topic))
+            queue = OutSettings("nats", nats, Form(f"{QUEUE}.{{topic}}", encode="cbor"))
+            Bridges().out(session, QUEUE, queue, topics=[QUEUE], actor="campaign")
 
     def waiting(self) -> int:
         """Count what is to be handled, and bridges that stand still."""
         with self.host.session() as session:
             [(rows,)] = session.execute(UNHANDLED).fetchall()
-        return int(rows)
+        return int(rows) + super().waiting()
 
     def positions(self) -> dict[Place, int]:
         """Return where it goes on in each partition."""
         with self.host.session() as session:
             rows = session.execute(POSITIONS).fetchall()
+        return {(topic, part): at for topic, part, at in rows}
+
+    def known(self) -> dict[Place, int]:
+        """Return the positions of which the last record is known that was taken in, and the log that it is in."""
+        with self.host.session() as session:
+            rows = session.execute(KNOWN).fetchall()
         return {(topic, part): at for topic, part, at in rows}
 
     def why_stopped(self, topic: str) -> str:
@@ -188,6 +218,16 @@ class InNode(_Node):
             if was < offset:
                 Bridges().resume(session, into(topic), actor="campaign", at=BrokerPosition(topic, part, offset))
         return int(was)
+
+    def set_to(self, place: Place, offset: int) -> None:
+        """Resume a bridge at an offset, wherever it was."""
+        with self.host.session() as session, session.transaction():
+            Bridges().resume(session, into(place[0]), actor="campaign", at=BrokerPosition(*place, offset))
+
+    def handled_ids(self, topic: str) -> set[UUID]:
+        """Return the ids of what was handled since it was taken last."""
+        with self.host.session() as session:
+            return {id for (id,) in session.execute("SELECT id FROM ring.handled WHERE inbox = %s", [topic]).fetchall()}
 
     def take_handled(self) -> list[Handled]:
         """Return what was handled since the last time, in that order, and forget it."""

@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -15,7 +15,10 @@ from confluent_kafka import KafkaException
 from tests.faults.actors import Actor
 from tests.faults.bridges.broker import Auditor, CampaignBroker
 from tests.faults.bridges.checks import EXACTLY, FOREIGN, LEAST, Place
-from tests.faults.bridges.mutants import ACKNOWLEDGE, BY_HAND, COMMITTING, REPEATED, SLOWLY, Aim
+from tests.faults.bridges.load import ForeignWriter
+from tests.faults.bridges.losses import Losses, Operator
+from tests.faults.bridges.mutants import ACKNOWLEDGE, BY_HAND, COMMITTING, CUT_BACK, REPEATED, SLOWLY, Aim
+from tests.faults.bridges.networks import lose_answers
 from tests.faults.bridges.nodes import InNode, OutNode
 from tests.faults.failpoints import LINGERS_S, Failpoint
 from tests.faults.links.strikes import LINGERS_S as READ_S
@@ -23,6 +26,7 @@ from tests.faults.links.strikes import OTHER_SERVER, OWN_SERVER, WAYS, Striker, 
 from tests.faults.links.struck import LOST, StruckNode
 from tests.faults.network import QUIET, Trouble
 from tests.faults.role_bridged import BATCH, PRODUCE, RECORDS
+from tests.support.kafka import Kafka
 
 BROKER = "the broker killed behind it"
 # A call of Kafka's client, and what is behind it: at these a process is killed or stopped.
@@ -127,8 +131,8 @@ class NodeStriker(Striker):
             return
         try:
             time.sleep(self._dice.uniform(0, READ_S))
-            with _down(self._broker):
-                self._broker.kafka.kill()
+            with _down(self._broker, self._dice) as server:
+                server.kill()
         finally:
             daemon.signal(signal.SIGCONT)
         self._tally.struck(name, way, again=again)
@@ -138,12 +142,11 @@ class BrokerStriker:
     """Strikes the broker, its network and what it keeps for the bridges, one fault after the other."""
 
     def __init__(
-        self, broker: CampaignBroker, auditor: Auditor, out: OutNode, into: InNode, strikers: Mapping[str, NodeStriker],
-        tally: Tally, seed: int, aim: Aim | None = None,
+        self, broker: CampaignBroker, auditor: Auditor, foreign: ForeignWriter, out: OutNode, into: InNode,
+        strikers: Mapping[str, NodeStriker], tally: Tally, seed: int, aim: Aim | None = None,
     ) -> None:  # fmt: skip
         self.truncated: set[UUID] = set()  # of this round
         self.skipped: list[tuple[Place, int, int]] = []  # of this round: by hand, from one offset to another
-        self.keeps = threading.Event()  # the log of what bridges publish: who is put back finds there what it has lost
         self._broker = broker
         self._auditor = auditor
         self._out = out
@@ -151,12 +154,19 @@ class BrokerStriker:
         self._writer, self._reader = strikers["out"], strikers["into"]
         self._tally = tally
         self._dice = random.Random(f"{seed} broker")
+        self.losses = Losses(
+            broker, auditor, foreign, Operator(out, into, tally), self._standing, self._forget_left_out, tally,
+            random.Random(f"{seed} losses"),
+        )  # fmt: skip
         self._kinds: dict[Callable[[], None], int] = {
             self._kill: 8,
             self._stop: 2,
             self._pause: 10,
-            self._cut: 16,
+            self._cut: 14,
             self._black_hole: 8,
+            self._lose_answers: 10,
+            self._with_reader(self.losses.cut_back): 30,
+            self._with_reader(self.losses.make_anew): 16,
             self._fence: 16,
             self._forget_readers: 4,
             self._truncate: 6,
@@ -164,7 +174,10 @@ class BrokerStriker:
             self._repeat: 10,
             self._hand_over_slowly: 10,
         }
-        named = {REPEATED: self._repeat, SLOWLY: self._hand_over_slowly, BY_HAND: self._set_by_hand}
+        named = {
+            REPEATED: self._repeat, SLOWLY: self._hand_over_slowly, BY_HAND: self._set_by_hand,
+            CUT_BACK: self._with_reader(self.losses.cut_back),
+        }  # fmt: skip
         self._aimed = None if aim is None else named.get(aim.fault)
 
     def strike(self) -> None:
@@ -177,22 +190,25 @@ class BrokerStriker:
             kind()
 
     def _kill(self) -> None:
-        with _down(self._broker):
-            self._broker.kafka.kill()
+        with _down(self._broker, self._dice) as server:
+            server.kill()
             time.sleep(self._dice.uniform(*DOWN_S))
         self._tally.did("broker killed")
 
     def _stop(self) -> None:
-        with _down(self._broker):
-            self._broker.kafka.stop()
+        with _down(self._broker, self._dice) as server:
+            server.stop()
         self._tally.did("broker stopped")
 
     def _pause(self) -> None:
+        paused = self._dice.choice((*([each] for each in self._broker.servers), self._broker.servers))
         with self._broker.down:
-            self._broker.kafka.pause()
+            for server in paused:
+                server.pause()
             time.sleep(self._dice.uniform(*AWAY_S))
-            self._broker.kafka.resume()
-        self._tally.did("broker paused")
+            for server in paused:
+                server.resume()
+        self._tally.did(f"{'one broker' if len(paused) == 1 else 'all brokers'} paused")
 
     def _cut(self) -> None:
         self._broker.network.cut()
@@ -205,6 +221,24 @@ class BrokerStriker:
         if self._dice.random() < 0.5:
             self._broker.network.cut()
         self._tally.did("broker cut off")
+
+    def _lose_answers(self) -> None:
+        if lose_answers(self._broker.network, self._dice):
+            self._tally.did("answers of the broker lost")
+
+    def _with_reader(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Return what does it while nobody else strikes who takes in."""
+
+        def done() -> None:
+            with self._reader.turn:
+                work()
+
+        return done
+
+    def put_back(self, meanwhile: Callable[[], object]) -> None:
+        """Put the broker back to a copy of what it keeps."""
+        with self._reader.turn:
+            self.losses.put_back(meanwhile)
 
     def _fence(self) -> None:
         with self._broker.down:
@@ -264,7 +298,7 @@ class BrokerStriker:
         positions = self._into.positions()
         self._auditor.read()
         ends = self._auditor.ends()
-        return {place: (at, ends[place]) for place, at in positions.items() if at < ends[place]}
+        return {place: (positions[place], end) for place, end in ends.items() if positions[place] < end}
 
     def _hand_over_slowly(self) -> None:
         """Take the broker away while a batch is handed to the client: the first records wait long, the last do not.
@@ -311,6 +345,14 @@ class BrokerStriker:
             finally:
                 leader.signal(signal.SIGCONT)
 
+    def _forget_left_out(self, places: Collection[Place]) -> set[UUID]:
+        """Return what was left out there, whose log is another one from now on."""
+        found = {
+            id for place in places for at, id in self._auditor.places[place].items() if self._is_skipped(place, at)
+        }  # fmt: skip
+        self.skipped = [each for each in self.skipped if each[0] not in places]
+        return found
+
     def left_out(self) -> tuple[set[UUID], set[UUID]]:
         """Return what stood in the records that positions were set behind, in this round; and what stood only there.
 
@@ -330,26 +372,32 @@ class BrokerStriker:
     def _truncate(self) -> None:
         """Delete records that were not taken in: the bridge stops, says how many, and goes on where it is told to."""
         with self._reader.turn:
-            daemons = self._into.daemons
-            for daemon in daemons:
-                daemon.restart(Failpoint("mailroom.bridges.into.POSITIONS", "before", "stop"))
-            try:
-                place = self._deleted() if all(each.hit.wait(STOPPED_WITHIN_S) for each in daemons) else None
-            finally:
-                for daemon in daemons:
-                    daemon.disarm()
-            self._tally.did("both daemons killed")
+            with self._standing() as stood:
+                place = self._deleted() if stood else None
             if place is None:
                 self._tally.missed_one()
             else:
                 self._go_on(*place)
+
+    @contextlib.contextmanager
+    def _standing(self) -> Iterator[bool]:
+        """Have both daemons of the reader begin anew, and stand in this block before they know where; whether so."""
+        daemons = self._into.daemons
+        for daemon in daemons:
+            daemon.restart(Failpoint("mailroom.bridges.into.POSITIONS", "before", "stop"))
+        try:
+            yield all(each.hit.wait(STOPPED_WITHIN_S) for each in daemons)
+        finally:
+            for daemon in daemons:
+                daemon.disarm()
+        self._tally.did("both daemons killed")
 
     def _deleted(self) -> tuple[Place, int] | None:
         """Delete something that was not taken in; return where, and up to which offset."""
         deadline = time.monotonic() + WRITTEN_WITHIN_S
         while time.monotonic() < deadline:
             behind = self._behind()
-            places = [place for place in behind if place[0] == FOREIGN or not self.keeps.is_set()]
+            places = [place for place in behind if place[0] == FOREIGN or not self.losses.keeps.is_set()]
             if places:
                 place = self._dice.choice(places)
                 at, end = behind[place]
@@ -379,7 +427,8 @@ class BrokerStriker:
 
 
 @contextlib.contextmanager
-def _down(broker: CampaignBroker) -> Iterator[None]:
+def _down(broker: CampaignBroker, dice: random.Random) -> Iterator[Kafka]:
+    server = dice.choice(broker.servers)
     with broker.down:
-        yield
-        broker.kafka.start()
+        yield server
+        server.start()
