@@ -1,7 +1,7 @@
 """Through Kafka and back: a bridge out to a topic, a bridge in from it, and what each of them has done."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
 from confluent_kafka import Consumer, Message, TopicPartition
@@ -64,7 +64,7 @@ def count(node: Node) -> int:
     return int(node.value("SELECT count(*) FROM mailroom.inbox"))
 
 
-def read_log(client: dict[str, object], topic: str) -> list[Message]:
+def read_log(client: Mapping[str, object], topic: str) -> list[Message]:
     """Return what an independent consumer with read_committed finds in the log."""
     consumer = Consumer(
         {**client, "group.id": f"test-{uuid4()}", "enable.partition.eof": True, "auto.offset.reset": "earliest"}
