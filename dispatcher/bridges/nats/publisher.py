@@ -132,8 +132,8 @@ class NatsPublisher(NatsClient):
         return told
 
     async def ends(self, places: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
-        """Ask where the stream ends."""
-        return {(self._stream, 0): (await self._info(self._stream)).state.last_seq + 1}
+        """Say where the stream ends: it was looked at just now."""
+        return {(self._stream, 0): self._last + 1}
 
     async def publish(self, records: Sequence[Record]) -> None:
         """Publish them one behind the other, and look what the stream has of them if that is not known."""
