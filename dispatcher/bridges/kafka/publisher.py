@@ -220,9 +220,15 @@ class KafkaPublisher(KafkaClient):
         def ask() -> None:
             end = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library says no type
             wanted = {TopicPartition(*place): end for place in left}
+            failed: KafkaException | None = None
             for place, told in admin.list_offsets(wanted, request_timeout=STEP_S).items():
-                found[place.topic, place.partition] = told.result().offset
-                left.discard((place.topic, place.partition))
+                try:
+                    found[place.topic, place.partition] = told.result().offset
+                    left.discard((place.topic, place.partition))
+                except KafkaException as error:
+                    failed = error
+            if failed is not None:
+                raise failed
 
         # One without a leader holds up nothing before something is published to it: then its offset tells.
         with contextlib.suppress(KafkaException):
