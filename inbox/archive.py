@@ -176,7 +176,7 @@ class _Operations:
 
         Each has an id of its own, and the one that it repeats is its cause (header `causation`): so `mailroom.effects`
         of that one finds it. Content, topic, key and other headers are the same, but for `reply_to`: what was answered
-        is not answered again. They come behind the other messages of their keys, in the order of the clocks that they
+        is not answered again. They come after the other messages of their keys, in the order of the clocks that they
         had, and only into this inbox. They do not expire. The archive keeps what it has, and nothing prevents a second
         replay: each call makes new messages.
 

@@ -122,8 +122,8 @@ def _waiting_for_batches(schema: str, inbox: str, timeout_s: float) -> Operation
     [(is_in_change,)] = yield IN_CHANGE.at()()
     if is_in_change:
         raise ConfigurationError(
-            "This transaction has changed something, and nobody sees a pause before it is committed. Commit it, then "
-            "wait.",
+            "This transaction has changed something, and no worker sees a pause before it is committed. Commit it, "
+            "then wait.",
             code="MR-pause-not-committed",
         )
     until = time.monotonic() + timeout_s

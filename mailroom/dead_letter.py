@@ -357,10 +357,10 @@ class _Operations:
 
         One that was not delivered goes back to the outbox and is routed again; if it has expired, it is dropped there.
         An executable goes back to the outbox of executables, behind those that wait there. One that an inbox skipped
-        goes into that inbox only, behind the other messages of its key. For those, the node's dispatch lock is held
+        goes into that inbox only, after the other messages of its key. For those, the node's dispatch lock is held
         until the caller commits, and nothing is delivered meanwhile: so commit soon. One that came from another node is
         routed again by the subscriptions to that node, with the same lock, and keeps its origin and sent_clock; so is
-        one that came by a bridge. One that a bridge could not publish goes behind what waits for that bridge. No inbox
+        one that came by a bridge. One that a bridge could not publish goes after what waits for that bridge. No inbox
         in total order gets any. Raises `UnknownInbox` if an inbox that skipped some is gone, `UnknownBridge` if such a
         bridge is, `ConfigurationError` if the inbox is in total order, and `DecodeError` for an executable that this
         release cannot read; then nothing is requeued.

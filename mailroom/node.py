@@ -97,7 +97,7 @@ def _restored(
 def _advancing(
     clock: int, *, actor: str, why: str | None = None, dry_run: bool = False, schema: str = DEFAULT_SCHEMA
 ) -> Operation[int]:
-    """Let the node's clock go on behind `clock`, in the caller's transaction; return what it had reached before.
+    """Let the node's clock go on after `clock`, in the caller's transaction; return what it had reached before.
 
     For a node that is to follow another one, whose clock is further ahead than a send or a message may raise this one
     at once: then what was refused is taken. A clock that is beyond `clock` stays, and no clock ever goes back. With

@@ -397,7 +397,7 @@ async def _try(row: OutRow | InRow, names: list[str]) -> None:
 
 @bridge.command("show")
 @click.argument("name", metavar="NAME", type=NODE)
-@click.option("--limit", metavar="N", type=WholeNumber(1), default=LIMIT, show_default=True, help="At most so many.")
+@click.option("--limit", metavar="N", type=WholeNumber(1), default=LIMIT, show_default=True, help="At most this many.")
 @click.option("--values", "whole", is_flag=True, help="Show headers and values, too.")
 @pass_call
 def show(call: Call, name: str, limit: int, whole: bool) -> None:

@@ -64,9 +64,9 @@ def dashboard(
     links, the doctor's findings and the audit. Who may, replays, discards, requeues, pauses, resumes and cancels there,
     each with a reason; the audit has the user.
 
-    By itself only this machine reaches it, and whoever does is you. Beyond it --auth is needed. Each line of a file of
-    tokens is NAME RIGHTS TOKEN. With a header the proxy has to authenticate users, set the header, and remove it from
-    what it is sent. HTTPS is the proxy's business, too.
+    Without --auth only this machine reaches it, and every visitor acts as you. Beyond this machine --auth is needed.
+    Each line of a file of tokens is NAME RIGHTS TOKEN. With a header the proxy has to authenticate users, set the
+    header, and remove it from what it is sent. HTTPS is the proxy's business, too.
 
     Its sessions read only, for at most 2 s a statement, but for the one of an act. Its role needs the grant auditor,
     and operator to act. Needs pip install 'pg-mailroom[dashboard]'.

@@ -117,7 +117,7 @@ def status(call: Call) -> None:
 
     Then the same for the lane that reads other nodes, and its state with each of them (see mailroom link status).
 
-    Exits with 1 if nobody leads.
+    Exits with 1 if no process leads.
 
     \b
     Examples:

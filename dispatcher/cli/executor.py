@@ -28,7 +28,7 @@ def executor() -> None:
     """Run executables, and register what they may reach.
 
     \b
-    Executables write the node's own store, tables of yours that are registered, and call registered functions:
+    Executables write the node's own store and your registered tables, and call registered functions:
       mailroom executor target add stats public.stats --key name --number hits
       mailroom executor function add reindex public.reindex
     """
@@ -84,7 +84,7 @@ def execute_all(call: Call) -> None:
 def status(call: Call) -> None:
     """Show which executor leads: host, process, awake or asleep, and its totals.
 
-    Exits with 1 if nobody leads.
+    Exits with 1 if no process leads.
 
     \b
     Examples:

@@ -105,7 +105,7 @@ class Deliverer:
                 log.warning("the clock is at %d, more than half of its range", started.clock)
             if started.moved:
                 log.warning(
-                    "this node is in another database or server than before, so nobody may read its links: run "
+                    "this node is in another database or server than before, so its links may not be read: run "
                     "mailroom node moved, or for a copy of a node that lives on mailroom node new-id"
                 )
             elif started.jumped:

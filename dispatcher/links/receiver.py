@@ -139,7 +139,7 @@ class Receiver:
                     continue
                 if reception.outcome == "hole":
                     raise LinkStopped(
-                        f"Rows behind {position.seq} are missing at the source.", code="MR-link-rows-missing"
+                        f"Rows after {position.seq} are missing at the source.", code="MR-link-rows-missing"
                     )
                 if reception.outcome == "clock":
                     raise LinkStopped(_too_high(position.seq + 1, reception.clock or 0), code="MR-link-clock-too-high")

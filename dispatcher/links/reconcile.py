@@ -120,7 +120,7 @@ class _Ends:
         has = "no rows" if extent is None else f"rows {extent[0]} to {extent[1]}"
         why = (
             f"{seen.name} has lost history (incarnation {incarnation}, it has {has}), and of rows {unknown[0]} to "
-            f"{unknown[-1]}, received before, it is not known whether it still has them: say behind which row to go "
+            f"{unknown[-1]}, received before, it is not known whether it still has them: say after which row to go "
             f"on: mailroom link resume {seen.name} --at ROW"
         )
         await run_in_transaction(self.target, stopping(self.schema, self.origin, why))

@@ -357,14 +357,14 @@ class Visit:
             raise Stopped(found.why, code="MR-link-history-unknown")
         else:
             log.warning(
-                "links: %s has lost history: reading on behind row %d; %d messages are here only: "
+                "links: %s has lost history: reading on after row %d; %d messages are here only: "
                 "mailroom link report %s", self._origin.name, found.last, found.known, self._origin.name,
             )  # fmt: skip
 
 
 def _gap(name: str, seq: int, missing: int) -> str:
     return (
-        f"{name} no longer keeps {missing} rows behind row {seq}, the last one received; to go on without them: "
+        f"{name} no longer keeps {missing} rows after row {seq}, the last one received; to go on without them: "
         f"mailroom link resume {name} --at {seq + missing}"
     )
 

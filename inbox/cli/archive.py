@@ -48,7 +48,7 @@ def archive() -> None:
     """Find what was reaped from an inbox that keeps it, and replay it.
 
     An inbox keeps what is reaped if it is told to: then each message that a transaction reaps is written into the
-    archive by that transaction, and dropped after so many days.
+    archive by that transaction, and dropped after that many days.
 
     \b
     What to do:
@@ -110,7 +110,7 @@ def replay(
 ) -> None:  # fmt: skip
     """Put what was reaped into the inbox again, as new messages: with ids of their own, and caused by the old ones.
 
-    Only this inbox gets them, behind the other messages of their keys, in the order that they had. Commands among them
+    Only this inbox gets them, after the other messages of their keys, in the order that they had. Commands among them
     are not answered again. Repeating the command replays once more, so try it with --dry-run.
 
     \b

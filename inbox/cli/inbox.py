@@ -120,7 +120,7 @@ AT_ONCE = 100
     "--keep-reaped-days",
     metavar="DAYS",
     type=WholeNumber(0, MOST_DAYS),
-    help="Keep what is reaped for so many days, to be found and replayed (mailroom archive); 0 ends it. [not kept]",
+    help="Keep what is reaped for this many days, to be found and replayed (mailroom archive); 0 ends it. [not kept]",
 )
 @click.option(
     "--rate",
@@ -385,13 +385,13 @@ def rename(call: Call, name: str, new: str, actor: str, why: str | None) -> None
     "--wait",
     "waits",
     is_flag=True,
-    help="Return once nobody has messages in hand that were taken before the pause.",
+    help="Return once no worker has messages in hand that were taken before the pause.",
 )
 @click.option("--timeout-s", metavar="S", type=seconds, default=60.0, show_default=True, help="How long --wait waits.")
 @answering
 @pass_call
 def pause(call: Call, name: str, key: str | None, waits: bool, timeout_s: float, actor: str, why: str | None) -> None:
-    """Pause an inbox, or one key of it: nobody gets messages of it until it is resumed.
+    """Pause an inbox, or one key of it: its messages wait until it is resumed.
 
     Deliveries go on, and the messages wait in order. Workers need not be stopped: they finish the messages in hand, and
     then wait. A pause outlasts restarts. Repeating the command changes nothing.

@@ -132,7 +132,7 @@ def following(
 @click.command()
 @click.argument("inbox", type=INBOX)
 @click.option("--since", "since_s", metavar="S", type=seconds, help="Begin with what came in the last S seconds. [now]")
-@click.option("--limit", type=LIMIT, help="End after so many messages. [run until Ctrl-C]")
+@click.option("--limit", type=LIMIT, help="End after this many messages. [run until Ctrl-C]")
 @click.option("--values", "whole", is_flag=True, help="Show headers and values, too.")
 @click.option(
     "--poll-interval-s", type=seconds_above_0, default=POLL_INTERVAL_S, show_default=True, help="How often to look."
@@ -146,7 +146,7 @@ def tail(call: Call, inbox: str, since_s: float | None, limit: int | None, whole
 
     It looks at the inbox again and again. It misses a message that is reaped before it looks, as a worker that keeps up
     does within milliseconds; messages that were replayed are not shown again. It locks nothing and holds no snapshot.
-    If nobody reads its output for a minute, the server ends it.
+    If its output is not read for a minute, the server ends it.
 
     \b
     Examples:

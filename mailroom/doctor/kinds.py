@@ -34,7 +34,7 @@ KINDS = {
     "M003": Kind(
         "a replication slot is far behind",
         "It keeps dead rows or WAL. WAL that is kept fills the disk, and then the server stops.",
-        "Start what reads it, or drop the slot if nobody will.",
+        "Start what reads it, or drop the slot if it is not needed.",
     ),
     "M004": Kind(
         "a standby keeps dead rows",
@@ -49,8 +49,8 @@ KINDS = {
     ),
     "M006": Kind(
         "a strong lock keeps writers out",
-        "A transaction has locked a table of the node, as LOCK TABLE, ALTER TABLE or CREATE INDEX do. Whoever sends, "
-        "delivers or reaps there waits.",
+        "A transaction has locked a table of the node, as LOCK TABLE, ALTER TABLE or CREATE INDEX do. Sends, "
+        "deliveries or reaps there wait.",
         "Have its program end the transaction, or end the session. Build indexes with CONCURRENTLY.",
     ),
     "M007": Kind(
@@ -88,7 +88,7 @@ KINDS = {
     ),
     "M013": Kind(
         "the table of an inbox is no partition",
-        "Messages for the inbox cannot be delivered, or its table was left behind with messages in it.",
+        "Messages for the inbox cannot be delivered, or its table was left over with messages in it.",
         "Attach it. If the inbox is not wanted any more, attach it first, then run `mailroom inbox drop`.",
     ),
     "M014": Kind(
@@ -103,7 +103,7 @@ KINDS = {
     ),
     "M016": Kind(
         "a trigger is off or missing",
-        "Without its check the outbox takes rows that nobody can deliver; without its doorbell no writer wakes the "
+        "Without its check the outbox takes rows that cannot be delivered; without its doorbell no writer wakes the "
         "dispatcher, which then polls; without the others copied rows overtake, or rights are not checked.",
         "Put it back. For the next one run the doctor again.",
     ),
@@ -165,7 +165,7 @@ KINDS = {
     "M027": Kind(
         "nobody reaps an inbox",
         "Messages wait in it, and no worker sleeps or works there.",
-        "Start its worker; or drop the inbox, or unsubscribe it, if nobody wants the messages.",
+        "Start its worker; or drop the inbox, or unsubscribe it, if the messages are not wanted.",
     ),
     "M028": Kind(
         "a crash can destroy the database",

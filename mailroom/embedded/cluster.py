@@ -88,7 +88,7 @@ class Cluster:
             self._make_data(binaries, account, sync=settings.get("fsync") != "off")
         if not self._password.exists():
             raise EmbeddedServerError(
-                f"{self._password} is missing, so nobody can log in to the data beside it: "
+                f"{self._password} is missing, and without it no login to the data beside it is possible: "
                 "bring the file back, or move the folder away to begin anew.",
                 code="MR-embedded-password-missing",
             )

@@ -183,7 +183,7 @@ class _Operations:
     def _resume(
         self, source: str, *, actor: str, at: int | None = None, why: str | None = None, dry_run: bool = False
     ) -> Operation[Resumed]:
-        """Read a stopped source again; with `at`, go on behind that row of its link, whatever was received.
+        """Read a stopped source again; with `at`, go on after that row of its link, whatever was received.
 
         Messages that are known to have come from later rows are left out when they come again. Raises `MailroomError`
         for a source that is excluded.

@@ -72,7 +72,7 @@ class Resumed:
 def resuming(
     schema: str, name: str, at: int | None = None, *, actor: str, why: str | None = None, dry_run: bool = False
 ) -> Operation[Resumed]:
-    """Read a stopped source again; with `at`, go on behind that seq of its link, whatever was received.
+    """Read a stopped source again; with `at`, go on after that seq of its link, whatever was received.
 
     If this node has lost history, its total inboxes go on too, as by `resuming_order`. In a READ COMMITTED transaction,
     durable once that commits. Raises `UnknownLink`, and `MailroomError` for a source that is excluded.

@@ -93,8 +93,8 @@ def _check(inbox: str, each: _Untold) -> None:
         )
     if each.is_own:
         raise NotSubscribed(
-            f"This transaction has subscribed inbox {inbox} to {each.topic}. Commit it before you wait: nobody else "
-            "sees it before.",
+            f"This transaction has subscribed inbox {inbox} to {each.topic}. Commit it before you wait: no other "
+            "session sees it before.",
             code="MR-subscription-not-committed",
         )
     if each.is_refused:

@@ -41,7 +41,7 @@ CHANGING = (
 INBOX_MESSAGES = Family(
     "inbox_messages",
     "gauge",
-    "Delivered messages that nobody has reaped, parked ones left out: an estimate from statistics.",
+    "Delivered messages that were not reaped yet, parked ones left out: an estimate from statistics.",
     ("inbox",),
 )
 INBOX_DEAD_ROWS = Family(

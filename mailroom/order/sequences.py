@@ -47,6 +47,6 @@ def tell(raised: Sequence[Numbers]) -> None:
     """Log which sequences a leader has raised."""
     for each in raised:
         log.warning(
-            "%s.%s was behind its rows, as after a copy without the sequences: it goes on behind %d",
+            "%s.%s was behind its rows, as after a copy without the sequences: it goes on after %d",
             each.table, each.column, each.value,
         )  # fmt: skip

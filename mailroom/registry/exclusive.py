@@ -78,7 +78,7 @@ def having_alone(schema: str, inbox: str) -> Operation[None]:
         if sqlstate(error) not in AGAIN:
             raise
         raise MailroomError(
-            f"Inbox {inbox!r} is in use. Roll back, stop its workers and whoever else reads it, and try again. "
+            f"Inbox {inbox!r} is in use. Roll back, stop its workers and other readers, and try again. "
             "pg_locks shows who has a lock on its table.",
             code="MR-inbox-in-use",
         ) from error

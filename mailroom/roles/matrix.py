@@ -78,7 +78,7 @@ def _given(row: Iterable[Column]) -> list[str]:
     return [column.name for column in row if column.by != "database"]
 
 
-REVISION = on("alembic_version", "SELECT", why="every program of ours first asks for the revision")
+REVISION = on("alembic_version", "SELECT", why="every program of Mailroom first asks for the revision")
 TOKENS = (
     on("commit_token", "SELECT", "INSERT", why="for unknown commits"),
     on("node", "SELECT (tokens_swept)", why="for unknown commits"),
@@ -313,7 +313,7 @@ OPERATOR = (
     on(
         "dispatch_turn",
         "UPDATE",
-        why="to lock it: nobody delivers while a dead letter is requeued or a message cancelled",
+        why="to lock it: nothing is delivered while a dead letter is requeued or a message cancelled",
     ),
     on("node", "SELECT", "UPDATE (clock_ceiling)"),
     sequence("clock", "SELECT", "UPDATE", why="a requeued message gets a clock"),

@@ -177,5 +177,5 @@ class _Sending:
         except (BulkLost, psycopg.errors.UndefinedTable):
             raise StagingLost(
                 f"What was staged for the batch {self.batch} is not all there: the server crashed, it was abandoned "
-                "for a day, or SQL of yours or a trigger took messages away. Nothing was sent: run it again."
+                "for a day, or your own SQL or a trigger took messages away. Nothing was sent: run it again."
             ) from None

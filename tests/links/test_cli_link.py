@@ -134,7 +134,7 @@ def test_source_is_resumed_where_it_stopped_or_at_a_row(source: Node, target: No
     receive(target, number, 4)
     target.connection.execute("UPDATE mailroom.origin SET state = 'stopped', why = 'the reason'")
     assert link(target, "resume", "north", "--at", "9", "--dry-run") == (
-        "north would be read again behind row 9.\nIt was stopped: the reason\nRows 5 to 9 are never read.\n"
+        "north would be read again after row 9.\nIt was stopped: the reason\nRows 5 to 9 are never read.\n"
     )
     assert link(target, "resume", "north") == "north is read again.\nIt was stopped: the reason\n"
     assert status(target)["sources"][0]["state"] == "open"

@@ -85,11 +85,11 @@ def test_node_is_let_follow_one_that_is_far_ahead(node: Node) -> None:
     node.connection.execute("SELECT setval('mailroom.clock', 7)")
     before = changed(node)
     assert done("node", "advance", f"{2**60}", "--dry-run", dsn=node.dsn) == (
-        f"The clock would go on behind {2**60}; it was at 7.\n"
+        f"The clock would go on after {2**60}; it was at 7.\n"
     )
     assert changed(node) == before
     assert done("node", "advance", f"{2**60}", "--actor", "ada", "--why", "follows lyon", dsn=node.dsn) == (
-        f"The clock goes on behind {2**60}; it was at 7.\n"
+        f"The clock goes on after {2**60}; it was at 7.\n"
     )
     assert node.rows("SELECT last_value, clock_ceiling, advanced FROM mailroom.clock, mailroom.node") == [(2**60,) * 3]
     assert node.rows("SELECT actor, action, reason FROM mailroom.audit") == [

@@ -98,7 +98,7 @@ def test_the_command_asks_a_process_and_says_so_by_its_exit_code(
     assert "ConnectionFailed" in failed.output
     told[1].is_now = WELL
     assert run().exit_code == run("--started").exit_code == 0
-    assert "Nobody answers" in str(CliRunner().invoke(health, ["--metrics", f"127.0.0.1:{free_port()}"]).exception)
+    assert "No process answers" in str(CliRunner().invoke(health, ["--metrics", f"127.0.0.1:{free_port()}"]).exception)
 
 
 def test_an_address_that_cannot_be_had_is_refused(port: int) -> None:

@@ -140,7 +140,7 @@ def test_status_says_what_is_behind_and_migrate_what_it_raised(node: Node) -> No
     assert json_of("status", dsn=node.dsn)["behind"] == [{"table": "audit", "column": "id", "value": 12}]
     assert "audit.id: its sequence is behind its rows: mailroom migrate" in mailroom("status", dsn=node.dsn).output
     told = mailroom("migrate", dsn=node.dsn).output
-    assert "audit.id was behind its rows, as after a move, and goes on behind 1,000,012." in told
+    assert "audit.id was behind its rows, as after a move, and goes on after 1,000,012." in told
     assert json_of("status", dsn=node.dsn)["behind"] == []
 
 

@@ -113,8 +113,8 @@ ATTRIBUTES = {
     "NewId": "before id links origins rows",
     "Finding": "command evidence id what",
     "Limits": (
-        "batch_s behind_xids connections_share dead_times failing_s frozen_xids lease_s lock_s queue_share "
-        "sequence_share silent_s snapshot_s unled_s unread_s vacuum_s waiting_s wal_bytes"
+        "batch_s behind_xids bulk_s connections_share dead_times failing_s frozen_xids lease_s lock_s queue_share "
+        "sequence_share set_back_s silent_s snapshot_s unled_s unread_s vacuum_s waiting_s wal_bytes"
     ),
     "DispatcherStatus": "counts epoch failing host leads lease_left_s origins pid state",
     "InboxStatus": (
@@ -125,8 +125,9 @@ ATTRIBUTES = {
     "LinkStatus": "backlog lag_s name on_the_way state",
     "Status": (
         "behind bulk_backlog clock clock_ceiling dead_letters dispatcher executable_backlog executable_lag_s "
-        "executor inboxes links locked outbox_backlog outbox_lag_s scheduled schema sources waits"
+        "executor inboxes links locked outbox_backlog outbox_lag_s scheduled schema set_back sources waits"
     ),
+    "ClockSetBack": "at by_s keys",
     "Location": "ahead attempts causation clock id inbox is_total key link reason retry_at sent_at since topic where",
     "DeadLetterContent": "headers is_json raw value",
     "DeadLetter": (

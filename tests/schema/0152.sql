@@ -28,7 +28,7 @@ BEGIN
     IF new.claim_clock > reach THEN
         RAISE check_violation USING
             MESSAGE = format('claim_clock %s is more than 2^32 beyond the clock of this node', new.claim_clock),
-            HINT = 'If this node has lost such clocks, let it go on behind them: mailroom node advance CLOCK',
+            HINT = 'If this node has lost such clocks, let it go on after them: mailroom node advance CLOCK',
             SCHEMA = tg_table_schema, TABLE = tg_table_name, COLUMN = 'claim_clock', CONSTRAINT = 'link_claim_clock';
     END IF;
     new.wanted_clock := least(new.wanted_clock, reach);

@@ -131,7 +131,7 @@ def requeue(
     """Send dead letters again, ordered by the time of the requeue.
 
     A message that could not be delivered goes back to the outbox and is routed again; an executable, to the outbox of
-    executables. A message that an inbox skipped goes into that inbox only, behind the other messages of its key. All
+    executables. A message that an inbox skipped goes into that inbox only, after the other messages of its key. All
     keep their message ids.
 
     \b

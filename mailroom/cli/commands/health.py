@@ -27,7 +27,7 @@ AGAIN_S = 0.25
     "--started", is_flag=True, help="Ask whether it has begun to work, and not whether it is ready: for startup probes."
 )
 @click.option(
-    "--within-s", type=seconds, default=0.0, show_default=True, help="Ask until it is, for so many seconds at the most."
+    "--within-s", type=seconds, default=0.0, show_default=True, help="Ask until it is, for this many seconds at most."
 )
 @pass_call
 def health(call: Call, address: str, started: bool, within_s: float) -> None:
@@ -73,7 +73,7 @@ def _asked(host: str, port: int, path: str) -> tuple[int, str]:
         return answer.status, answer.read().decode()
     except (OSError, HTTPException) as error:
         raise MailroomError(
-            f"Nobody answers at {host}:{port} ({type(error).__name__}). Was the process started with --metrics?",
+            f"No process answers at {host}:{port} ({type(error).__name__}). Was the process started with --metrics?",
             code="MR-health-no-answer",
         ) from None
     finally:

@@ -41,14 +41,14 @@ def cut(call: Call, reader: str, dry_run: bool, actor: str, why: str | None) -> 
     "--at",
     metavar="ROW",
     type=WholeNumber(0, MAX_ROWS),
-    help="Go on behind this row of the link, whatever was received. [where it stopped]",
+    help="Go on after this row of the link, whatever was received. [where it stopped]",
 )
 @acting
 @pass_call
 def resume(call: Call, source: str | None, at: int | None, dry_run: bool, actor: str, why: str | None) -> None:
     """Read the stopped SOURCE again (mailroom link status says why it stopped).
 
-    With --at it goes on behind a row of the link that you choose, if the nodes do not find one themselves. The command
+    With --at it goes on after a row of the link that you choose, if the nodes do not find one themselves. The command
     says which rows are then never read, and which may come twice.
 
     If this node itself has lost history, its inboxes of total order stand still until you run this command, with any
@@ -75,7 +75,7 @@ def resume(call: Call, source: str | None, at: int | None, dry_run: bool, actor:
             }
         )  # fmt: skip
         return
-    where = "" if found.at is None else f" behind row {found.at}"
+    where = "" if found.at is None else f" after row {found.at}"
     say(f"{source} {'would be' if dry_run else 'is'} read again{where}.")
     if found.was is not None:
         say(f"It was stopped: {found.was}")

@@ -69,5 +69,5 @@ def migrate_first(
         if before != after:
             say(f"Schema {call.schema} went from revision {before or 'base'} to {after or 'base'}.")
         for each in raised:
-            say(f"{each.table}.{each.column} was behind its rows, as after a move, and goes on behind {each.value:,}.")
+            say(f"{each.table}.{each.column} was behind its rows, as after a move, and goes on after {each.value:,}.")
     return before, after, raised

@@ -49,8 +49,8 @@ def rename(call: Call, name: str, dry_run: bool, actor: str, why: str | None) ->
 def new_id(call: Call, dry_run: bool, actor: str, why: str | None) -> None:
     """Turn this node, a copy of one that lives on, into another node.
 
-    It gets an id of its own. It no longer reads anybody and nobody reads it: the links belong to the node that it was
-    copied from. Everything else stays, including what waits in inboxes and the outbox.
+    It gets an id of its own. It reads no other node, and no other node reads it: the links belong to the node that it
+    was copied from. Everything else stays, including what waits in inboxes and the outbox.
 
     \b
     Examples:
@@ -153,4 +153,4 @@ def advance(call: Call, clock: int, dry_run: bool, actor: str, why: str | None) 
     elif before >= clock:
         say(f"The clock is at {before} already.")
     else:
-        say(f"The clock {'would go' if dry_run else 'goes'} on behind {clock}; it was at {before}.")
+        say(f"The clock {'would go' if dry_run else 'goes'} on after {clock}; it was at {before}.")

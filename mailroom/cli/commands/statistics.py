@@ -15,7 +15,7 @@ NUMBERS = (*COUNTS, "handling", "age p50", "age p99")
 @click.command()
 @click.option("--inbox", metavar="INBOX", type=INBOX, help="Show the minutes of this inbox. [the sum of each inbox]")
 @click.option(
-    "--since-m", type=WholeNumber(1, MOST_M), default=60, show_default=True, help="Of so many minutes until now."
+    "--since-m", type=WholeNumber(1, MOST_M), default=60, show_default=True, help="Of this many minutes until now."
 )
 @pass_call
 def statistics(call: Call, inbox: str | None, since_m: int) -> None:

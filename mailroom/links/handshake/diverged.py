@@ -39,7 +39,7 @@ def checking_claim(schema: str, source: str, clock: int) -> Operation[None]:
     if clock > reach:
         raise LinkRefused(
             f"{source} has lost rows that were received from it, with clocks up to {clock}, and no reader raises its "
-            f"clock so far. If it is to go on behind that",
+            f"clock so far. If it is to go on after that",
             source,
             f"mailroom node advance {clock}",
             code="MR-link-clock-lost",
