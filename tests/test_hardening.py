@@ -561,10 +561,10 @@ QUALIFIED = {
 
 # What a watch sends, its caller has no right to; a consumer may delete what it shares with others, and not lock it; a
 # reader asks for what policies may hide of it, and acts on its link within bounds; a writer's send is held against the
-# clock; and what other readers are allowed is not a reader's to read.
+# clock, and refused where there is no node; and what other readers are allowed is not a reader's to read.
 DEFINERS = {"watch", "link_next", "link_topic_asked", "link_want", "link_claim", "link_match", "clock_reach"}
 DEFINERS |= {"link_hold", "link_hello", "link_ask", "link_acknowledge", "delete_marked"}
-DEFINERS |= {"make_reaped_days", "empty_reaped_day", "drop_reaped_day"}
+DEFINERS |= {"make_reaped_days", "empty_reaped_day", "drop_reaped_day", "refuse_without_node"}
 
 
 def test_every_function_has_its_search_path_pinned_and_runs_as_its_caller(

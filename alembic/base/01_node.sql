@@ -51,6 +51,21 @@ RETURN (
             )::bigint * 16777216))))
     FROM clock AS c, node AS n);
 
+-- What pg_dump --schema-only has made has all tables and no node, and sequences begin anew there. So only low positions
+-- are looked at, which costs a node nothing after its first messages; and the sequence is set back, so that they stay
+-- low. With the owner's rights, since writers may do neither.
+CREATE FUNCTION refuse_without_node(sequence regclass)  -- Raises an error if this schema has no node; a writer of its first positions calls it.
+RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF EXISTS (SELECT FROM {schema}.node) OR row_security_active('{schema}.node') THEN RETURN; END IF;
+    IF sequence IN ('{schema}.outbox_position_seq'::regclass, '{schema}.outbox_executable_position_seq'::regclass) THEN
+        PERFORM setval(sequence, 1, false);
+    END IF;
+    RAISE object_not_in_prerequisite_state USING
+        MESSAGE = 'schema {schema} has the tables of Mailroom and no node: it was copied without its rows, so nobody would deliver this',
+        HINT = 'Restore the rows too. Or make a new node: drop the schema, then run mailroom migrate.';
+END $$;
+
 CREATE TABLE commit_token (  -- How transactions ended whose COMMIT may have lost its answer.
     token     uuid    PRIMARY KEY,  -- The transaction's token; it begins with the time, in milliseconds.
     committed boolean NOT NULL      -- False: it was ruled out before it committed, and can commit no more.

@@ -79,6 +79,8 @@ BEGIN
     IF broken IS NULL THEN
         IF (new.xact OPERATOR(pg_catalog.<>) pg_catalog.pg_current_xact_id()) THEN
             PERFORM {schema}.raise_sequence('{schema}.outbox_position_seq', new.position);
+        ELSIF (new.position OPERATOR(pg_catalog.<=) 1000) THEN
+            PERFORM {schema}.refuse_without_node('{schema}.outbox_position_seq');
         END IF;
         RETURN new;
     END IF;

@@ -27,15 +27,28 @@ HAVE_ROWS = (
 ISOLATION = Sql("SELECT current_setting('transaction_isolation')", columns=("text",))
 # In the order of a delivery, so that the two cannot deadlock. Who reads or handles the inbox has a lock on its table;
 # the lock on the parent, which dropping a partition takes, comes last, so that it is held for the shortest time. The
-# slots come before the inbox's table, as for a worker: it has its slot when it claims.
+# slots come before the inbox's table, as for a worker: it has its slot when it claims. A migration may have the turn
+# while it waits for a batch, and the caller's transaction may be that batch. The migration gives up after 2 s, and the
+# server ends who has waited for deadlock_timeout: so the turn is waited for in tries that are shorter.
 EXCLUDE = Sql(
     """
 DO $$
 DECLARE
     lock_timeout text := pg_catalog.current_setting('lock_timeout');
+    began CONSTANT timestamptz := pg_catalog.clock_timestamp();
+    detected CONSTANT interval := pg_catalog.current_setting('deadlock_timeout')::interval;
+    longest CONSTANT float8 := least(1000::float8, 800::float8 * pg_catalog.date_part('epoch', detected));
 BEGIN
+    LOOP
+        BEGIN
+            PERFORM pg_catalog.set_config('lock_timeout', greatest(1::bigint, longest::bigint)::text, true);
+            PERFORM {schema}.take_dispatch_turn();
+            EXIT;
+        EXCEPTION WHEN lock_not_available THEN
+            IF pg_catalog.clock_timestamp() >= began + '4 s'::interval THEN RAISE; END IF;
+        END;
+    END LOOP;
     PERFORM pg_catalog.set_config('lock_timeout', '3s', true);
-    PERFORM {schema}.take_dispatch_turn();
     PERFORM FROM {schema}.slot WHERE inbox = '{inbox}' ORDER BY slot FOR UPDATE;
     LOCK TABLE {schema}.inbox_{inbox} IN ACCESS EXCLUSIVE MODE;
     LOCK TABLE ONLY {schema}.inbox IN ACCESS EXCLUSIVE MODE;

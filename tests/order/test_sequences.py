@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.errors import ObjectNotInPrerequisiteState
 
 from dispatcher.daemon import deliver_all, execute_all
 from inbox import Inbox
@@ -268,6 +269,23 @@ def test_dump_of_the_rows_into_a_schema_that_was_just_made(
         for table in ("node", "inbox_registry", "alembic_version"):
             green.connection.execute(f"DELETE FROM mailroom.{table}".encode())
         dump(binaries, blue, green, "--data-only", "--schema=mailroom", sequences=sequences)
+        check_moved(green, 70)
+
+
+@pytest.mark.slow
+def test_schema_that_was_copied_without_its_rows_takes_no_messages(private_server: Server, binaries: Binaries) -> None:
+    """However often somebody tries; once the rows are there it goes on as the node that it is."""
+    with database(private_server, "blue") as blue, database(private_server, "green", made=False) as green:
+        used(blue)
+        dump(binaries, blue, green, "--schema-only", "--schema=mailroom")
+        for _ in range(2):
+            with green.connection.transaction(), pytest.raises(ObjectNotInPrerequisiteState, match="has the tables of"):
+                green.send("shipping")
+            with green.connection.transaction(), pytest.raises(ObjectNotInPrerequisiteState, match="and no node"):
+                Store().put(green.connection, "k", b"1")
+        for sequence in ("outbox_position_seq", "outbox_executable_position_seq"):
+            assert green.rows(f"SELECT last_value, is_called FROM mailroom.{sequence}") == [(1, False)]
+        dump(binaries, blue, green, "--data-only", "--schema=mailroom")
         check_moved(green, 70)
 
 

@@ -254,6 +254,8 @@ BEGIN
     IF broken IS NULL THEN
         IF (new.xact OPERATOR(pg_catalog.<>) pg_catalog.pg_current_xact_id()) THEN
             PERFORM "mailroom".raise_sequence('"mailroom".outbox_executable_position_seq', new.position);
+        ELSIF (new.position OPERATOR(pg_catalog.<=) 1000) THEN
+            PERFORM "mailroom".refuse_without_node('"mailroom".outbox_executable_position_seq');
         END IF;
         RETURN new;
     END IF;
@@ -310,6 +312,8 @@ BEGIN
     IF broken IS NULL THEN
         IF (new.xact OPERATOR(pg_catalog.<>) pg_catalog.pg_current_xact_id()) THEN
             PERFORM "mailroom".raise_sequence('"mailroom".outbox_position_seq', new.position);
+        ELSIF (new.position OPERATOR(pg_catalog.<=) 1000) THEN
+            PERFORM "mailroom".refuse_without_node('"mailroom".outbox_position_seq');
         END IF;
         RETURN new;
     END IF;
@@ -901,6 +905,22 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION mailroom.refuse_others() IS 'Refuses rows about an inbox that the current role may not take messages out of.';
+
+CREATE FUNCTION mailroom.refuse_without_node(sequence regclass) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    IF EXISTS (SELECT FROM "mailroom".node) OR row_security_active('"mailroom".node') THEN RETURN; END IF;
+    IF sequence IN ('"mailroom".outbox_position_seq'::regclass, '"mailroom".outbox_executable_position_seq'::regclass) THEN
+        PERFORM setval(sequence, 1, false);
+    END IF;
+    RAISE object_not_in_prerequisite_state USING
+        MESSAGE = 'schema "mailroom" has the tables of Mailroom and no node: it was copied without its rows, so nobody would deliver this',
+        HINT = 'Restore the rows too. Or make a new node: drop the schema, then run mailroom migrate.';
+END $$;
+
+COMMENT ON FUNCTION mailroom.refuse_without_node(sequence regclass) IS 'Raises an error if this schema has no node; a writer of its first positions calls it.';
 
 CREATE FUNCTION mailroom.sequences_behind(OUT "table" text, OUT "column" text, OUT sequence regclass, OUT highest bigint) RETURNS SETOF record
     LANGUAGE plpgsql STABLE
