@@ -481,7 +481,7 @@ def test_log_on_the_disk_is_the_one_that_a_consumer_reads(kafka: Kafka) -> None:
             producer.produce("disk", b"x", headers={"ce_id": str(uuid4()), "mailroom-clock": "7"})
         producer.flush(30)
         producer.commit_transaction(30) if is_kept else producer.abort_transaction(30)
-    read = {each.offset(): dict(each.headers() or [])["ce_id"] for each in read_log(kafka.client, "disk")}
+    read = {each.offset(): dict(each.headers() or [])["ce_id"] for each in read_log({**kafka.client}, "disk")}
     found = Partition(kafka.log.parent / "data" / "disk-0")
     assert {at: str(id).encode() for at, id in found.records(0).items()} == read
     assert [*found.records(4)] == [7]
