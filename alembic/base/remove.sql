@@ -20,7 +20,7 @@ DROP TABLE node, commit_token, outbox, periodic, scheduled, dispatch_turn, execu
     receipt, known, spark_batch, spark_staging, spark_bulk, spark_stream, spark_drain, outbox_jdbc_id,
     stat_minute, bridge_out, bridge_known, bridge_parts, bridge_last, bridge_done, bridge_in, bridge_position, bridge_mark;
 DROP SEQUENCE clock;
-DROP FUNCTION doorbell, check_message, take_dispatch_turn, take_execute_turn, refuse_commit, hold_batch, orphaned_keys,
+DROP FUNCTION doorbell, check_message, refuse_without_node, take_dispatch_turn, take_execute_turn, refuse_commit, hold_batch, orphaned_keys,
     failing_keys, check_executable, check_executable_clock, link_topic_asked, acknowledged_less, greeted, bound_reader,
     link_hold, link_hello, link_ask, link_acknowledge, link_want, link_claim, link_match, outbox_jdbc_take, outbox_jdbc_copy, cbor_to_jsonb, sequences_behind,
     raise_sequence, raise_sequences, clock_of_rows, raise_copied, is_mine, delete_marked, refuse_others, make_reaped_days,
