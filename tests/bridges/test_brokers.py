@@ -161,6 +161,7 @@ def test_server_ends_with_the_process_that_started_it(server: str, tmp_path: Pat
     ends_with_its_holder(server, tmp_path)
 
 
+@pytest.mark.nightly  # of the tests' own brokers, which the tests of bridges use
 @pytest.mark.slow  # so that it runs where `make brokers` has been
 def test_rabbitmq_ends_with_its_name_service(rabbitmq: RabbitMQ, shared_home: Path) -> None:
     assert {"epmd", "beam.smp"} <= ends_with_its_holder("rabbitmq", shared_home / "held")
@@ -174,6 +175,7 @@ def test_broker_that_cannot_start_says_why(nats: Nats, shared_home: Path) -> Non
         broker.start()
 
 
+@pytest.mark.nightly  # of the tests' own brokers, which the tests of bridges use
 @pytest.mark.slow  # so that it runs where `make kafka` has been
 def test_kafka_gives_back_what_it_took_also_after_its_death(kafka: Kafka) -> None:
     kafka.create("kept", 1, retention_ms=-1)
@@ -197,6 +199,7 @@ def test_kafka_that_is_paused_answers_later(kafka: Kafka) -> None:
     assert published(kafka.client, "paused", b"later") is None
 
 
+@pytest.mark.nightly  # of the tests' own brokers, which the tests of bridges use
 @pytest.mark.slow  # as above
 def test_kafka_with_a_password_takes_only_who_has_it(kafka_home: Path) -> None:
     with Kafka(kafka_home / "guarded", password="geheim") as broker:
@@ -208,6 +211,7 @@ def test_kafka_with_a_password_takes_only_who_has_it(kafka_home: Path) -> None:
         broker.stop()
 
 
+@pytest.mark.nightly  # of the tests' own brokers, which the tests of bridges use
 @pytest.mark.slow  # so that it runs where `make brokers` has been
 async def test_rabbitmq_gives_back_what_it_took_also_after_its_death(rabbitmq: RabbitMQ) -> None:
     async with await aio_pika.connect(rabbitmq.url) as connection:

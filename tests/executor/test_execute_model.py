@@ -284,6 +284,7 @@ def _fails_or(twice: Callable[[Any], Any], arguments: Any) -> Any:
 # -- Many -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly  # as the random programs that are killed
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_50_000_mixed_operations_equal_the_model_and_the_books_sum_up(connect: Connect) -> None:

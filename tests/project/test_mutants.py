@@ -45,6 +45,7 @@ def test_mutants_apply_and_their_tests_exist() -> None:
     assert [trouble for mutant in MUTANTS for trouble in wrong_with(mutant)] == []
 
 
+@pytest.mark.nightly  # as `make mutants`, which runs them
 @pytest.mark.slow
 def test_cases_that_mutants_name_exist() -> None:
     """They are in what CI runs, which has a sample of many cases and nothing that is nightly."""

@@ -114,6 +114,7 @@ builders = pytest.mark.parametrize("builder", ["zensical", pytest.param("mkdocs"
 INDEX = "# Page\n\n- [ ] [there](#there)\n\n## There\n"
 
 
+@pytest.mark.nightly  # `make lint` builds it too
 @needs_site
 @pytest.mark.slow
 @builders
