@@ -15,13 +15,14 @@ from tests.mutants.mutant import Mutant, stored_mutants
 from tests.mutants.runner import Copy, RunnerError, Verdict
 
 ROOT = Path(__file__).parents[2]
+JOBS = 2 * (os.cpu_count() or 1)  # much of a test of a broken rule is to wait for what does not come
 
 
 @click.command()
 @click.option("--only", metavar="NAME", multiple=True, help="A mutant, by its name or a part of it; may be repeated.")
 @click.option("--some", type=click.IntRange(1), metavar="N", help="So many of them, drawn by lot.")
 @click.option("--seed", type=int, help="Fixes which are drawn; one is chosen and printed if it is left out.")
-@click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True, help="So many side by side.")
+@click.option("--jobs", type=click.IntRange(1), default=JOBS, show_default=True, help="So many side by side.")
 @click.option("--list", "listed", is_flag=True, help="Name the rules, mutants and tests, and run nothing.")
 def main(only: tuple[str, ...], some: int | None, seed: int | None, jobs: int, listed: bool) -> None:
     """Break each rule of Mailroom once, in a copy, and see the test of that rule fail."""
