@@ -15,7 +15,7 @@ from mailroom.message.outgoing import aware
 from mailroom.names import DEFAULT_SCHEMA, Key, inbox_name, key_text, schema_name, topic_name
 from mailroom.numbers import count_or_all
 from mailroom.order.placing import making_room
-from mailroom.schema import finding
+from mailroom.schema import acts, finding
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -202,7 +202,7 @@ class _Operations:
         # More may have been reaped since they were counted: there is room for no more.
         placed = yield REPLAY.at(**self._names)(base=base, **chosen | {"limit": number})
         counts = [(self.inbox, key, messages) for key, messages, _, _ in placed]
-        yield from auditing(self.schema, "replay reaped", counts, actor, why)
+        yield from auditing(self.schema, acts.ARCHIVE_REPLAY, counts, actor, why)
         return sum(messages for _, _, messages in counts)
 
     @property

@@ -49,6 +49,7 @@ class Inbox(_Reaped):
     """
 
     create = on_connection(_Reaped._create)
+    set = on_connection(_Reaped._set)
     subscribe = on_connection(_Reaped._subscribe)
     unsubscribe = on_connection(_Reaped._unsubscribe)
     pause = on_connection(_Reaped._pause)
@@ -92,6 +93,7 @@ class AsyncInbox(_Reaped):
     """`Inbox` for async connections: psycopg `AsyncConnection`, SQLAlchemy `AsyncConnection` and `AsyncSession`."""
 
     create = on_async_connection(_Reaped._create)
+    set = on_async_connection(_Reaped._set)
     subscribe = on_async_connection(_Reaped._subscribe)
     unsubscribe = on_async_connection(_Reaped._unsubscribe)
     pause = on_async_connection(_Reaped._pause)

@@ -1,14 +1,15 @@
 """An inbox by its name: how it is made, subscribed, paused, renamed and dropped."""
 
-from typing import Literal
+from typing import Unpack
 
 from inbox.by_key.paused_keys import PausedKey
 from inbox.claims import Claims
 from inbox.pausing import listing, pausing, resuming, waiting_for_batches
 from mailroom.names import DEFAULT_SCHEMA, OWN, Key
 from mailroom.registry.drop import dropping
-from mailroom.registry.inboxes import Order, creation
+from mailroom.registry.inboxes import Order, creation, setting
 from mailroom.registry.rename import renaming
+from mailroom.registry.settings import InboxSettings
 from mailroom.registry.subscriptions import Topics, subscription, unsubscription
 from mailroom.sql.operation import Operation
 
@@ -28,35 +29,34 @@ class Named:
         self,
         subscribe: Topics = (),
         *,
-        backoff_s: float | None = None,
-        backoff_max_s: float | None = None,
-        max_attempts: int | None = None,
-        on_failure: Literal["park", "skip"] | None = None,
-        expire_s: float | None = None,
-        keep_reaped_days: int | None = None,
-        rate: float | None = None,
-        burst: int | None = None,
-        concurrency: int | None = None,
-        breaker: int | None = None,
-        breaker_by: str | None = None,
         origin: str = OWN,
         order: Order | None = None,
+        actor: str | None = None,
+        why: str | None = None,
+        **settings: Unpack[InboxSettings],
     ) -> Operation[None]:
-        """Create the inbox, or change its settings, as `mailroom.create_inbox` does."""
+        """Create the inbox, as `mailroom.create_inbox` does."""
         return creation(
-            self.inbox, subscribe, schema=self.schema, backoff_s=backoff_s, backoff_max_s=backoff_max_s,
-            max_attempts=max_attempts, on_failure=on_failure, expire_s=expire_s, keep_reaped_days=keep_reaped_days,
-            rate=rate, burst=burst, concurrency=concurrency, breaker=breaker, breaker_by=breaker_by, origin=origin,
-            order=order,
-        )  # fmt: skip
+            self.inbox, subscribe, schema=self.schema, origin=origin, order=order, actor=actor, why=why, **settings
+        )
 
-    def _subscribe(self, topics: Topics, *, origin: str = OWN) -> Operation[list[str]]:
+    def _set(
+        self, *, actor: str | None = None, why: str | None = None, **settings: Unpack[InboxSettings]
+    ) -> Operation[str]:
+        """Change settings of the inbox; return what is different now. As `mailroom.set_inbox`."""
+        return setting(self.inbox, schema=self.schema, actor=actor, why=why, **settings)
+
+    def _subscribe(
+        self, topics: Topics, *, origin: str = OWN, actor: str | None = None, why: str | None = None
+    ) -> Operation[list[str]]:
         """Subscribe the inbox to topics; return those that it had not subscribed to. As `mailroom.subscribe`."""
-        return subscription(self.inbox, topics, schema=self.schema, origin=origin)
+        return subscription(self.inbox, topics, schema=self.schema, origin=origin, actor=actor, why=why)
 
-    def _unsubscribe(self, topics: Topics, *, origin: str = OWN) -> Operation[list[str]]:
+    def _unsubscribe(
+        self, topics: Topics, *, origin: str = OWN, actor: str | None = None, why: str | None = None
+    ) -> Operation[list[str]]:
         """End subscriptions of the inbox; return those that it had. As `mailroom.unsubscribe`."""
-        return unsubscription(self.inbox, topics, schema=self.schema, origin=origin)
+        return unsubscription(self.inbox, topics, schema=self.schema, origin=origin, actor=actor, why=why)
 
     def _pause(self, key: Key | None = None, *, actor: str, why: str | None = None) -> Operation[bool]:
         """Pause the inbox, or a key of it: nobody gets messages of it until it is resumed; deliveries go on.

@@ -17,6 +17,7 @@ from mailroom.message.answer import Undone, answering_undone
 from mailroom.message.message import Message
 from mailroom.names import DEFAULT_SCHEMA, Key, inbox_name, key_text, schema_name, utf8
 from mailroom.numbers import count, count_or_all
+from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -66,7 +67,7 @@ def _discarding(order: Order, keys: list[str], per_key: int | None, actor: str, 
     undone = [Undone.of(id, key, *rest) for key, _, _, _, id, *rest in commands]
     yield from answering_undone(order.schema, undone)
     counts = [(order.inbox, key, number) for key, number, _ in discarded]
-    yield from auditing(order.schema, "discard", counts, actor, why)
+    yield from auditing(order.schema, acts.PARKED_DISCARD, counts, actor, why)
     return Changed(len(keys), sum(number for _, number, _ in discarded), sum(freed for _, _, freed in discarded))
 
 

@@ -14,8 +14,8 @@ from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.names import Key, key_text
 from mailroom.numbers import TEN_YEARS_S, count_or_all, seconds
 from mailroom.registry.breakers import closing_prefixes
-from mailroom.schema import finding
-from mailroom.schema.audit import auditing, because, check_actor
+from mailroom.schema import acts, finding
+from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 PAUSE = Sql(
@@ -43,13 +43,13 @@ def pausing(schema: str, inbox: str, key: Key | None, actor: str, why: str | Non
 def _pausing(schema: str, inbox: str, key: str | None, actor: str, why: str | None) -> Operation[bool]:
     yield IN_TRANSACTION
     yield from _finding(schema, inbox, key)
-    by = actor + because(why)
+    by = actor if why is None else f"{actor}: {why}"
     if key is None:
         is_new = bool((yield PAUSE.at(schema=schema, inbox=inbox)(by=by)))
     else:
         is_new = yield from pausing_key(schema, inbox, key, by)
     if is_new:
-        yield from auditing(schema, "pause", [(inbox, key, 0)], actor, why)
+        yield from auditing(schema, acts.INBOX_PAUSE, [(inbox, key, 0)], actor, why)
     return is_new
 
 
@@ -69,7 +69,7 @@ def _resuming(schema: str, inbox: str, key: str | None, actor: str, why: str | N
     else:
         was_paused = yield from resuming_key(schema, inbox, key)
     if was_paused:
-        yield from auditing(schema, "resume", [(inbox, key, 0)], actor, why)
+        yield from auditing(schema, acts.INBOX_RESUME, [(inbox, key, 0)], actor, why)
         yield NOTIFY.at(schema=schema, inbox=inbox)()  # at the commit: sleeping workers claim at once
     return was_paused
 

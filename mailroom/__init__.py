@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mailroom.message.topic import Topic
     from mailroom.order.lamport import LamportClock, Stamp
     from mailroom.registry.drop import drop_inbox, drop_inbox_async
-    from mailroom.registry.inboxes import create_inbox, create_inbox_async
+    from mailroom.registry.inboxes import create_inbox, create_inbox_async, set_inbox, set_inbox_async
     from mailroom.registry.rename import rename_inbox, rename_inbox_async
     from mailroom.registry.subscriptions import subscribe, subscribe_async, unsubscribe, unsubscribe_async
     from mailroom.schema.watching import Watched, unwatch, unwatch_async, watch, watch_async, watched, watched_async
@@ -47,6 +47,8 @@ __all__ = [
     "rename_inbox_async",
     "resolve",
     "resolve_async",
+    "set_inbox",
+    "set_inbox_async",
     "subscribe",
     "subscribe_async",
     "unsubscribe",
@@ -66,7 +68,7 @@ _HOMES = {
     "mailroom.bridges.bridges": ("AsyncBridges", "Bridges"),
     "mailroom.links.links": ("AsyncLinks", "Links"),
     "mailroom.registry.drop": ("drop_inbox", "drop_inbox_async"),
-    "mailroom.registry.inboxes": ("create_inbox", "create_inbox_async"),
+    "mailroom.registry.inboxes": ("create_inbox", "create_inbox_async", "set_inbox", "set_inbox_async"),
     "mailroom.registry.rename": ("rename_inbox", "rename_inbox_async"),
     "mailroom.registry.subscriptions": ("subscribe", "subscribe_async", "unsubscribe", "unsubscribe_async"),
     "mailroom.session.settings": ("dsn",),

@@ -22,6 +22,7 @@ from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name, utf8
 from mailroom.numbers import MAX_INT64, count_or_all, whole
 from mailroom.order.placing import making_room
 from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE
+from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
@@ -38,7 +39,7 @@ log = logging.getLogger("mailroom.choice")
 
 Stage: TypeAlias = Literal["deliver", "reap", "execute", "receive", "order", "publish", "take in"]
 Change: TypeAlias = Callable[
-    [list[Row]], Operation[str]
+    [list[Row]], Operation[acts.Act]
 ]  # changes the rows and returns the action's name for the audit
 
 
@@ -396,12 +397,12 @@ class _Operations:
             return int(number)
         held: list[Row] = yield HOLD.at(schema=self.schema)(**chosen)
         _tell_of_none(len(held), chosen)
-        action = yield from change(held)
+        act = yield from change(held)
         changes = [(inbox, None, number) for inbox, number in Counter(inbox for _, _, inbox in held).items()]
-        yield from auditing(self.schema, action, changes, actor, why)
+        yield from auditing(self.schema, act, changes, actor, why)
         return len(held)
 
-    def _requeueing(self, held: list[Row]) -> Operation[str]:
+    def _requeueing(self, held: list[Row]) -> Operation[acts.Act]:
         executables = yield from self._reading_executables([id for id, stage, _ in held if stage == "execute"])
         skipped = [(id, inbox) for id, _, inbox in held if inbox is not None]
         if skipped:
@@ -419,7 +420,7 @@ class _Operations:
             [(nulls, strings, *_)] = yield LITERALS.at()(nulls="on", strings="on")
             yield EXECUTE.at(schema=self.schema)(**columns)
             yield LITERALS.at()(nulls=nulls, strings=strings)
-        return "requeue dead letters"
+        return acts.DEAD_LETTER_REQUEUE
 
     def _reading_executables(self, ids: list[int]) -> Operation[list[dict[str, Any]]]:
         """Return the parts of executables. If one cannot be read, raise before anything is written."""
@@ -461,10 +462,10 @@ class _Operations:
         base = yield from making_room(self.schema, len(ids))
         yield PUBLISH_AGAIN.at(schema=self.schema)(ids=ids, base=base)
 
-    def _discarding(self, held: list[Row]) -> Operation[str]:
+    def _discarding(self, held: list[Row]) -> Operation[acts.Act]:
         commands = yield DISCARD.at(schema=self.schema)(ids=[id for id, _, _ in held])
         yield from answering_undone(self.schema, [Undone.of(*row) for row in commands])
-        return "discard dead letters"
+        return acts.DEAD_LETTER_DISCARD
 
 
 class DeadLetters(_Operations):

@@ -6,8 +6,8 @@ That is that it is a copy, was moved or was put back, and how far its clock may 
 from mailroom.links.restored import NewId, saying_copied, saying_moved, saying_restored
 from mailroom.names import DEFAULT_SCHEMA, node_name, schema_name
 from mailroom.order.clock import advancing_clock
-from mailroom.schema import checking
-from mailroom.schema.audit import auditing, because, check_actor
+from mailroom.schema import acts, checking
+from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, T
 from mailroom.sql.sight import NODE_ROW, the_one
@@ -50,7 +50,7 @@ def _renaming_to(schema: str, name: str, actor: str, why: str | None) -> Operati
     yield from _beginning(schema, actor, why)
     (before,) = the_one((yield RENAME.at(schema=schema)(name=name)), NODE_ROW, schema)
     if before != name:
-        yield from auditing(schema, "rename node", [(None, None, 0)], actor, f"{before} to {name}" + because(why))
+        yield from auditing(schema, acts.NODE_RENAME, [(None, None, 0)], actor, why, f"{before} -> {name}")
     return str(before)
 
 
@@ -111,7 +111,7 @@ def _advancing_to(schema: str, clock: int, actor: str, why: str | None, dry_run:
     yield from _beginning(schema, actor, why)
     before = yield from advancing_clock(schema, clock, dry_run=dry_run)
     if not dry_run:
-        yield from auditing(schema, "node advance", [(None, None, 0)], actor, f"{before} to {clock}" + because(why))
+        yield from auditing(schema, acts.NODE_ADVANCE, [(None, None, 0)], actor, why, f"{before} -> {clock}")
     return before
 
 

@@ -35,13 +35,17 @@ def seconds(
     most: float = math.inf,
     *,
     zero: bool = False,
+    of: str = "seconds",
     error: type[Exception] = ConfigurationError,
 ) -> float:
-    """Return `number` if it is above 0, or 0 too with `zero`, and at most `most`; else raise `error`."""
+    """Return a number of seconds, or of what `of` says, if it is above 0 (with `zero` also 0) and at most `most`.
+
+    Else raise `error`.
+    """
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not is_number or not 0 <= number <= most or (number == 0 and not zero):
         bounds = f"{'0 or more' if zero else 'above 0'}{'' if most == math.inf else f', at most {most:,.0f}'}"
-        raise _refused(error, f"{what} must be a number of seconds, {bounds}, not {_named(number)}.")
+        raise _refused(error, f"{what} must be a number of {of}, {bounds}, not {_named(number)}.")
     return number
 
 

@@ -9,8 +9,8 @@ nothing is delivered until the caller's transaction ends, and a session that idl
 from uuid import UUID
 
 from mailroom.order.clock import LOCK
-from mailroom.schema import checking
-from mailroom.schema.audit import auditing, because, check_actor
+from mailroom.schema import acts, checking
+from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 from mailroom.sql.sight import seeing
 
@@ -80,8 +80,8 @@ def cancelling_by_hand(
     """Do the same for an operator, who is noted in the audit."""
     check_actor(actor, why)
     keys = yield from cancelling(schema, id, free_once=free_once)
-    of_it = f"{id}{', its once is free' if free_once else ''}{because(why)}"
-    yield from auditing(schema, "cancel", [(None, key, 1) for key in keys], actor, of_it)
+    of_it = f"{id}{', its once is free' if free_once else ''}"
+    yield from auditing(schema, acts.OUTBOX_CANCEL, [(None, key, 1) for key in keys], actor, why, of_it)
     return keys
 
 

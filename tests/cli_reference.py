@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from mailroom.cli.options import SHARED
 from mailroom.cli.root import root
 from tests.support.pages import page_named
 
@@ -18,7 +19,8 @@ WIDTH = 100
 INTRODUCTION = """\
 # The command line
 
-What each command says with `--help`. This page is made by `python -m tests.cli_reference`; a test fails when it is out
+What each command says with `--help`, without the options that all of them take: those are listed once, with
+[`mailroom`](#mailroom). This page is made by `python -m tests.cli_reference`; a test fails when it is out
 of date.
 """
 
@@ -31,8 +33,11 @@ def reference() -> str:
 def _sections(command: click.Command, parent: click.Context | None, name: str) -> Iterator[str]:
     settings: dict[str, Any] = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
     context = click.Context(command, parent=parent, info_name=name, **settings)
+    for option in SHARED:  # it is the same object in all commands
+        option.hidden = parent is not None
     text = command.get_help(context)
     assert "(not available here)" not in text, f"{context.command_path}: a command cannot be imported"
+    assert parent is None or "--schema NAME" not in text
     yield f"## {context.command_path}\n\n```text\n{text.rstrip()}\n```\n"
     if isinstance(command, click.Group):
         for sub_name in command.list_commands(context):

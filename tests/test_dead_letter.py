@@ -136,7 +136,7 @@ async def test_async_class_does_the_same(node: Node) -> None:
         with pytest.raises(InvalidMessage, match="who acts"):
             await letters.discard(connection, None, actor="")
     assert node.rows("SELECT actor, action FROM mailroom.audit ORDER BY id") == [
-        ("ada", "discard dead letters"), ("ada", "requeue dead letters")
+        ("ada", "dead-letter discard"), ("ada", "dead-letter requeue")
     ]  # fmt: skip
 
 
@@ -544,8 +544,8 @@ def test_every_batch_is_in_the_audit_by_inbox(node: Node) -> None:
         discard(node.connection)
     columns = "actor, action, inbox, key, messages, reason"
     assert node.rows(f"SELECT {columns} FROM mailroom.audit ORDER BY inbox") == [
-        ("ada", "requeue dead letters", "shipping", None, 1, "mended"),
-        ("ada", "requeue dead letters", None, None, 2, "mended"),
+        ("ada", "dead-letter requeue", "shipping", None, 1, "mended"),
+        ("ada", "dead-letter requeue", None, None, 2, "mended"),
     ]
 
 

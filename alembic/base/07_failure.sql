@@ -76,15 +76,16 @@ CREATE TABLE dead_letter (  -- Where single messages end that cannot be delivere
     bridge       text        COLLATE "C"            -- The bridge that could not publish it, or by which it came; null for none.
 );
 
-CREATE TABLE audit (  -- Who did what by hand: to parked keys and dead letters, and registrations.
+CREATE TABLE audit (  -- Who changed what by hand, and what the dispatcher did of its own accord.
     id       bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- Its number.
     at       timestamptz NOT NULL DEFAULT clock_timestamp(),  -- When.
     actor    text        NOT NULL,                       -- Who acted, as given by the caller.
     role     text        NOT NULL DEFAULT session_user,  -- The database role that did it.
-    action   text        COLLATE "C" NOT NULL,           -- What was done.
+    action   text        COLLATE "C" NOT NULL,           -- What was done, by the words of the command; those of the dispatcher alone begin with its name.
     inbox    text        COLLATE "C",                    -- In which inbox.
-    key      text        COLLATE "C",                    -- To which key; null if to single messages.
+    key      text        COLLATE "C",                    -- To which key, link, bridge, table or other thing of a name; null if to none.
     messages bigint      NOT NULL,                       -- How many messages it affected.
+    change   text,                                       -- What is different now, such as: rate 5 -> 10.
     reason   text                                        -- Why, as given by the caller.
 );
 CREATE INDEX audit_at ON audit (at);

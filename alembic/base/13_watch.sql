@@ -184,5 +184,12 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Else whoever owns a table could send what they like.
-REVOKE ALL ON FUNCTION watch, watch_query, watch_rest, watch_json, watch_told FROM PUBLIC;
+-- With the owner's rights, since who owns a table of their own need have no right on the audit.
+CREATE FUNCTION watch_audit(act text, watched text, changed text, by_actor text, why text)  -- Writes into the audit that a table is watched, or no longer.
+RETURNS void LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO {schema}.audit (actor, action, key, messages, change, reason)
+    SELECT by_actor, act, watched, 0, changed, why WHERE act IN ('watch', 'unwatch')
+$$;
+
+-- Else anybody who owns a table could send what they like.
+REVOKE ALL ON FUNCTION watch, watch_query, watch_rest, watch_json, watch_told, watch_audit FROM PUBLIC;

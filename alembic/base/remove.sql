@@ -12,7 +12,8 @@ DROP VIEW outbox_jdbc, my_worker, my_key_state, my_due, my_attempt, my_parked, m
     my_spark_stream, my_stat_minute, statistics;
 -- The triggers of watched tables go with it.
 DROP FUNCTION watch CASCADE;
-DROP FUNCTION clock_reach, link_allows, link_next, watch_query, watch_told, watch_rest, watch_json;
+DROP FUNCTION clock_reach, link_allows, link_next, watch_query, watch_told, watch_rest, watch_json,
+    watch_audit;
 DROP TABLE node, commit_token, outbox, periodic, scheduled, dispatch_turn, execute_turn, lease, subscription, fan_out, fan_out_way,
     inbox, inbox_registry, limits, slot, breaker, stable, worker, key_state, attempt, parked, reaped, reaped_day, dead_letter, audit,
     outbox_executable, store,

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mailroom.cli.acting import person
 from mailroom.cli.asgi import address, asgi_server, listening, stop_when_told
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.logs import log_to_stderr
 from mailroom.cli.output import note
 from mailroom.cli.parameters import WholeNumber
 from mailroom.errors import ConfigurationError
+from mailroom.schema.audit import person
 
 if TYPE_CHECKING:
     from dispatcher.dashboard.access import Resolver

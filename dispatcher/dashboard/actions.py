@@ -6,7 +6,7 @@ from uuid import UUID
 
 from psycopg import Connection
 
-from dispatcher.dashboard.access import ACTIONS, Action, User
+from dispatcher.dashboard.access import User
 from dispatcher.dashboard.guard import Refused
 from inbox.archive import Archive
 from inbox.inbox import Inbox
@@ -14,6 +14,7 @@ from inbox.parked import Parked
 from mailroom.bridges.bridges import Bridges
 from mailroom.cli.acting import counted
 from mailroom.dead_letter import DeadLetters
+from mailroom.schema import acts
 from mailroom.sql.runner import run
 from outbox.cancel import cancelling_by_hand
 from outbox.periodic.periodic import Periodic
@@ -38,23 +39,23 @@ class Acts:
             raise Refused(400, "Say why: the reason goes into the audit.")
         return act(connection, fields, {"actor": user.name, "why": why})
 
-    def _of(self, action: str, what: str) -> Callable[[Connection[Any], Fields, dict[str, Any]], str]:
-        known: dict[tuple[Action, str], Callable[[Connection[Any], Fields, dict[str, Any]], str]] = {
-            ("replay", "parked"): self._replay_parked,
-            ("replay", "reaped"): self._replay_reaped,
-            ("discard", "parked"): self._discard_parked,
-            ("discard", "dead-letters"): self._discard_dead,
-            ("requeue", "dead-letters"): self._requeue,
-            ("pause", "inbox"): self._pause,
-            ("resume", "inbox"): self._resume,
-            ("pause", "periodic"): self._pause_periodic,
-            ("resume", "periodic"): self._resume_periodic,
-            ("resume", "bridge"): self._resume_bridge,
-            ("cancel", "message"): self._cancel,
+    def _of(self, verb: str, of: str) -> Callable[[Connection[Any], Fields, dict[str, Any]], str]:
+        known: dict[acts.Act, Callable[[Connection[Any], Fields, dict[str, Any]], str]] = {
+            acts.PARKED_REPLAY: self._replay_parked,
+            acts.PARKED_DISCARD: self._discard_parked,
+            acts.ARCHIVE_REPLAY: self._replay_reaped,
+            acts.DEAD_LETTER_REQUEUE: self._requeue,
+            acts.DEAD_LETTER_DISCARD: self._discard_dead,
+            acts.INBOX_PAUSE: self._pause,
+            acts.INBOX_RESUME: self._resume,
+            acts.PERIODIC_PAUSE: self._pause_periodic,
+            acts.PERIODIC_RESUME: self._resume_periodic,
+            acts.BRIDGE_RESUME: self._resume_bridge,
+            acts.OUTBOX_CANCEL: self._cancel,
         }
-        for name in ACTIONS:
-            if action == name and (name, what) in known:
-                return known[name, what]
+        for act, does in known.items():
+            if (act.verb, act.of) == (verb, of):
+                return does
         raise Refused(404, "There is no such action.")
 
     # -- Parked keys, and what was reaped -----------------------------------------------------------------------------

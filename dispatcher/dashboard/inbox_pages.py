@@ -49,7 +49,7 @@ def inbox(node: ShownNode, asked: Asked) -> dict[str, Any]:
     name, look = asked.inbox(), node.look()
     with node.reading() as connection:
         locked = run(connection, reading_lock_of(node.schema, name))
-        if not (settings := run(connection, listing(node.schema, name))):
+        if not (settings := run(connection, listing(node.schema, [name]))):
             raise UnknownInbox(f"There is no inbox {name!r}. See: mailroom inbox list")
         keys, more = page_of(run(connection, reading_keys(node.schema, name, asked.text("after") or "")))
         oldest = [] if locked else run(connection, reading_oldest(node.schema, name))

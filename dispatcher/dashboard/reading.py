@@ -244,15 +244,16 @@ class Audited:
     inbox: str | None
     key: str | None
     messages: int
+    change: str | None
     reason: str | None
 
 
 AUDIT = Sql(
     """
-SELECT id, at, actor, role, action, inbox, key, messages, reason FROM {schema}.audit
+SELECT id, at, actor, role, action, inbox, key, messages, change, reason FROM {schema}.audit
 WHERE id < coalesce(%(before)s::bigint, 9223372036854775807) ORDER BY id DESC LIMIT {rows} + 1
 """,
-    columns=("bigint", "timestamptz", "text", "text", "text", "text", "text", "bigint", "text"),
+    columns=("bigint", "timestamptz", "text", "text", "text", "text", "text", "bigint", "text", "text"),
     rows=ROWS,
 )
 

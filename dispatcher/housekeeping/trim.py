@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from mailroom.links.handshake.diverged import DISPATCHER
 from mailroom.links.states import DONE
+from mailroom.schema import acts
 from mailroom.schema.audit import auditing
 from mailroom.sql.operation import Operation, Sql
 
@@ -208,8 +209,9 @@ class Trim:
             return False
         why = f"more than {rows[0][0]} rows waited for it"
         what, act, again = ("bridge", "publish", "out") if link.is_bridge else ("link", "let it in", "allow")
+        cut = acts.BRIDGE_CUT if link.is_bridge else acts.LINK_CUT
         waiting = link.newest - link.acked
-        yield from auditing(self._schema, f"{what} cut", [(None, link.name, waiting)], DISPATCHER, why)
+        yield from auditing(self._schema, cut, [(None, link.name, waiting)], DISPATCHER, why)
         log.error(
             "the %s to %s is cut: %s. To %s again, without what was meant for it: mailroom %s remove %s, then mailroom "
             "%s %s %s",

@@ -16,6 +16,7 @@ from mailroom.errors import ConfigurationError
 from mailroom.message.answer import ASKS
 from mailroom.message.columns import DELIVERED
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
+from mailroom.schema import acts
 from mailroom.schema.audit import auditing
 from mailroom.sql.operation import Operation, Row, Sql
 
@@ -246,7 +247,7 @@ def replaying(schema: str, inbox: str, keys: list[str], actor: str, why: str | N
     """
     names = {"schema": schema, "inbox": inbox}
     replayed = yield REPLAY.at(**names)(keys=keys, why=why)
-    yield from auditing(schema, "replay", [(inbox, key, number) for key, number, _ in replayed], actor, why)
+    yield from auditing(schema, acts.PARKED_REPLAY, [(inbox, key, number) for key, number, _ in replayed], actor, why)
     yield NOTIFY.at(**names)()
     lowest = min((clock for _, _, clock in replayed if clock is not None), default=None)
     if lowest is not None:

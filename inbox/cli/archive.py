@@ -52,7 +52,7 @@ def archive() -> None:
 
     \b
     What to do:
-      mailroom inbox create shipping --keep-reaped-days 30
+      mailroom inbox set shipping --keep-reaped-days 30
       mailroom archive list shipping --key order-42
       mailroom archive replay shipping --key order-42 --dry-run
     """

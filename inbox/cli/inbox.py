@@ -4,12 +4,13 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import click
 
 from inbox.by_key.claim import Share
 from inbox.claims import Claims
+from inbox.cli.settings import check_settings, settings_options
 from inbox.inbox import Inbox
 from inbox.worker.process import serve
 from inbox.worker.worker import AsyncWorker, Worker, home_of, limit
@@ -30,21 +31,18 @@ from mailroom.cli.parameters import (
     PATTERN,
     Number,
     OneOf,
-    WholeNumber,
     seconds,
-    seconds_above_0,
 )
 from mailroom.cli.serving import metrics_option, serving, statistics_option
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.links.links import Links
 from mailroom.message.message import Message
 from mailroom.names import ALL, OWN
-from mailroom.registry.archive_days import MOST_DAYS
 from mailroom.registry.drop import drop_inbox
-from mailroom.registry.inboxes import create_inbox
-from mailroom.registry.limits import MOST_PER_S, MOST_SLOTS
+from mailroom.registry.inboxes import create_inbox, set_inbox
 from mailroom.registry.listing import listing
 from mailroom.registry.rename import rename_inbox
+from mailroom.registry.settings import DEFAULTS, InboxSettings, shown_setting
 from mailroom.registry.subscriptions import subscribe as subscribe_inbox
 from mailroom.registry.subscriptions import unsubscribe as unsubscribe_inbox
 from mailroom.session.settings import DSN_VARIABLE
@@ -103,62 +101,14 @@ AT_ONCE = 100
     type=OneOf(["key", "total"]),
     help="In which order messages are reaped: each key's by itself, or all in one queue. Only for a new inbox. [key]",
 )
-@click.option("--backoff-s", type=seconds, help="Wait after a key's first failure; each further one doubles it. [1]")
-@click.option("--backoff-max-s", type=seconds, help="The longest wait. [3600]")
-@click.option("--max-attempts", type=LIMIT, help="How often a message is tried. [16]")
-@click.option(
-    "--on-failure",
-    type=OneOf(["park", "skip"]),
-    help="After the last attempt park the key, which holds its later messages in order, or skip the message. [park]",
-)
-@click.option(
-    "--expire-s",
-    type=seconds_above_0,
-    help="Remove messages that wait for longer, such as replies that come too late. [never]",
-)
-@click.option(
-    "--keep-reaped-days",
-    metavar="DAYS",
-    type=WholeNumber(0, MOST_DAYS),
-    help="Keep what is reaped for this many days, to be found and replayed (mailroom archive); 0 ends it. [not kept]",
-)
-@click.option(
-    "--rate",
-    metavar="N",
-    type=Number(0, MOST_PER_S),
-    help="How many messages a second all its workers together handle at most; 0 ends the limit. [no limit]",
-)
-@click.option(
-    "--burst",
-    metavar="N",
-    type=WholeNumber(1, MOST_PER_S),
-    help="With --rate: how many they may take at once after a quiet time. [as many as in a second]",
-)
-@click.option(
-    "--concurrency",
-    metavar="N",
-    type=WholeNumber(0, MOST_SLOTS),
-    help="How many batches all its workers have in hand at most; 0 ends the limit. [no limit]",
-)
-@click.option(
-    "--breaker",
-    metavar="PERCENT",
-    type=WholeNumber(0, 100),
-    help="Stop its workers while this share of attempts fails, and try one message from time to time; 0 for no "
-    "breaker. [no breaker]",
-)
-@click.option(
-    "--breaker-by",
-    metavar="CHARACTER",
-    help="Have --breaker stop only the keys whose prefix fails, which is what stands before the first such character; "
-    "empty for one breaker of the whole inbox. [the whole inbox]",
-)
+@settings_options
 @click.option(
     "--migrate",
     "migrates",
     is_flag=True,
     help="First create the schema, or bring it up to date, as `mailroom migrate` does.",
 )
+@answering
 @pass_call
 def create(
     call: Call,
@@ -168,24 +118,17 @@ def create(
     waits: bool,
     timeout_s: float,
     order: Literal["key", "total"] | None,
-    backoff_s: float | None,
-    backoff_max_s: float | None,
-    max_attempts: int | None,
-    on_failure: Literal["park", "skip"] | None,
-    expire_s: float | None,
-    keep_reaped_days: int | None,
-    rate: float | None,
-    burst: int | None,
-    concurrency: int | None,
-    breaker: int | None,
-    breaker_by: str | None,
     migrates: bool,
+    actor: str,
+    why: str | None,
+    **settings: Unpack[InboxSettings],
 ) -> None:
-    """Create inboxes, or add subscriptions to them and change their settings.
+    """Create inboxes, with their subscriptions and settings.
 
     Each gets the topics it subscribes to, and the messages and commands whose topic is its own name. Messages that were
-    delivered before it subscribed are not added. Repeating the command is harmless. With many inboxes it commits a
-    hundred at a time.
+    delivered before it subscribed are not added. Repeating the command is harmless: an inbox that exists gets the
+    subscriptions that it lacks. With other settings than it has the command fails, and mailroom inbox set changes
+    them. With many inboxes it commits a hundred at a time.
 
     By default a message that fails is tried 16 times over about 3 hours, long enough for most outages of a service that
     the handler calls. The command prints how long the attempts take with these settings.
@@ -215,14 +158,9 @@ def create(
     """
     if origin != OWN and not topics:
         raise click.UsageError("--origin says whose messages to subscribe to: give --subscribe too.")
-    if backoff_s is not None and backoff_max_s is not None and backoff_max_s < backoff_s:
-        raise click.UsageError("--backoff-max-s, the longest wait, is shorter than --backoff-s, the first wait.")
-    if breaker_by and not breaker:
-        raise click.UsageError("--breaker-by says which keys a --breaker stops: give that too.")
-    if burst is not None and not rate:
-        raise click.UsageError("--burst says how many messages may be taken at once within a --rate: give that too.")
+    check_settings(settings)
     if migrates:
-        migrate_first(call)
+        migrate_first(call, actor=actor, why=why)
     with call.connection("inbox create") as connection, progress_bar("created", len(names), of="inboxes") as bar:
         for first in range(0, len(names), AT_ONCE):
             create_inbox(
@@ -230,23 +168,15 @@ def create(
                 names[first : first + AT_ONCE],
                 topics,
                 schema=call.schema,
-                backoff_s=backoff_s,
-                backoff_max_s=backoff_max_s,
-                max_attempts=max_attempts,
-                on_failure=on_failure,
-                expire_s=expire_s,
-                keep_reaped_days=keep_reaped_days,
-                rate=rate,
-                burst=burst,
-                concurrency=concurrency,
-                breaker=breaker,
-                breaker_by=breaker_by,
                 origin=origin,
                 order=order,
+                actor=actor,
+                why=why,
+                **settings,
             )
             connection.commit()
             bar.show(*[min(first + AT_ONCE, len(names))] * 2)
-        made = {each["name"]: each for each in run(connection, listing(call.schema))}
+        made = {each["name"]: each for each in run(connection, listing(call.schema, names))}
         known, is_told = run(connection, _knowing(call.schema, origin))
     named = [made[name] for name in dict.fromkeys(names)]
     if is_told:
@@ -267,13 +197,50 @@ def create(
         _note_unknown(origin)
 
 
+@inbox.command("set")
+@click.argument("names", metavar="NAME...", type=INBOX, nargs=-1, required=True)
+@settings_options
+@answering
+@pass_call
+def set_(call: Call, names: tuple[str, ...], actor: str, why: str | None, **settings: Unpack[InboxSettings]) -> None:
+    """Change settings of inboxes, and print what is different now.
+
+    Settings that are not given stay. Workers keep to new limits within about 5 s, and to other settings with their next
+    batch. An inbox that there is not is an error, and then nothing is changed.
+
+    \b
+    Examples:
+      mailroom inbox set shipping --rate 10 --why "the carrier asked for it"
+      mailroom inbox set shipping --rate 0
+      mailroom inbox set shipping billing --max-attempts 20
+      mailroom inbox set shipping --keep-reaped-days 30 --json
+    """
+    if all(value is None for value in settings.values()):
+        raise click.UsageError("Give a setting to change. See: mailroom inbox list")
+    check_settings(settings)
+    with call.connection("inbox set") as connection:
+        changes = {
+            name: set_inbox(connection, name, schema=call.schema, actor=actor, why=why, **settings)
+            for name in sorted({*names})
+        }
+    for name, change in changes.items():
+        if call.json:
+            document({"inbox": name, "schema": call.schema, "change": change or None})
+        else:
+            say(f"Inbox {name}: {change or 'nothing to change'}.")
+
+
 @inbox.command()
 @click.argument("name", type=INBOX)
 @click.argument("topics", metavar="TOPIC...", type=PATTERN, nargs=-1, required=True)
 @origin_option
 @wait_options
+@answering
 @pass_call
-def subscribe(call: Call, name: str, topics: tuple[str, ...], origin: str, waits: bool, timeout_s: float) -> None:
+def subscribe(
+    call: Call, name: str, topics: tuple[str, ...], origin: str, waits: bool, timeout_s: float, actor: str,
+    why: str | None,
+) -> None:  # fmt: skip
     """Subscribe an inbox to topics and patterns. Repeating the command is harmless.
 
     Dots divide a topic into words. In a pattern * stands for one word, and # as the last word for any number of words:
@@ -288,7 +255,7 @@ def subscribe(call: Call, name: str, topics: tuple[str, ...], origin: str, waits
       mailroom inbox subscribe audit_log 'order.#' --origin lyon
     """
     with call.connection("inbox subscribe") as connection:
-        new = subscribe_inbox(connection, name, topics, schema=call.schema, origin=origin)
+        new = subscribe_inbox(connection, name, topics, schema=call.schema, origin=origin, actor=actor, why=why)
         known, is_told = run(connection, _knowing(call.schema, origin))
     if is_told:
         _wait(call, name, topics, origin, timeout_s if waits else None)
@@ -307,8 +274,9 @@ def subscribe(call: Call, name: str, topics: tuple[str, ...], origin: str, waits
 @click.argument("name", type=INBOX)
 @click.argument("topics", metavar="TOPIC...", type=PATTERN, nargs=-1, required=True)
 @origin_option
+@answering
 @pass_call
-def unsubscribe(call: Call, name: str, topics: tuple[str, ...], origin: str) -> None:
+def unsubscribe(call: Call, name: str, topics: tuple[str, ...], origin: str, actor: str, why: str | None) -> None:
     """End subscriptions of an inbox, each as it was given. What was delivered stays. Repeating the command is harmless.
 
     \b
@@ -317,7 +285,7 @@ def unsubscribe(call: Call, name: str, topics: tuple[str, ...], origin: str) -> 
       mailroom inbox unsubscribe audit_log 'order.#'
     """
     with call.connection("inbox unsubscribe") as connection:
-        ended = unsubscribe_inbox(connection, name, topics, schema=call.schema, origin=origin)
+        ended = unsubscribe_inbox(connection, name, topics, schema=call.schema, origin=origin, actor=actor, why=why)
     if call.json:
         document({"inbox": name, "schema": call.schema, "unsubscribed": ended, "origin": origin})
         return
@@ -521,20 +489,6 @@ def _knowing(schema: str, origin: str) -> Operation[tuple[bool, bool]]:
     return (True, not rows[0][0]) if rows else (False, False)
 
 
-LIMITS = ("rate", "burst", "concurrency", "breaker", "breaker_by")
-
-
-def _limits(
-    rate: float | None, burst: int | None, concurrency: int | None, breaker: int | None, breaker_by: str | None
-) -> str | None:
-    limits = {
-        f"{rate or 0:g}/s, burst {burst}": rate,
-        f"{concurrency} at once": concurrency,
-        f"breaker {breaker} %" + (f" by {breaker_by}" if breaker_by else ""): breaker,
-    }
-    return "\n".join(text for text, is_set in limits.items() if is_set) or None
-
-
 @inbox.command("list")
 @pass_call
 def list_(call: Call) -> None:
@@ -550,35 +504,20 @@ def list_(call: Call) -> None:
     if call.json:
         document(found)
     elif found:
-        for each in found:
-            of_others = [
-                f"{topic}{_of(origin)}" for origin, topics in each.pop("topics_of").items() for topic in topics
-            ]
-            each["topics"] = "\n".join(each["topics"] + of_others) or None
-            each["attempts_spread_s"] = duration(each["attempts_spread_s"])
-            del each["paused_by"]  # `mailroom status` has room for it
-            each["limits"] = _limits(*(each.pop(name) for name in LIMITS))
-        rows = [each.values() for each in found]
-        table(
-            (
-                "inbox",
-                "subscribed to",
-                "order",
-                "backoff s",
-                "at most s",
-                "attempts",
-                "over",
-                "then",
-                "keep s",
-                "reaped days",
-                "created",
-                "paused",
-                "limits",
-            ),
-            rows,
-        )
+        titles = ("inbox", "subscribed to", "order", "settings", "attempts over", "created", "paused")
+        table(titles, map(_row, found))
     else:
         say("There is no inbox yet: mailroom inbox create NAME --subscribe TOPIC")
+
+
+def _row(inbox: dict[str, Any]) -> tuple[object, ...]:
+    """Return what the list shows of an inbox; of its settings those that are not as in a new one."""
+    others = [f"{topic}{_of(origin)}" for origin, topics in inbox["topics_of"].items() for topic in topics]
+    settings = [f"{name} {shown_setting(inbox[name])}" for name, default in DEFAULTS.items() if inbox[name] != default]
+    return (
+        inbox["name"], "\n".join(inbox["topics"] + others) or None, inbox["order"], "\n".join(settings) or None,
+        duration(inbox["attempts_spread_s"]), inbox["created_at"], inbox["paused_at"],
+    )  # fmt: skip
 
 
 @inbox.command()

@@ -8,6 +8,7 @@ from inbox.by_key.parked_keys import CHOSEN, NOTIFY, Changed
 from mailroom.message.answer import ASKS
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
 from mailroom.registry.inboxes import BY_SENT
+from mailroom.schema import acts
 from mailroom.schema.audit import auditing
 from mailroom.sql.operation import Operation, Row, Sql
 
@@ -90,7 +91,7 @@ def replaying(schema: str, inbox: str, actor: str, why: str | None) -> Operation
     """Free a total inbox, whose key_state row is locked; its messages are in their places."""
     names = {"schema": schema, "inbox": inbox}
     [(number,)] = yield REPLAY.at(**names)(why=why)
-    yield from auditing(schema, "replay", [(inbox, "", number)], actor, why)
+    yield from auditing(schema, acts.PARKED_REPLAY, [(inbox, "", number)], actor, why)
     yield NOTIFY.at(**names)()
     return Changed(1, number, 1)
 

@@ -14,6 +14,7 @@ from mailroom.links.readers import removing_reader
 from mailroom.links.resume import cutting
 from mailroom.names import DEFAULT_SCHEMA, node_name, schema_name
 from mailroom.registry.subscriptions import Topics, topic_texts
+from mailroom.schema import acts
 from mailroom.schema.audit import check_actor
 from mailroom.schema.checks import checking
 from mailroom.sql.methods import on_async_connection, on_connection
@@ -87,7 +88,7 @@ class _Operations:
             raise ConfigurationError(
                 f"{name} is a bridge into this node, for which nothing is stamped.", code="MR-bridge-settings"
             )
-        return (yield from cutting(self.schema, name, actor=actor, why=why, dry_run=dry_run, act="bridge cut"))
+        return (yield from cutting(self.schema, name, actor=actor, why=why, dry_run=dry_run, act=acts.BRIDGE_CUT))
 
     def _resume(
         self, name: str, *, actor: str, at: BrokerPosition | None = None, why: str | None = None
@@ -136,7 +137,7 @@ class _Operations:
             yield from removing_in(self.schema, rows[0], actor=actor, why=why, dry_run=dry_run)
             return 0
         return (
-            yield from removing_reader(self.schema, name, actor=actor, why=why, dry_run=dry_run, act="bridge remove")
+            yield from removing_reader(self.schema, name, actor=actor, why=why, dry_run=dry_run, act=acts.BRIDGE_REMOVE)
         )
 
     def _begin(self, name: str, actor: str, why: str | None) -> Operation[BridgeStates]:

@@ -13,6 +13,7 @@ from mailroom.links.start import noting_place
 from mailroom.names import node_name
 from mailroom.order import clock
 from mailroom.order.clock import DURABLE
+from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -78,7 +79,7 @@ def bridging_in(schema: str, name: str, settings: InSettings, *, actor: str, why
             code="MR-bridge-total-order",
         )
     [(is_new,)] = yield ADD.at(schema=schema)(name=name, settings=settings.text())
-    yield from auditing(schema, "bridge in", [(None, name, 0)], actor, why)
+    yield from auditing(schema, acts.BRIDGE_IN, [(None, name, 0)], actor, why)
     return bool(is_new)
 
 
@@ -395,9 +396,7 @@ def resuming_in(schema: str, row: InRow, at: BrokerPosition | None, *, actor: st
     was = (yield OPEN.at(schema=schema)(origin=row.origin)) + (yield SEEN.at(schema=schema)(origin=row.origin))
     if was or at is not None:
         told = None if at is None else f"at {at.topic}/{at.part}={at.next}"
-        yield from auditing(
-            schema, "bridge resume", [(None, row.name, 0)], actor, " ".join(filter(None, (why, told))) or None
-        )
+        yield from auditing(schema, acts.BRIDGE_RESUME, [(None, row.name, 0)], actor, why, told)
     return bool(was)
 
 
@@ -406,4 +405,4 @@ def removing_in(schema: str, row: InRow, *, actor: str, why: str | None, dry_run
     if not dry_run:
         yield clock.LOCK.at(schema=schema)()
         yield REMOVE.at(schema=schema)(number=row.origin)
-        yield from auditing(schema, "bridge remove", [(None, row.name, 0)], actor, why)
+        yield from auditing(schema, acts.BRIDGE_REMOVE, [(None, row.name, 0)], actor, why)

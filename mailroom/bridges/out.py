@@ -13,6 +13,7 @@ from mailroom.message.columns import MESSAGE
 from mailroom.names import node_name
 from mailroom.numbers import TEN_YEARS_S, seconds, whole
 from mailroom.order.clock import DURABLE
+from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -76,7 +77,7 @@ def bridging_out(
     yield ADD.at(schema=schema)(link=link, settings=settings.text())
     if topics is not None:
         yield WANT.at(schema=schema)(link=link, topics=list(topics))
-    yield from auditing(schema, "bridge out", [(None, name, 0)], actor, why)
+    yield from auditing(schema, acts.BRIDGE_OUT, [(None, name, 0)], actor, why)
     return is_new
 
 
@@ -357,7 +358,7 @@ def resuming_out(schema: str, name: str, *, actor: str, why: str | None) -> Oper
     """`Bridges.resume` as an operation. A dispatcher sees it at its next look at the bridges."""
     was = yield RESUME.at(schema=schema)(name=name)
     if was:
-        yield from auditing(schema, "bridge resume", [(None, name, 0)], actor, why)
+        yield from auditing(schema, acts.BRIDGE_RESUME, [(None, name, 0)], actor, why)
     return bool(was)
 
 
@@ -453,5 +454,5 @@ def skipping_row(schema: str, name: str, seq: int, *, actor: str, why: str | Non
             code="MR-bridge-no-row",
         )
     yield SKIPPED.at(schema=schema)(link=bridge.link)
-    yield from auditing(schema, "bridge skip", [(None, name, 1)], actor, why)
+    yield from auditing(schema, acts.BRIDGE_SKIP, [(None, name, 1)], actor, why, f"row {seq}")
     return message_id

@@ -1,16 +1,13 @@
 """The options of commands that change something by hand: who acts, why, and whether to act at all."""
 
-import getpass
 import logging
-import os
-import platform
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 from mailroom.cli.parameters import checked
-from mailroom.schema.audit import check_actor
+from mailroom.schema.audit import check_actor, person
 
 ACTOR = checked(lambda text: check_actor(text, None))
 WHY = checked(lambda text: check_actor("somebody", text))
@@ -18,15 +15,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # The commands say themselves that nothing was chosen. Without any handler Python would print the warning, too.
 logging.getLogger("mailroom.choice").addHandler(logging.NullHandler())
-
-
-def person() -> str:
-    """Return who runs this process, as user@host."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # in a container the user may have a number and no name
-        user = f"uid {os.getuid()}"
-    return f"{user}@{platform.node()}"
 
 
 def answering(command: F) -> F:

@@ -13,6 +13,7 @@ from mailroom.names import DEFAULT_SCHEMA, inbox_name, node_name, schema_name
 from mailroom.numbers import count_or_all
 from mailroom.order.total import resuming_order
 from mailroom.registry.subscriptions import Topics, topic_texts
+from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.checks import checking
 from mailroom.sql.methods import on_async_connection, on_connection
@@ -200,7 +201,7 @@ class _Operations:
         yield from self._begin(actor, why)
         resumed = yield from resuming_order(self.schema)
         if resumed:
-            yield from auditing(self.schema, "resume order", [(None, None, 0)], actor, why)
+            yield from auditing(self.schema, acts.LINK_RESUME, [(None, None, 0)], actor, why, "total order goes on")
         return resumed
 
     def _report(self, source: str, *, limit: int | None = LOST_AT_MOST) -> Operation[LinkReport]:

@@ -7,6 +7,7 @@ from mailroom.links.start import noting_place
 from mailroom.names import node_name
 from mailroom.numbers import TEN_YEARS_S, seconds, whole
 from mailroom.order import clock
+from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -91,7 +92,7 @@ def allowing(
             f"{name} is a bridge of this node, so a reader needs another name.", code="MR-bridge-name-taken"
         )
     is_new, _ = yield from giving_link(schema, name, topics, keep_s=keep_s, max_rows=max_rows)
-    yield from auditing(schema, "link allow", [(None, name, 0)], actor, why)
+    yield from auditing(schema, acts.LINK_ALLOW, [(None, name, 0)], actor, why)
     return is_new
 
 
@@ -136,7 +137,7 @@ DELETE FROM {schema}.link WHERE number = %(link)s::bigint
 
 
 def removing_reader(
-    schema: str, reader: str, *, actor: str, why: str | None, dry_run: bool, act: str = "link remove"
+    schema: str, reader: str, *, actor: str, why: str | None, dry_run: bool, act: acts.Act = acts.LINK_REMOVE
 ) -> Operation[int]:
     """Let a node read no longer, and delete what waits for it; return how many rows it had not acknowledged."""
     check_actor(actor, why)

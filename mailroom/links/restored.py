@@ -12,6 +12,7 @@ from mailroom.links.handshake.diverged import reading_incarnation, renewing_lock
 from mailroom.links.start import jumping, reading_home
 from mailroom.order.clock import LOCK
 from mailroom.order.total import raising_stable
+from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.sight import NODE_ROW, the_one
@@ -77,7 +78,7 @@ def saying_copied(schema: str, *, actor: str, why: str | None = None, dry_run: b
         return NewId(before, before, links, rows, origins)
     id = yield from taking_new_id(schema)
     yield from raising_stable(schema)  # total inboxes wait for nobody any more
-    yield from auditing(schema, "node new-id", [(None, str(id), rows)], actor, why)
+    yield from auditing(schema, acts.NODE_NEW_ID, [(None, str(id), rows)], actor, why, f"{before} -> {id}")
     return NewId(before, id, links, rows, origins)
 
 
@@ -93,7 +94,7 @@ def saying_moved(schema: str, *, actor: str, why: str | None = None, dry_run: bo
     if dry_run or not home.is_elsewhere:
         return home.is_elsewhere
     yield from jumping(schema, is_here=True)
-    yield from auditing(schema, "node moved", [(None, None, 0)], actor, why)
+    yield from auditing(schema, acts.NODE_MOVED, [(None, None, 0)], actor, why)
     return True
 
 
@@ -122,5 +123,7 @@ def saying_restored(
     if renewed is None:
         raise AssertionError("a restored node always takes a new incarnation")
     if not renewed.claims:
-        yield from auditing(schema, "new incarnation", [(None, None, 0)], actor, why)
+        yield from auditing(
+            schema, acts.NODE_RESTORED, [(None, None, 0)], actor, why, f"incarnation {renewed.incarnation}"
+        )
     return renewed.incarnation

@@ -10,6 +10,7 @@ from mailroom.links.readers import MAX_ROWS
 from mailroom.numbers import whole
 from mailroom.order.clock import DURABLE
 from mailroom.order.total import resuming_order
+from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
@@ -91,10 +92,7 @@ def resuming(
         yield DURABLE.at()()
         yield OPEN.at(schema=schema)(origin=number)
         yield from resuming_order(schema)
-        told = _told(resumed)
-        yield from auditing(
-            schema, "link resume", [(None, name, resumed.known)], actor, " ".join(filter(None, (why, told))) or None
-        )
+        yield from auditing(schema, acts.LINK_RESUME, [(None, name, resumed.known)], actor, why, _told(resumed) or None)
     return resumed
 
 
@@ -103,7 +101,7 @@ def _told(resumed: Resumed) -> str:
     for what, seqs in (("never read", resumed.skipped), ("may come twice", resumed.unknown)):
         if seqs:
             told += f", {what}: rows {seqs[0]} to {seqs[-1]}"
-    return f"({told})" if told else ""
+    return told
 
 
 def _placing(schema: str, number: int, at: int, was: str | None, dry_run: bool) -> Operation[Resumed]:
@@ -233,7 +231,7 @@ def moving(schema: str, name: str, *, actor: str, why: str | None = None) -> Ope
     source = yield FORGET_SOURCE.at(schema=schema)(name=name)
     if not reader and not source:
         raise UnknownLink(f"No node {name!r} reads this one, or is read by it. See: mailroom link status")
-    yield from auditing(schema, "link moved", [(None, name, 0)], actor, why)
+    yield from auditing(schema, acts.LINK_MOVED, [(None, name, 0)], actor, why)
     return LinkMoved(bool(reader), bool(source))
 
 
@@ -251,7 +249,7 @@ CUT = Sql("UPDATE {schema}.link SET state = 'cut' WHERE number = %(link)s::bigin
 
 
 def cutting(
-    schema: str, name: str, *, actor: str, why: str | None = None, dry_run: bool = False, act: str = "link cut"
+    schema: str, name: str, *, actor: str, why: str | None = None, dry_run: bool = False, act: acts.Act = acts.LINK_CUT
 ) -> Operation[int]:
     """Stamp nothing more for this reader, and give up what waits for it; return how many rows that are.
 

@@ -6,6 +6,7 @@ from mailroom.links.start import noting_place
 from mailroom.names import node_name, schema_name
 from mailroom.order import clock
 from mailroom.order.total import guarding_order, raising_stable, starting_origin
+from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -60,7 +61,7 @@ def adding(
     yield from guarding_order(schema)
     [(is_new,)] = yield ADD.at(schema=schema)(name=name, service=service, there=there, reader=known_as)
     yield from starting_origin(schema, name)
-    yield from auditing(schema, "link add", [(None, name, 0)], actor, why)
+    yield from auditing(schema, acts.LINK_ADD, [(None, name, 0)], actor, why)
     return bool(is_new)
 
 
@@ -100,7 +101,7 @@ def removing_source(schema: str, source: str, *, actor: str, why: str | None, dr
     if not dry_run:
         yield REMOVE.at(schema=schema)(number=number)
         yield from raising_stable(schema)
-        yield from auditing(schema, "link remove", [(None, source, 0)], actor, why)
+        yield from auditing(schema, acts.LINK_REMOVE, [(None, source, 0)], actor, why)
 
 
 STATE = Sql(
@@ -127,7 +128,7 @@ def excluding(schema: str, source: str, *, actor: str, why: str | None, dry_run:
         told = f"excluded by {actor}" + ("" if why is None else f": {why}")
         yield STATE.at(schema=schema)(number=number, state="excluded", why=told)
         yield from raising_stable(schema)
-        yield from auditing(schema, "link exclude", [(None, source, 0)], actor, why)
+        yield from auditing(schema, acts.LINK_EXCLUDE, [(None, source, 0)], actor, why)
     return True
 
 
@@ -141,5 +142,5 @@ def including(schema: str, source: str, *, actor: str, why: str | None) -> Opera
     if state != "excluded":
         return False
     yield STATE.at(schema=schema)(number=number, state="open", why=None)
-    yield from auditing(schema, "link include", [(None, source, 0)], actor, why)
+    yield from auditing(schema, acts.LINK_INCLUDE, [(None, source, 0)], actor, why)
     return True

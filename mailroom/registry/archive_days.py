@@ -8,10 +8,8 @@ runs in a transaction of its own, and gives way to whoever changes the schema me
 from datetime import date, datetime
 
 from mailroom import locks
-from mailroom.numbers import whole
 from mailroom.sql.operation import Operation, Sql
 
-MOST_DAYS = 366  # a partition each
 PATIENCE_MS = 100  # whoever waits for a lock keeps others waiting behind it
 
 NOW = "coalesce(%(now)s::timestamptz, statement_timestamp())"
@@ -85,8 +83,3 @@ def dropping_day(schema: str, day: date, now: datetime | None = None) -> Operati
 def _alone(schema: str) -> Operation[bool]:
     [(is_mine, _)] = yield ALONE.at(node=schema)()
     return bool(is_mine)
-
-
-def checked_days(days: int | None) -> int | None:
-    """Return how many days an inbox is to keep what is reaped: 0 for none, None for as it is."""
-    return None if days is None else whole(days, "keep_reaped_days", 0, MOST_DAYS)

@@ -4,6 +4,7 @@ from mailroom.errors import SchemaError
 from mailroom.message.answer import ASKS, Undone, answering_undone
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
 from mailroom.registry.exclusive import COUNT, HAVE_ROWS, having_alone
+from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Sql
@@ -67,5 +68,5 @@ def _dropping(schema: str, inbox: str, actor: str, discard: bool, why: str | Non
         yield FORGET.at(table=table, **names)()
     yield UNLIST.at(**names)()
     yield DROP.at(**names)()
-    yield from auditing(schema, "drop inbox", [(inbox, None, waiting + parked)], actor, why)
+    yield from auditing(schema, acts.INBOX_DROP, [(inbox, None, waiting + parked)], actor, why)
     return int(waiting + parked)

@@ -1,17 +1,28 @@
 """Inboxes: each is a partition, an entry in the registry, and subscriptions."""
 
-from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, Unpack
 
 from mailroom import locks
 from mailroom.errors import ConfigurationError, SchemaError
 from mailroom.names import DEFAULT_SCHEMA, OWN, inbox_name, origin_name, schema_name
-from mailroom.numbers import TEN_YEARS_S, count, seconds
 from mailroom.order.total import joining
-from mailroom.registry.archive_days import checked_days, making_days
-from mailroom.registry.limits import InboxLimits, limiting
-from mailroom.registry.subscriptions import SUBSCRIBE, Topics, topic_texts
-from mailroom.schema.checks import checking
+from mailroom.registry.archive_days import making_days
+from mailroom.registry.limits import limiting
+from mailroom.registry.listing import listing
+from mailroom.registry.settings import (
+    DEFAULTS,
+    SETTINGS,
+    InboxSettings,
+    differences,
+    given_settings,
+    held,
+    with_backoff,
+)
+from mailroom.registry.subscriptions import SUBSCRIBE, Topics, subscriptions_text, topic_texts
+from mailroom.schema.acts import INBOX_CREATE, INBOX_SET, INBOX_SUBSCRIBE
+from mailroom.schema.audit import auditing, checked_actor
+from mailroom.schema.checks import checking, finding
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, filled
 from mailroom.sql.sqlstate import NO_ROOM, sqlstate
@@ -24,21 +35,13 @@ def creation(
     subscribe: Topics = (),
     *,
     schema: str = DEFAULT_SCHEMA,
-    backoff_s: float | None = None,
-    backoff_max_s: float | None = None,
-    max_attempts: int | None = None,
-    on_failure: Literal["park", "skip"] | None = None,
-    expire_s: float | None = None,
-    keep_reaped_days: int | None = None,
-    rate: float | None = None,
-    burst: int | None = None,
-    concurrency: int | None = None,
-    breaker: int | None = None,
-    breaker_by: str | None = None,
     origin: str = OWN,
     order: Order | None = None,
+    actor: str | None = None,
+    why: str | None = None,
+    **settings: Unpack[InboxSettings],
 ) -> Operation[None]:
-    """Create an inbox with its subscriptions. An existing inbox stays; settings that are given replace its own.
+    """Create an inbox with its subscriptions. One that exists stays as it is, and gets the subscriptions that it lacks.
 
     `name` may be several names: each of these inboxes gets the subscriptions and settings. One call for all takes less
     time than one for each, and until the transaction ends an inbox takes about six of the server's locks: where there
@@ -51,7 +54,7 @@ def creation(
     outages of a service that the handler calls. `subscribe` holds topics and patterns, and `origin` says whose
     messages, as for `subscribe`. With `expire_s` the janitor drops messages that wait there for more seconds than that,
     but none that a transaction holds, and none of parked keys, which count anew from a replay: for replies that nobody
-    waits for any more (`Requests`). By default it drops none.
+    waits for any more (`Requests`). By default, and with 0, it drops none.
 
     With `keep_reaped_days` (1 to 366) what is reaped is kept in an archive for so many whole days, to be found and
     replayed (`inbox.Archive`); 0 ends that, and what is kept stays until its day. By default nothing is kept.
@@ -68,34 +71,49 @@ def creation(
     messages are reaped by their sent_clock, one transaction at a time, and a failing one holds up the whole inbox. Such
     an inbox takes no `expire_s` and no `breaker_by`.
 
-    Users' own migrations may call it: everything happens in the caller's transaction. A concurrent delivery goes on; if
-    it was planned before the partition existed, it fails once and is tried again. Raises `InvalidName`,
-    `InvalidMessage` for a `max_attempts` below 1 and a `keep_reaped_days` above 366, `ConfigurationError` for another
-    `on_failure`, a `expire_s` that is not above 0, a wrong limit and another `order` than the inbox has, and
-    `SchemaError` if something else in the schema has the name of a partition, `inbox_<name>`; then nothing has changed.
-    It also raises `SchemaError` if the server has no room for the locks.
+    Users' own migrations may call it, and programs that start: what changes something is written to the table `audit`,
+    with `actor` (user@host of this process) and `why`. Everything happens in the caller's transaction. A concurrent
+    delivery goes on; if it was planned before the partition existed, it fails once and is tried again.
+
+    Raises `InvalidName`; `ConfigurationError` for a setting outside its bounds, for other settings than an inbox has
+    that exists, which `set_inbox` changes, and for another `order`; `InvalidMessage` for a topic, `actor` or `why`; and
+    `SchemaError` if something else in the schema has the name of a partition, `inbox_<name>`, or if the server has no
+    room for the locks. Then nothing has changed.
     """
     topics = topic_texts(subscribe)
-    if max_attempts is not None:
-        count(max_attempts, "max_attempts")
-    if on_failure not in (None, "park", "skip"):
-        raise ConfigurationError(f"on_failure is {on_failure!r}; give 'park' or 'skip'.", code="MR-invalid-argument")
-    if expire_s is not None:
-        seconds(expire_s, "expire_s", TEN_YEARS_S)
-    limits = InboxLimits(rate, burst, concurrency, breaker, breaker_by)
+    given = given_settings(settings)
     if order not in (None, "key", "total"):
         raise ConfigurationError(f"order is {order!r}; give 'key' or 'total'.", code="MR-invalid-argument")
-    days = checked_days(keep_reaped_days)
+    by = checked_actor(actor, why)
     # A text is a name: taken as an iterable, it would be a name per letter.
     several = [name] if isinstance(name, str) or not isinstance(name, Iterable) else name
-    names = [inbox_name(each) for each in several]
-    return _creating(
-        schema_name(schema), list(dict.fromkeys(names)), topics, backoff_s, backoff_max_s, max_attempts, on_failure,
-        expire_s, days, limits, origin_name(origin), order,
-    )  # fmt: skip
+    names = list(dict.fromkeys(inbox_name(each) for each in several))
+    return _creating(schema_name(schema), names, topics, origin_name(origin), order, given, by, why)
+
+
+def setting(
+    name: str,
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    actor: str | None = None,
+    why: str | None = None,
+    **settings: Unpack[InboxSettings],
+) -> Operation[str]:
+    """Change settings of an inbox; return what is different now, such as `rate 5 -> 10`, or an empty text.
+
+    They are those of `create_inbox`. Those that are not given stay, but a `burst` goes with its `rate`; 0 ends an
+    expiry, an archive, a rate, a concurrency and a breaker, and `""` ends `breaker_by`. They hold for batches that are
+    claimed after the commit. What has changed is written to the table `audit`, with `actor` (user@host of this process)
+    and `why`. In the caller's transaction.
+
+    Raises `UnknownInbox`, `ConfigurationError` for a setting outside its bounds or one that an inbox in total order
+    cannot have, and `InvalidMessage` for a wrong `actor` or `why`.
+    """
+    return _setting(schema_name(schema), inbox_name(name), given_settings(settings), checked_actor(actor, why), why)
 
 
 create_inbox, create_inbox_async = on_connections("create_inbox", creation)
+set_inbox, set_inbox_async = on_connections("set_inbox", setting)
 
 
 # The index on this expression finds the oldest messages of an inbox; the primary key (key, clock) finds those of a key.
@@ -167,99 +185,129 @@ BY_ORDER = f"""
             'CREATE INDEX order_of_%%1$s ON {{schema}}.inbox_%%1$s ({BY_SENT}, origin)', inbox);"""
 # Attaching takes as much longer as there are inboxes, 0.1 s with 10,000: the caller may have a statement_timeout.
 AT_ONCE = 20
+REGISTERED = {name: each for name, each in SETTINGS.items() if each.column.startswith("r.")}
 REGISTER = Sql(
     """
-INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s, max_attempts, on_failure, expire_s,
-                                          keep_reaped_days, "order")
-SELECT pg_catalog.unnest(%(names)s::text[]),
-       coalesce(%(backoff_s)s::float8, least(1, %(backoff_max_s)s::float8)),
-       coalesce(%(backoff_max_s)s::float8, greatest(3600, %(backoff_s)s::float8)),
-       coalesce(%(max_attempts)s::bigint, 16), coalesce(%(on_failure)s::text, 'park'), %(expire_s)s::float8,
-       nullif(%(keep_reaped_days)s::bigint, 0), coalesce(%(order)s::text, 'key')
-ON CONFLICT (name) DO UPDATE SET
-    backoff_s = coalesce(%(backoff_s)s::float8, least(r.backoff_s, %(backoff_max_s)s::float8)),
-    backoff_max_s = coalesce(%(backoff_max_s)s::float8, greatest(r.backoff_max_s, %(backoff_s)s::float8)),
-    max_attempts = coalesce(%(max_attempts)s::bigint, r.max_attempts),
-    on_failure = coalesce(%(on_failure)s::text, r.on_failure),
-    expire_s = coalesce(%(expire_s)s::float8, r.expire_s),
-    keep_reaped_days = nullif(coalesce(%(keep_reaped_days)s::bigint, r.keep_reaped_days), 0)
-"""
+INSERT INTO {schema}.inbox_registry (name, "order", {fields})
+SELECT pg_catalog.unnest(%(names)s::text[]), %(order)s::text, {values}
+""",
+    fields=", ".join(REGISTERED),
+    values=", ".join(f"%({name})s::{each.type}" for name, each in REGISTERED.items()),
 )
+CHANGE = Sql(
+    "UPDATE {schema}.inbox_registry SET {values} WHERE name = '{inbox}'",
+    values=", ".join(f"{name} = %({name})s::{each.type}" for name, each in REGISTERED.items()),
+)
+HOLD = Sql("SELECT FROM {schema}.inbox_registry WHERE name = '{inbox}' FOR NO KEY UPDATE")
 # Also migrations take it.
 LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
-ORDERS = Sql(
-    """
-SELECT g.name, coalesce(r."order", 'key')
-FROM pg_catalog.unnest(%(names)s::text[]) AS g (name) LEFT JOIN {schema}.inbox_registry AS r ON r.name = g.name
-""",
-    columns=("text", "text"),
-)
 
 
 def _creating(
-    schema: str, names: list[str], topics: list[str], backoff_s: float | None, backoff_max_s: float | None,
-    max_attempts: int | None, on_failure: str | None, expire_s: float | None, keep_reaped_days: int | None,
-    limits: InboxLimits, origin: str,
-    order: str | None,
+    schema: str, names: list[str], topics: list[str], origin: str, order: Order | None, given: dict[str, Any],
+    actor: str, why: str | None,
 ) -> Operation[None]:  # fmt: skip
     yield IN_TRANSACTION
     yield from checking(schema)
     yield LOCK.at(lock=str(locks.DDL), node=schema)()
-    found = {}
-    for name, is_inbox in (yield FIND.at(schema=schema)(names=names)):
+    partitions = yield from _finding_partitions(schema, names)
+    there = {each["name"]: each for each in (yield from listing(schema, names))}
+    new = [name for name in names if name not in there]
+    _check_total([name for name in names if order == "total" or there.get(name, {}).get("order") == "total"], given)
+    for inbox in there.values():
+        _check_same(inbox, order, given)
+    for each in ("key", "total"):
+        of_it = [name for name in names if each == (there[name]["order"] if name in there else order or "key")]
+        yield from _making_partitions(schema, [name for name in of_it if name not in partitions], each)
+    settings = DEFAULTS | held(with_backoff(given))
+    yield REGISTER.at(schema=schema)(names=new, order=order or "key", **{name: settings[name] for name in REGISTERED})
+    if given.get("keep_reaped_days"):
+        yield from making_days(schema)
+    yield from limiting(schema, new, given)
+    since = []
+    for name in names:
+        since.append(0 if origin == OWN else (yield from joining(schema, name, origin)))
+    added = {
+        name
+        for name, _ in (yield SUBSCRIBE.at(schema=schema)(inboxes=names, since=since, topics=topics, origin=origin))
+    }
+    told = subscriptions_text(topics, origin)
+    made = [f"order {order or 'key'}", differences(DEFAULTS, settings), *([f"subscribed to {told}"] if topics else [])]
+    yield from auditing(
+        schema, INBOX_CREATE, [(name, None, 0) for name in new], actor, why, ", ".join(filter(None, made))
+    )
+    known = [(name, None, 0) for name in names if name in added and name in there]
+    yield from auditing(schema, INBOX_SUBSCRIBE, known, actor, why, told)
+
+
+def _setting(schema: str, name: str, given: dict[str, Any], actor: str, why: str | None) -> Operation[str]:
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    yield from finding(schema, name)
+    yield HOLD.at(schema=schema, inbox=name)()
+    [before] = yield from listing(schema, [name])
+    if before["order"] == "total":
+        _check_total([name], given)
+    settings = before | held(with_backoff(given, before))
+    yield CHANGE.at(schema=schema, inbox=name)(**{each: settings[each] for each in REGISTERED})
+    if given.get("keep_reaped_days"):
+        yield from making_days(schema)
+    yield from limiting(schema, [name], given)
+    [after] = yield from listing(schema, [name])
+    told = differences(before, after)
+    if told:
+        yield from auditing(schema, INBOX_SET, [(name, None, 0)], actor, why, told)
+    return told
+
+
+def _finding_partitions(schema: str, names: list[str]) -> Operation[set[str]]:
+    """Return which of these inboxes have a table; raise `SchemaError` if something else has the name of one."""
+    found = yield FIND.at(schema=schema)(names=names)
+    for name, is_inbox in found:
         if not is_inbox:
             raise SchemaError(
                 f"Inbox {name!r} cannot be created: its table would be {schema}.inbox_{name}, and something else has "
                 "that name. Choose another name for the inbox, or rename what is there.",
                 code="MR-inbox-table-taken",
             )
-        found[name] = order
-    if found:
-        for name, existing in (yield ORDERS.at(schema=schema)(names=list(found))):
-            if order not in (None, existing):
-                raise ConfigurationError(
-                    f"Inbox {name!r} exists, and its order is {existing}. An inbox has the order it was created with: "
-                    "create another one, and have consumers empty this one first.",
-                    code="MR-inbox-order-fixed",
-                )
-            found[name] = existing
-    if expire_s is not None:
-        for name in names:
-            if found.get(name, order) == "total":
-                raise ConfigurationError(
-                    f"Inbox {name!r} has total order, and expire_s would drop messages that other nodes give out. "
-                    "Leave it out.",
-                    code="MR-total-order-keeps-all",
-                )
-    if limits.breaker_by:
-        for name in names:
-            if found.get(name, order) == "total":
-                raise ConfigurationError(
-                    f"Inbox {name!r} has total order, so keys cannot wait by their prefix. Leave breaker_by out, for a "
-                    "breaker of the whole inbox.",
-                    code="MR-total-order-has-no-keys",
-                )
-    yield from _making_partitions(schema, [name for name in names if name not in found], order)
-    yield REGISTER.at(schema=schema)(
-        names=names,
-        backoff_s=backoff_s,
-        backoff_max_s=backoff_max_s,
-        max_attempts=max_attempts,
-        on_failure=on_failure,
-        expire_s=expire_s,
-        keep_reaped_days=keep_reaped_days,
-        order=order,
-    )
-    if keep_reaped_days:
-        yield from making_days(schema)
-    yield from limiting(schema, names, limits)
-    since = []
+    return {name for name, _ in found}
+
+
+def _check_same(inbox: Mapping[str, Any], order: Order | None, given: dict[str, Any]) -> None:
+    """Raise `ConfigurationError` if an inbox that exists has another order or another setting than is given."""
+    name = inbox["name"]
+    if order not in (None, inbox["order"]):
+        raise ConfigurationError(
+            f"Inbox {name!r} exists, and its order is {inbox['order']}. An inbox has the order it was created with: "
+            "create another one, and have consumers empty this one first.",
+            code="MR-inbox-order-fixed",
+        )
+    if told := differences(inbox, held(given)):
+        raise ConfigurationError(
+            f"Inbox {name!r} exists with other settings, and stays as it is: {told}. To change them: mailroom inbox "
+            f"set {name}, or set_inbox.",
+            code="MR-inbox-set-otherwise",
+        )
+
+
+def _check_total(names: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Raise `ConfigurationError` for what no inbox in total order can have."""
     for name in names:
-        since.append(0 if origin == OWN else (yield from joining(schema, name, origin)))
-    yield SUBSCRIBE.at(schema=schema)(inboxes=names, since=since, topics=topics, origin=origin)
+        if given.get("expire_s"):
+            raise ConfigurationError(
+                f"Inbox {name!r} has total order, and expire_s would drop messages that other nodes give out. "
+                "Leave it out.",
+                code="MR-total-order-keeps-all",
+            )
+        if given.get("breaker_by"):
+            raise ConfigurationError(
+                f"Inbox {name!r} has total order, so keys cannot wait by their prefix. Leave breaker_by out, for a "
+                "breaker of the whole inbox.",
+                code="MR-total-order-has-no-keys",
+            )
 
 
-def _making_partitions(schema: str, names: list[str], order: str | None) -> Operation[None]:
+def _making_partitions(schema: str, names: list[str], order: str) -> Operation[None]:
     by_order = filled(BY_ORDER, schema=f'"{schema}"') if order == "total" else ""
     for first in range(0, len(names), AT_ONCE):
         inboxes = ",".join(f'"{name}"' for name in names[first : first + AT_ONCE])

@@ -3,64 +3,11 @@
 Workers keep to them (`inbox.limits`); they stand in the database, so that they hold for all workers together.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from mailroom.errors import ConfigurationError
-from mailroom.names import shown
-from mailroom.numbers import whole
 from mailroom.registry.breakers import closing_prefixes
 from mailroom.sql.operation import Operation, Sql
-
-MOST_PER_S = 1_000_000
-MOST_SLOTS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class InboxLimits:
-    """Limits as they were given: None for one that stays as it is, 0 for one that ends. See `creation`."""
-
-    rate: float | None = None
-    burst: int | None = None
-    concurrency: int | None = None
-    breaker: int | None = None
-    breaker_by: str | None = None
-
-    def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for a limit that cannot be."""
-        rate = self.rate
-        is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
-        if rate is not None and not (is_number and 0 <= rate <= MOST_PER_S):
-            given = shown(rate) if is_number else type(rate).__name__
-            raise ConfigurationError(
-                f"rate must be a number of messages per second, at most {MOST_PER_S:,}, 0 for no limit, not {given}.",
-                code="MR-invalid-argument",
-            )
-        if self.burst is not None:
-            whole(self.burst, "burst", 1, MOST_PER_S, ConfigurationError)
-            if not rate:
-                raise ConfigurationError("burst goes with a rate: give both.", code="MR-invalid-argument")
-        if self.concurrency is not None:
-            whole(self.concurrency, "concurrency", 0, MOST_SLOTS, ConfigurationError)
-        if self.breaker is not None:
-            whole(self.breaker, "breaker", 0, 100, ConfigurationError)
-        by = self.breaker_by
-        if by is not None and by != "":
-            if not (isinstance(by, str) and len(by) == 1 and "!" <= by <= "~"):
-                raise ConfigurationError(
-                    "breaker_by must be one printable character of ASCII, and no space: what ends a key's prefix, such "
-                    f"as '/'. Or it is '', for one breaker of the whole inbox. It cannot be {shown(by)}.",
-                    code="MR-invalid-argument",
-                )
-            if not self.breaker:
-                raise ConfigurationError("breaker_by goes with a breaker: give both.", code="MR-invalid-argument")
-
-    @property
-    def are_given(self) -> bool:
-        """Whether any is to change."""
-        given = (self.rate, self.concurrency, self.breaker, self.breaker_by)
-        return any(each is not None for each in given)
-
 
 # A bucket begins full. If its rate changes, what has come in at the old rate is settled; the time is read once more
 # after that, so that what comes in between is lost, and never counted twice.
@@ -108,14 +55,16 @@ WHERE inbox = ANY (%(names)s::text[])
 )
 
 
-def limiting(schema: str, names: Sequence[str], limits: InboxLimits) -> Operation[None]:
-    """Set the limits of registered inboxes, as far as they are given."""
-    if limits.are_given:
-        yield SET.at(schema=schema)(
-            names=list(names), rate=limits.rate, burst=limits.burst, concurrency=limits.concurrency,
-            breaker=limits.breaker, breaker_by=limits.breaker_by,
-        )  # fmt: skip
-        given = {"breaker": limits.breaker, "breaker_by": limits.breaker_by}
-        for name in [name for (name,) in (yield ENDING.at(schema=schema)(names=list(names), **given))]:
-            yield from closing_prefixes(schema, name, by_hand=True)
-        yield MAKE_SLOTS.at(schema=schema)(names=list(names), slots=limits.concurrency or 0)
+LIMITS = ("rate", "burst", "concurrency", "breaker", "breaker_by")
+
+
+def limiting(schema: str, names: Sequence[str], given: Mapping[str, Any]) -> Operation[None]:
+    """Set the limits of registered inboxes, as far as they are given: 0 ends one, and `""` ends `breaker_by`."""
+    limits = {name: given.get(name) for name in LIMITS}
+    if all(limit is None for limit in limits.values()):
+        return
+    yield SET.at(schema=schema)(names=list(names), **limits)
+    of_prefixes = {"breaker": limits["breaker"], "breaker_by": limits["breaker_by"]}
+    for name in [name for (name,) in (yield ENDING.at(schema=schema)(names=list(names), **of_prefixes))]:
+        yield from closing_prefixes(schema, name, by_hand=True)
+    yield MAKE_SLOTS.at(schema=schema)(names=list(names), slots=limits["concurrency"] or 0)

@@ -5,7 +5,8 @@ from mailroom.names import DEFAULT_SCHEMA, OWN, inbox_name, schema_name
 from mailroom.registry.exclusive import COUNT, HAVE_ROWS, having_alone
 from mailroom.registry.inboxes import FIND
 from mailroom.registry.subscriptions import SUBSCRIBE
-from mailroom.schema.audit import auditing, because, check_actor
+from mailroom.schema import acts
+from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Sql
 
@@ -100,5 +101,5 @@ def _renaming(schema: str, inbox: str, new: str, actor: str, why: str | None) ->
     for table in (*HAVE_ROWS, "dead_letter", "reaped"):
         yield TAKE_ALONG.at(table=table, **names)()
     yield SUBSCRIBE.at(schema=schema)(inboxes=[new], since=[0], topics=[inbox], origin=OWN)
-    yield from auditing(schema, "rename inbox", [(inbox, None, waiting + parked)], actor, f"to {new}" + because(why))
+    yield from auditing(schema, acts.INBOX_RENAME, [(inbox, None, waiting + parked)], actor, why, f"{inbox} -> {new}")
     return int(waiting + parked)

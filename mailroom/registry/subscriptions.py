@@ -4,8 +4,10 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from mailroom.message.topic import Topic, pattern_text
-from mailroom.names import DEFAULT_SCHEMA, OWN, inbox_name, origin_name, schema_name
+from mailroom.names import ALL, DEFAULT_SCHEMA, OWN, inbox_name, origin_name, schema_name
 from mailroom.order.total import joining, leaving
+from mailroom.schema.acts import INBOX_SUBSCRIBE, INBOX_UNSUBSCRIBE
+from mailroom.schema.audit import auditing, checked_actor
 from mailroom.schema.checks import checking, finding
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -20,9 +22,9 @@ INSERT INTO {schema}.subscription (topic, inbox, origin, since)
 SELECT t.topic, i.name, %(origin)s::text, i.since
 FROM ROWS FROM (pg_catalog.unnest(%(inboxes)s::text[]), pg_catalog.unnest(%(since)s::bigint[])) AS i (name, since),
      pg_catalog.unnest(%(topics)s::text[]) AS t (topic)
-ON CONFLICT DO NOTHING RETURNING topic
+ON CONFLICT DO NOTHING RETURNING inbox, topic
 """,
-    columns=("text",),
+    columns=("text", "text"),
 )
 UNSUBSCRIBE = Sql(
     """
@@ -34,7 +36,13 @@ WHERE inbox = '{inbox}' AND origin = %(origin)s::text AND topic = ANY (%(topics)
 
 
 def subscription(
-    inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA, origin: str = OWN
+    inbox: str,
+    topics: Topics,
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    origin: str = OWN,
+    actor: str | None = None,
+    why: str | None = None,
 ) -> Operation[list[str]]:
     """Subscribe an inbox to a topic or to several; return those that it had not subscribed to.
 
@@ -49,41 +57,61 @@ def subscription(
     In the caller's transaction, also for users' own migrations. What is sent after its commit comes. What waits in the
     outbox comes too, unless its delivery had begun; what was delivered does not. From another node comes what that node
     delivers once this node's dispatcher has told it. For a total inbox and another node it takes the node's dispatch
-    lock, so nothing is delivered until the caller's transaction ends. Repeating it is harmless. Raises `UnknownInbox`,
-    `InvalidName`, and `InvalidMessage` for a topic.
+    lock, so nothing is delivered until the caller's transaction ends. Repeating it is harmless. What is new goes into
+    the table `audit`, with `actor` (user@host of this process) and `why`. Raises `UnknownInbox`, `InvalidName`, and
+    `InvalidMessage` for a topic, `actor` or `why`.
     """
-    return _subscribing(*_checked(inbox, topics, schema, origin))
+    return _subscribing(*_checked(inbox, topics, schema, origin), checked_actor(actor, why), why)
 
 
-def _subscribing(schema: str, inbox: str, topics: list[str], origin: str) -> Operation[list[str]]:
+def _subscribing(
+    schema: str, inbox: str, topics: list[str], origin: str, actor: str, why: str | None
+) -> Operation[list[str]]:
     yield IN_TRANSACTION
     yield from checking(schema)
     yield from finding(schema, inbox)
     since = 0 if origin == OWN else (yield from joining(schema, inbox, origin))
     changed = yield SUBSCRIBE.at(schema=schema)(inboxes=[inbox], since=[since], topics=topics, origin=origin)
-    return sorted(topic for (topic,) in changed)
+    new = sorted(topic for _, topic in changed)
+    if new:
+        yield from auditing(schema, INBOX_SUBSCRIBE, [(inbox, None, 0)], actor, why, subscriptions_text(new, origin))
+    return new
 
 
 def unsubscription(
-    inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA, origin: str = OWN
+    inbox: str,
+    topics: Topics,
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    origin: str = OWN,
+    actor: str | None = None,
+    why: str | None = None,
 ) -> Operation[list[str]]:
     """End an inbox's subscriptions to these topics and patterns, as they were given; return those that it had.
 
     This ends only those to messages of `origin`, as it was given: ending one to `*` leaves a separate one to a node.
 
-    In the caller's transaction. What was delivered stays in the inbox. Repeating it is harmless. Raises as `subscribe`.
+    In the caller's transaction. What was delivered stays in the inbox. Repeating it is harmless. It is audited, and
+    raises, as `subscribe`.
     """
-    return _unsubscribing(*_checked(inbox, topics, schema, origin))
+    return _unsubscribing(*_checked(inbox, topics, schema, origin), checked_actor(actor, why), why)
 
 
-def _unsubscribing(schema: str, inbox: str, topics: list[str], origin: str) -> Operation[list[str]]:
+def _unsubscribing(
+    schema: str, inbox: str, topics: list[str], origin: str, actor: str, why: str | None
+) -> Operation[list[str]]:
     yield IN_TRANSACTION
     yield from checking(schema)
     yield from finding(schema, inbox)
     changed = yield UNSUBSCRIBE.at(schema=schema, inbox=inbox)(topics=topics, origin=origin)
     if changed and origin != OWN:
         yield from leaving(schema, inbox)
-    return sorted(topic for (topic,) in changed)
+    ended = sorted(topic for (topic,) in changed)
+    if ended:
+        yield from auditing(
+            schema, INBOX_UNSUBSCRIBE, [(inbox, None, 0)], actor, why, subscriptions_text(ended, origin)
+        )
+    return ended
 
 
 def _checked(inbox: str, topics: Topics, schema: str, origin: str) -> tuple[str, str, list[str], str]:
@@ -92,6 +120,11 @@ def _checked(inbox: str, topics: Topics, schema: str, origin: str) -> tuple[str,
 
 subscribe, subscribe_async = on_connections("subscribe", subscription)
 unsubscribe, unsubscribe_async = on_connections("unsubscribe", unsubscription)
+
+
+def subscriptions_text(topics: Iterable[str], origin: str) -> str:
+    """Return subscriptions as the audit and lists show them, such as `order.#, *.failed of lyon`."""
+    return ", ".join(topics) + ("" if origin == OWN else " of every node" if origin == ALL else f" of {origin}")
 
 
 def topic_texts(given: Topics) -> list[str]:

@@ -8,6 +8,7 @@ import shlex
 
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.roles.matrix import PURPOSES
+from mailroom.schema.acts import ACTS
 from mailroom.sql.sqlstate import is_of_row_security, sqlstate
 
 DENIED = "42501"
@@ -15,17 +16,15 @@ SOMEBODY = "ROLE"  # where only the server knows as whom it was
 RUN = "Run, as the role that ran `mailroom migrate`: "
 # What the commands are for, by their first words. All others are the owner's.
 COMMANDS = {
-    "outbox cancel": "operator",
+    **{act.words: act.purpose for act in ACTS if act.purpose},
     "outbox": "writer",
     "inbox reap": "reaper",
     "inbox peek": "reaper",
     "inbox list": "metrics",
     "inbox paused": "auditor",
-    "inbox pause": "operator",
-    "inbox resume": "operator",
     "tail": "reaper",
     "periodic list": "auditor",
-    "periodic": "operator",
+    "periodic next": "operator",
     "link status": "auditor",
     "bridge status": "auditor",
     "dispatcher status": "metrics",
@@ -34,11 +33,10 @@ COMMANDS = {
     "executor run": "executor",
     "executor execute-all": "executor",
     "parked list": "auditor",
-    "parked": "operator",
+    "parked show": "operator",
     "archive list": "auditor",
-    "archive": "operator",
     "dead-letter list": "auditor",
-    "dead-letter": "operator",
+    "dead-letter show": "operator",
     "status": "metrics",
     "statistics": "metrics",
     "top": "auditor",

@@ -19,7 +19,8 @@ from mailroom.roles.statements import (
     revokes,
     schema_atoms,
 )
-from mailroom.schema.audit import auditing, because, check_actor
+from mailroom.schema import acts
+from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.checks import checking
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, Statement
@@ -293,5 +294,5 @@ def _changing(
     for statement in change.statements:
         yield Statement(statement.replace("%", "%%"), ())()
     about: list[tuple[str | None, str | None, int]] = [(name, None, 0) for name in change.inboxes] or [(None, None, 0)]
-    way = "to" if action == "grant" else "from"
-    yield from auditing(call.schema, f"{action} {call.purpose}", about, actor, f"{way} {call.role}" + because(why))
+    act, way = (acts.GRANT, "to") if action == "grant" else (acts.REVOKE, "from")
+    yield from auditing(call.schema, act, about, actor, why, f"{call.purpose} {way} {call.role}")

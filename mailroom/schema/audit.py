@@ -1,9 +1,13 @@
 """The audit trail: who changed what by hand and why, written in the transaction that changes it."""
 
+import getpass
+import os
+import platform
 from collections.abc import Sequence
 
 from mailroom.errors import InvalidMessage
 from mailroom.names import utf8
+from mailroom.schema.acts import Act
 from mailroom.sql.operation import Operation, Sql
 
 MAX_ACTOR_LENGTH = 200  # characters
@@ -11,27 +15,51 @@ MAX_WHY_LENGTH = 1_000  # characters
 
 AUDIT = Sql(
     """
-INSERT INTO {schema}.audit (actor, action, inbox, key, messages, reason)
-SELECT %(actor)s::text, %(action)s::text, inbox, key, messages, %(why)s::text
+INSERT INTO {schema}.audit (actor, action, inbox, key, messages, change, reason)
+SELECT %(actor)s::text, %(action)s::text, inbox, key, messages, %(change)s::text, %(why)s::text
 FROM unnest(%(inboxes)s::text[], %(keys)s::text[], %(messages)s::bigint[]) AS u (inbox, key, messages)
 """
 )
 
 
 def auditing(
-    schema: str, action: str, changes: Sequence[tuple[str | None, str | None, int]], actor: str, why: str | None
+    schema: str,
+    act: Act,
+    about: Sequence[tuple[str | None, str | None, int]],
+    actor: str,
+    why: str | None,
+    change: str | None = None,
 ) -> Operation[None]:
-    """Write one row per change: the inbox, the key and the number of messages."""
-    if changes:
-        inboxes, keys, messages = map(list, zip(*changes, strict=True))
+    """Write one row for each that the act was about: the inbox, the key or name, and the number of messages.
+
+    `change` says what is different now, such as `rate 5 -> 10`.
+    """
+    if about:
+        inboxes, keys, messages = map(list, zip(*about, strict=True))
         yield AUDIT.at(schema=schema)(
-            actor=actor, action=action, why=why, inboxes=inboxes, keys=keys, messages=messages
+            actor=actor, action=act.words, change=change, why=why, inboxes=inboxes, keys=keys, messages=messages
         )
 
 
-def because(why: str | None) -> str:
-    """Return the end of a reason that tells what was changed: the reason that was given, if one was."""
-    return "" if why is None else f": {why}"
+def changed(before: Sequence[object], after: Sequence[object]) -> str:
+    """Return what is different, where there is one or none of it: `before -> after`."""
+    return " -> ".join(str(each[0]) if each else "none" for each in (before, after))
+
+
+def person() -> str:
+    """Return who runs this process, as user@host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # in a container the user may have a number and no name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{platform.node()}"
+
+
+def checked_actor(actor: str | None, why: str | None) -> str:
+    """Return who acts, which is who runs this process if nobody is named. Raises as `check_actor`."""
+    named = person()[:MAX_ACTOR_LENGTH] if actor is None else actor
+    check_actor(named, why)
+    return named
 
 
 def check_actor(actor: str, why: str | None) -> None:

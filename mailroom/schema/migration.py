@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,6 +15,8 @@ from mailroom.errors import SchemaError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.numbers import seconds
 from mailroom.order.sequences import Numbers, raising_sequences
+from mailroom.schema.acts import MIGRATE
+from mailroom.schema.audit import checked_actor, person
 from mailroom.schema.checks import reading_revision
 from mailroom.schema.lock_phase import IN_USE, alone_phase, lock_phase, locked_by
 from mailroom.session import settings
@@ -40,6 +43,8 @@ def migrate(
     revision: str = "head",
     discard: bool = False,
     lock_timeout_s: float = LOCK_TIMEOUT_S,
+    actor: str | None = None,
+    why: str | None = None,
 ) -> None:
     """Migrate the node named `schema` to `revision` in the caller's transaction; `base` removes it.
 
@@ -51,9 +56,10 @@ def migrate(
 
     A downgrade raises `SchemaError` while a table that it drops holds messages, unless `discard` is true. A migration
     that fails leaves the transaction as it was. Raises `NotInTransaction` on an autocommit connection outside a
-    transaction, and `ConfigurationError` for a `lock_timeout_s` below 0.
+    transaction, `ConfigurationError` for a `lock_timeout_s` below 0, and `InvalidMessage` for a wrong `actor` (by
+    default user@host of this process) or `why`, which go into the table `audit`.
     """
-    operation = migrating(schema_name(schema), revision, discard, lock_timeout_s)
+    operation = migrating(schema_name(schema), revision, discard, lock_timeout_s, actor, why)
     if not isinstance(connection, str):
         run(connection, operation)
         return
@@ -69,9 +75,11 @@ async def migrate_async(
     revision: str = "head",
     discard: bool = False,
     lock_timeout_s: float = LOCK_TIMEOUT_S,
+    actor: str | None = None,
+    why: str | None = None,
 ) -> None:
     """`migrate` on an async connection, or with a connection string."""
-    operation = migrating(schema_name(schema), revision, discard, lock_timeout_s)
+    operation = migrating(schema_name(schema), revision, discard, lock_timeout_s, actor, why)
     if not isinstance(connection, str):
         await run_async(connection, operation)
         return
@@ -107,17 +115,31 @@ ROLL_BACK = Sql("ROLLBACK TO SAVEPOINT mailroom_migration")
 
 
 def migrating(
-    schema: str, revision: str, discard: bool, lock_timeout_s: float = LOCK_TIMEOUT_S
+    schema: str,
+    revision: str,
+    discard: bool,
+    lock_timeout_s: float = LOCK_TIMEOUT_S,
+    actor: str | None = None,
+    why: str | None = None,
 ) -> Operation[list[Numbers]]:
     """`migrate` as an operation: the statements of alembic's offline mode, so that any connection can run them.
 
     Returns the sequences that were raised.
     """
     seconds(lock_timeout_s, "lock_timeout_s", LONGEST_LOCK_TIMEOUT_S, zero=True)
-    return _migrating(schema, revision, discard, lock_timeout_s)
+    by = _By(checked_actor(actor, why), why)
+    return _migrating(schema, revision, discard, lock_timeout_s, by)
 
 
-def _migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float) -> Operation[list[Numbers]]:
+@dataclass(frozen=True, slots=True)
+class _By:
+    """Who migrates, and why, for the audit."""
+
+    actor: str
+    why: str | None = None
+
+
+def _migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float, by: _By) -> Operation[list[Numbers]]:
     yield IN_TRANSACTION
     [(path, lock, statement, strings, role)] = yield SETTINGS.at()()
     yield SAVEPOINT.at()()
@@ -127,7 +149,7 @@ def _migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float)
                 yield Statement(each, ())()
             current = yield from reading_revision(schema)
             _refuse_unknown(schema, current)
-            for each in _script(schema, current, revision, discard, lock_timeout_s):
+            for each in _script(schema, current, revision, discard, lock_timeout_s, by):
                 yield Statement(each.replace("%", "%%"), ())()
             break
         except Exception as error:
@@ -178,7 +200,9 @@ class _Printed(StringIO):
         return [text.strip() for text in self.pieces if not text.startswith("--")]
 
 
-def _script(schema: str, current: str | None, revision: str, discard: bool, lock_timeout_s: float) -> list[str]:
+def _script(
+    schema: str, current: str | None, revision: str, discard: bool, lock_timeout_s: float, by: _By | None = None
+) -> list[str]:
     """Return the statements that bring a node from one revision to another."""
     from alembic.config import Config
 
@@ -190,7 +214,8 @@ def _script(schema: str, current: str | None, revision: str, discard: bool, lock
     config = Config(output_buffer=printed)
     config.set_main_option("script_location", str(_migrations()).replace("%", "%%"))
     # The caller owns the transaction.
-    config.attributes.update(schema=schema, discard=discard, lock_timeout_s=lock_timeout_s, transactional_ddl=False)
+    config.attributes.update(schema=schema, discard=discard, lock_timeout_s=lock_timeout_s, by=by)
+    config.attributes["transactional_ddl"] = False
     way = revision if current is None else f"{current}:{revision}"
     with _outer_run_kept():
         if revision == "base" or (revision not in ("head", "heads") and revision < (current or "")):
@@ -240,6 +265,7 @@ def run_migrations(context: "EnvironmentContext", connection: "Connection | None
         for statement in (*_opening(schema), _starting(schema, current), _becoming_owner(schema)):
             context.execute(statement)
         context.run_migrations()
+        context.execute(_audited(schema, current, context.config.attributes.get("by") or _By(person())))
     if context.is_offline_mode():
         names = locked_by(text for text in printed.pieces[begun:] if not text.startswith("--"))
         printed.pieces.insert(begun, f"{lock_phase(schema, names, lock_timeout_s)};\n\n")
@@ -322,6 +348,19 @@ DO $$ BEGIN
         END IF;
     END IF;
     DROP TABLE IF EXISTS "{schema}".alembic_version;
+END $$"""
+
+
+def _audited(schema: str, before: str | None, by: _By) -> str:
+    """Return the statement that writes into the audit what was migrated; it is in scripts of alembic's, too."""
+    actor, why = (f"'{text.replace(chr(39), 2 * chr(39))}'" if text else "NULL" for text in (by.actor, by.why))
+    return f"""
+DO $$ BEGIN
+    IF to_regclass('"{schema}".audit') IS NOT NULL THEN
+        INSERT INTO audit (actor, action, messages, change, reason)
+        SELECT {actor}, '{MIGRATE.words}', 0, concat('{before or "none"} -> ', version_num), {why}
+        FROM alembic_version WHERE version_num <> '{before or "none"}';
+    END IF;
 END $$"""
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from mailroom.errors import ConfigurationError, InvalidMessage
 from mailroom.names import DEFAULT_SCHEMA, MAX_KEY_BYTES, schema_name, shown, topic_name, utf8
+from mailroom.schema.acts import UNWATCH, WATCH
+from mailroom.schema.audit import changed, checked_actor
 from mailroom.schema.checks import checking
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -28,6 +30,11 @@ class Watched:
     key_prefix: str
     without: tuple[str, ...]
     fault: str | None = None
+
+    def __str__(self) -> str:
+        """What is sent of it, such as `topic customer, without password`."""
+        prefix = f", key prefix {self.key_prefix}" if self.key_prefix else ""
+        return f"topic {self.topic}{prefix}" + (f", without {', '.join(self.without)}" if self.without else "")
 
 
 # Names are compared as a whole, so that they may have dots. Not by to_regclass, which fails without USAGE on a schema.
@@ -162,6 +169,8 @@ def _watching(
     key_prefix: str = "",
     without: str | Iterable[str] = (),
     schema: str = DEFAULT_SCHEMA,
+    actor: str | None = None,
+    why: str | None = None,
 ) -> Operation[None]:
     """Send a message for each row of a table that anybody inserts, updates or deletes from now on.
 
@@ -174,11 +183,12 @@ def _watching(
 
     If the table is watched already, these settings replace the earlier ones. Waits at most 3 s for the table's writers
     (and readers, if it is watched already), then raises the driver's error (55P03). Writers need no rights on
-    Mailroom's schema; the caller must own the table or have TRIGGER on it, and EXECUTE on the function `watch` of the
-    schema. In the caller's transaction, also for users' own migrations. Raises `ConfigurationError` if the table cannot
-    be watched, and `InvalidMessage` for the topic or the prefix.
+    Mailroom's schema; the caller must own the table or have TRIGGER on it, and EXECUTE on the functions `watch` and
+    `watch_audit` of the schema: `actor` (user@host of this process) and `why` go into the table `audit`. In the
+    caller's transaction, also for users' own migrations. Raises `ConfigurationError` if the table cannot be watched,
+    and `InvalidMessage` for the topic, the prefix, `actor` or `why`.
     """
-    schema = schema_name(schema)
+    schema, actor = schema_name(schema), checked_actor(actor, why)
     topic_name(f"{topic_name(topic)}.{LONGEST_WORD}")
     if (size := len(_text(key_prefix, "key_prefix"))) > MAX_PREFIX_BYTES:
         raise InvalidMessage(
@@ -192,6 +202,7 @@ def _watching(
     yield from checking(schema)
     found = yield from _finding(table, columns)
     arguments = [topic, key_prefix, found.hidden, *columns]
+    before = [each for each in (yield from _watches(schema)) if each.table == table]
     [(lock_timeout, _)] = yield PREPARE.at()()
     if (yield DROP.at(schema=schema)(table=table)):  # it may have been watched by other triggers
         yield APPLY.at()()
@@ -201,6 +212,16 @@ def _watching(
         )
         yield APPLY.at()()
     yield RESTORE.at()(before=lock_timeout)
+    told = changed(before, [Watched(table, topic, key_prefix, columns)])
+    yield AUDIT.at(schema=schema)(act=WATCH.words, table=table, change=told, actor=actor, why=why)
+
+
+AUDIT = Sql(
+    """
+SELECT {schema}.watch_audit(%(act)s::text, %(table)s::text, %(change)s::text, %(actor)s::text, %(why)s::text)::text
+""",
+    columns=("text",),
+)
 
 
 def _text(text: str, what: str) -> bytes:
@@ -223,20 +244,26 @@ HAVING pg_catalog.count(*) > 0
 )
 
 
-def _unwatching(table: str, *, schema: str = DEFAULT_SCHEMA) -> Operation[bool]:
+def _unwatching(
+    table: str, *, schema: str = DEFAULT_SCHEMA, actor: str | None = None, why: str | None = None
+) -> Operation[bool]:
     """Stop sending messages about a table; return whether it was watched. In the caller's transaction.
 
-    Waits at most 3 s for those who use the table, then raises the driver's error (55P03).
+    Waits at most 3 s for those who use the table, then raises the driver's error (55P03). `actor` and `why` are those
+    of `watch`.
     """
-    schema = schema_name(schema)
+    schema, actor = schema_name(schema), checked_actor(actor, why)
     _text(table, "table")
     yield IN_TRANSACTION
     yield from checking(schema)
+    before = [each for each in (yield from _watches(schema)) if each.table == table]
     if not (yield DROP.at(schema=schema)(table=table)):
         return False
     [(lock_timeout, _)] = yield PREPARE.at()()
     yield APPLY.at()()
     yield RESTORE.at()(before=lock_timeout)
+    told = changed(before, [])
+    yield AUDIT.at(schema=schema)(act=UNWATCH.words, table=table, change=told, actor=actor, why=why)
     return True
 
 
@@ -271,6 +298,13 @@ def _listing(*, schema: str = DEFAULT_SCHEMA) -> Operation[list[Watched]]:
         fault = yield from _fault(table, hidden, tuple(without), set(json.loads(names)), is_enabled)
         watched.append(Watched(table, topic, key_prefix, tuple(without), fault))
     return watched
+
+
+def _watches(schema: str) -> Operation[list[Watched]]:
+    """Return the watched tables without their faults: what they were told to send."""
+    rows = yield LIST.at(schema=schema)()
+    given = [(table, json.loads(arguments)[0]) for table, _, _, arguments in rows]
+    return [Watched(table, topic, prefix, tuple(without)) for table, (topic, prefix, _, *without) in given]
 
 
 def _fault(

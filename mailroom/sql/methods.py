@@ -8,7 +8,18 @@ What a function checks before it returns its operation is refused before anythin
 import inspect
 from collections.abc import Callable, Coroutine
 from functools import update_wrapper
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
+from typing import (
+    Any,
+    Concatenate,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
@@ -87,7 +98,7 @@ def _describe(made: Callable[..., object], operation: Callable[..., object], nam
     made.__name__ = name
     made.__qualname__ = ".".join([*operation.__qualname__.split(".")[:-1], name])
     signature = inspect.signature(operation)
-    parameters = list(signature.parameters.values())
+    parameters = [each for given in signature.parameters.values() for each in _unpacked(given)]
     taken = inspect.Parameter("connection", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=connection)
     parameters.insert(int(bool(parameters) and parameters[0].name == "self"), taken)
     *_, returned = get_args(signature.return_annotation)  # of an operation: what comes of it in the end
@@ -95,3 +106,14 @@ def _describe(made: Callable[..., object], operation: Callable[..., object], nam
     known = {each.name: each.annotation for each in parameters if each.annotation is not each.empty}
     made.__annotations__ = known | {"return": returned}
     made.__signature__ = signed  # type: ignore[attr-defined]  # what `inspect` looks for first
+
+
+def _unpacked(given: inspect.Parameter) -> list[inspect.Parameter]:
+    """Return a parameter; of `**settings: Unpack[...]` each setting as one of its own."""
+    if given.kind is not inspect.Parameter.VAR_KEYWORD or get_origin(given.annotation) is not Unpack:
+        return [given]
+    [declared] = get_args(given.annotation)
+    return [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in get_type_hints(declared).items()
+    ]

@@ -11,6 +11,7 @@ from mailroom.message.outgoing import aware
 from mailroom.message.periodic import PeriodicMessage, columns
 from mailroom.names import DEFAULT_SCHEMA, periodic_name, schema_name, shown
 from mailroom.numbers import count
+from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.checks import checking
 from mailroom.sql.methods import on_async_connection, on_connection
@@ -162,8 +163,7 @@ class _Operations:
         for name in sorted(declared):  # in the same order everywhere, so that two of these cannot deadlock
             done[name] = yield from self._putting(declared[name], now)
             if done[name] != "unchanged":
-                action = "periodic add" if done[name] == "added" else "periodic change"
-                yield from auditing(self.schema, action, [(None, name, 0)], actor, why)
+                yield from auditing(self.schema, acts.PERIODIC_ADD, [(None, name, 0)], actor, why, done[name])
         return done
 
     def _list(self) -> Operation[list[PeriodicState]]:
@@ -178,7 +178,7 @@ class _Operations:
         if is_paused:
             return False
         yield PAUSE.at(schema=self.schema)(name=name)
-        yield from auditing(self.schema, "periodic pause", [(None, name, 0)], actor, why)
+        yield from auditing(self.schema, acts.PERIODIC_PAUSE, [(None, name, 0)], actor, why)
         return True
 
     def _resume(self, name: str, *, actor: str, why: str | None = None, now: datetime | None = None) -> Operation[bool]:
@@ -194,7 +194,7 @@ class _Operations:
         if due <= moment:
             due = schedule.after(moment)
         yield RESUME.at(schema=self.schema)(name=name, due_at=due, next_at=schedule.sent_at(due))
-        yield from auditing(self.schema, "periodic resume", [(None, name, 0)], actor, why)
+        yield from auditing(self.schema, acts.PERIODIC_RESUME, [(None, name, 0)], actor, why)
         return True
 
     def _remove(self, name: str, *, actor: str, why: str | None = None) -> Operation[None]:
@@ -202,7 +202,7 @@ class _Operations:
         yield from self._begin(actor, why)
         yield from self._holding(name)
         yield REMOVE.at(schema=self.schema)(name=name)
-        yield from auditing(self.schema, "periodic remove", [(None, name, 0)], actor, why)
+        yield from auditing(self.schema, acts.PERIODIC_REMOVE, [(None, name, 0)], actor, why)
 
     def _next_times(self, name: str, number: int = 10, *, now: datetime | None = None) -> Operation[list[datetime]]:
         """Return the next `number` times of a periodic message, in its time zone, as if it were not paused.

@@ -281,8 +281,8 @@ async def test_records_that_the_broker_lost_stop_the_bridge_until_somebody_says_
         with node.connection.transaction():  # also back, while nothing comes
             assert not Bridges().resume(node.connection, "in", at=BrokerPosition("log", 0, 4), actor="me")
         await lane.follow_until(lambda: taken(node) == [3, 4, 4])
-    reasons = [reason for (reason,) in node.rows("SELECT reason FROM mailroom.audit ORDER BY id DESC LIMIT 2")]
-    assert reasons == ["at log/0=4", "at log/0=3"]
+    changes = [change for (change,) in node.rows("SELECT change FROM mailroom.audit ORDER BY id DESC LIMIT 2")]
+    assert changes == ["at log/0=4", "at log/0=3"]
 
 
 async def test_log_that_was_cut_back_and_written_anew_is_not_read_on(node: Node, log: Log) -> None:

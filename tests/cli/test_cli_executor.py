@@ -95,7 +95,7 @@ def test_target_is_added_listed_written_and_removed(node: Node) -> None:
     assert node.rows("SELECT name, hits FROM counters") == [("a", 1)]
     told = done("executor", "target", "remove", "stats", "--actor", "ada", dsn=node.dsn)
     assert told == "Target stats: public.counters, key name, number hits is removed.\n"
-    assert audited(node) == [(ME, "register target", "busy"), ("ada", "remove target", None)]
+    assert audited(node) == [(ME, "executor target add", "busy"), ("ada", "executor target remove", None)]
 
 
 def test_target_that_is_replaced_is_told(node: Node) -> None:
@@ -146,4 +146,4 @@ def test_function_is_added_listed_and_removed(node: Node) -> None:
     told = done("executor", "function", "remove", "note", "--why", "gone", dsn=node.dsn)
     assert told == "Function note: public.note, 2.5 s is removed.\n"
     assert json_of("executor", "function", "list", dsn=node.dsn) == []
-    assert audited(node)[-1] == (ME, "remove function", "gone")
+    assert audited(node)[-1] == (ME, "executor function remove", "gone")

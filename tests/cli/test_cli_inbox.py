@@ -285,18 +285,37 @@ def test_worker_runs_on_the_database_given_until_it_is_told_to_stop(
 
 
 def test_limits_are_set_listed_and_taken_back(node: Node) -> None:
-    create = ("inbox", "create", "shipping")
-    done(*create, "--rate", "10", "--burst", "20", "--concurrency", "4", "--breaker", "50", dsn=node.dsn)
-    [listed] = json_of("inbox", "list", dsn=node.dsn)
-    assert [listed[each] for each in ("rate", "burst", "concurrency", "breaker")] == [10, 20, 4, 50]
-    assert "10/s, burst 20" in " ".join(done("inbox", "list", dsn=node.dsn).split())
-    done(*create, "--backoff-s", "5", "--rate", "0", dsn=node.dsn)
-    [listed] = json_of("inbox", "list", dsn=node.dsn)
-    assert [listed[each] for each in ("rate", "burst", "concurrency", "breaker")] == [None, None, 4, 50]
-    assert "give that too" in error_of(mailroom(*create, "--burst", "5", dsn=node.dsn))
-    done(*create, "--breaker", "50", "--breaker-by", "/", dsn=node.dsn)
-    assert json_of("inbox", "list", dsn=node.dsn)[0]["breaker_by"] == "/"
-    assert "breaker 50 % by /" in " ".join(done("inbox", "list", dsn=node.dsn).split())
-    done(*create, "--breaker-by", "", dsn=node.dsn)
-    assert json_of("inbox", "list", dsn=node.dsn)[0]["breaker_by"] is None
-    assert "give that too" in error_of(mailroom(*create, "--breaker-by", "/", dsn=node.dsn))
+    def settings() -> list[object]:
+        [listed, _] = json_of("inbox", "list", dsn=node.dsn)
+        return [listed[each] for each in ("rate", "burst", "concurrency", "breaker", "breaker_by")]
+
+    def change(*options: str) -> str:
+        return done("inbox", "set", "billing", *options, dsn=node.dsn)
+
+    done("inbox", "create", "billing", "--rate", "10", "--burst", "20", "--breaker", "50", dsn=node.dsn)
+    assert settings() == [10, 20, None, 50, None]
+    listed = done("inbox", "list", dsn=node.dsn)
+    assert [each in listed for each in ("rate 10", "burst 20", "breaker 50")] == [True] * 3
+    assert change("--concurrency", "4") == "Inbox billing: concurrency none -> 4.\n"
+    assert change("--backoff-s", "5", "--rate", "0") == (
+        "Inbox billing: backoff_s 1 -> 5, rate 10 -> none, burst 20 -> none.\n"
+    )
+    assert settings() == [None, None, 4, 50, None]
+    assert change("--breaker", "50", "--breaker-by", "/") == "Inbox billing: breaker_by none -> /.\n"
+    assert change("--breaker", "50") == "Inbox billing: nothing to change.\n"
+    assert change("--breaker-by", "") == "Inbox billing: breaker_by / -> none.\n"
+    assert settings() == [None, None, 4, 50, None]
+    assert json_of("inbox", "set", "billing", "--expire-s", "60", dsn=node.dsn)["change"] == "expire_s none -> 60"
+    assert change("--expire-s", "0") == "Inbox billing: expire_s 60 -> none.\n"
+    for of, option in (("rate", ("--burst", "5")), ("breaker", ("--breaker-by", "/"))):
+        assert f"goes with a {of}: give both" in error_of(mailroom("inbox", "set", "billing", *option, dsn=node.dsn))
+
+
+def test_slip_of_a_name_changes_nothing(node: Node) -> None:
+    node.inbox("shipping")
+    refused = mailroom("inbox", "set", "shipping", "shiping", "--rate", "10", dsn=node.dsn)
+    assert "There is no inbox 'shiping'" in error_of(refused)
+    refused = mailroom("inbox", "create", "shipping", "--rate", "10", dsn=node.dsn)
+    assert "rate none -> 10. To change them: mailroom inbox set shipping" in error_of(refused)
+    assert "Give a setting to change" in error_of(mailroom("inbox", "set", "shipping", dsn=node.dsn))
+    assert [each["rate"] for each in json_of("inbox", "list", dsn=node.dsn)] == [None]

@@ -111,7 +111,7 @@ def test_replay_of_a_key_brings_it_back_and_is_audited_as_mine(held: Node) -> No
     assert text == "3 messages of 1 parked key replayed; 1 key no longer parked.\n"
     assert parked(held) == ["b"]
     assert [message.value for message in INBOX.peek(held.connection)] == [0, 1, 2]
-    assert audited(held) == [(ME, "replay", "a", 3, "mended")]
+    assert audited(held) == [(ME, "parked replay", "a", 3, "mended")]
 
 
 @pytest.mark.sample(1)
@@ -243,7 +243,7 @@ def test_requeue_of_a_skipped_message_brings_it_back_and_is_audited_as_mine(dead
     assert done("dead-letter", "requeue", "2", "--why", "mended", dsn=dead.dsn) == "1 dead letter requeued.\n"
     assert letters(dead) == [1]
     assert [message.value for message in INBOX.peek(dead.connection)] == [{"order": 2}]
-    assert audited(dead) == [(ME, "requeue dead letters", None, 1, "mended")]
+    assert audited(dead) == [(ME, "dead-letter requeue", None, 1, "mended")]
 
 
 @pytest.mark.sample(4)

@@ -51,7 +51,7 @@ def test_a_key_is_replayed_and_the_page_tells_it_once(node: Node, browser: Clien
     answer = act(browser, "/parked?matching=street", "replay/parked", "k")
     assert answer.status_code == 303
     assert answer.headers["location"] == "/parked?matching=street"
-    assert audited(node) == [("ada@ops", "replay", "shipping", "k", 2, WHY)]
+    assert audited(node) == [("ada@ops", "parked replay", "shipping", "k", 2, WHY)]
     assert node.value("SELECT count(*) FROM mailroom.parked") == 0
     assert "2 messages of 1 parked key replayed." in browser.get("/parked").text
     assert "replayed." not in browser.get("/parked").text
@@ -61,7 +61,7 @@ def test_a_key_is_replayed_and_the_page_tells_it_once(node: Node, browser: Clien
 def test_the_first_message_of_a_key_is_discarded(node: Node, browser: Client) -> None:
     parked_key(node, messages=3)
     act(browser, "/inboxes/shipping/key?key=k", "discard/parked", "k", sure="1", first="1")
-    assert audited(node) == [("ada@ops", "discard", "shipping", "k", 1, WHY)]
+    assert audited(node) == [("ada@ops", "parked discard", "shipping", "k", 1, WHY)]
     assert "1 message of 1 parked key discarded; 0 keys no longer parked." in browser.get("/").text
 
 
@@ -71,7 +71,7 @@ def test_all_keys_that_a_filter_chooses_are_replayed(node: Node, browser: Client
     parked_key(node, "b")
     node.connection.execute("UPDATE mailroom.key_state SET last_error = 'other' WHERE key = 'b'")
     act(browser, "/parked?inbox=shipping&matching=street", "replay/parked", "1")
-    assert audited(node) == [("ada@ops", "replay", "shipping", "a", 2, WHY)]
+    assert audited(node) == [("ada@ops", "parked replay", "shipping", "a", 2, WHY)]
 
 
 def test_dead_letters_are_requeued_and_discarded(node: Node, browser: Client) -> None:
@@ -79,14 +79,14 @@ def test_dead_letters_are_requeued_and_discarded(node: Node, browser: Client) ->
         node.send("nobody", key=key)
     node.deliver_all()
     first, second, _ = [str(id) for (id,) in node.rows("SELECT id FROM mailroom.dead_letter ORDER BY id")]
-    act(browser, "/dead-letters", "requeue/dead-letters", first)
-    act(browser, "/dead-letters", "discard/dead-letters", second, sure="1")
+    act(browser, "/dead-letters", "requeue/dead-letter", first)
+    act(browser, "/dead-letters", "discard/dead-letter", second, sure="1")
     assert node.waiting() == ["a"]
     assert [key for key, *_ in node.dead()] == ["c"]
-    act(browser, "/dead-letters?matching=no+inbox", "requeue/dead-letters", "1")
+    act(browser, "/dead-letters?matching=no+inbox", "requeue/dead-letter", "1")
     assert node.waiting() == ["a", "c"]
     assert [(action, number, why) for _, action, _, _, number, why in audited(node)] == [
-        ("requeue dead letters", 1, WHY), ("discard dead letters", 1, WHY), ("requeue dead letters", 1, WHY)
+        ("dead-letter requeue", 1, WHY), ("dead-letter discard", 1, WHY), ("dead-letter requeue", 1, WHY)
     ]  # fmt: skip
 
 
@@ -101,15 +101,15 @@ def test_inboxes_and_keys_are_paused_and_resumed(node: Node, browser: Client) ->
     assert "Paused by ada@ops" in browser.get(key_page).text
     act(browser, key_page, "resume/inbox", "k")
     assert [each[:4] for each in audited(node)] == [
-        ("ada@ops", action, "shipping", key) for key in (None, "k") for action in ("pause", "resume")
+        ("ada@ops", f"inbox {action}", "shipping", key) for key in (None, "k") for action in ("pause", "resume")
     ]
 
 
 def test_a_scheduled_message_is_cancelled(node: Node, browser: Client) -> None:
     id = node.send("order.paid", key="k")
-    act(browser, f"/message/path?id={id}", "cancel/message", str(id))
+    act(browser, f"/message/path?id={id}", "cancel/outbox", str(id))
     assert node.waiting() == []
-    assert audited(node) == [("ada@ops", "cancel", None, "k", 1, f"{id}: {WHY}")]
+    assert audited(node) == [("ada@ops", "outbox cancel", None, "k", 1, WHY)]
     assert f"Message {id} is cancelled." in browser.get("/").text
 
 
@@ -119,8 +119,8 @@ def test_a_reaped_message_is_replayed(node: Node, browser: Client) -> None:
     node.deliver_all()
     with node.connection.transaction():
         Inbox("shipping").reap(node.connection, "k")
-    act(browser, f"/message/path?id={id}", "replay/reaped", str(id))
-    assert audited(node) == [("ada@ops", "replay reaped", "shipping", "k", 1, WHY)]
+    act(browser, f"/message/path?id={id}", "replay/archive", str(id))
+    assert audited(node) == [("ada@ops", "archive replay", "shipping", "k", 1, WHY)]
     assert len(node.delivered()) == 1
 
 
@@ -158,7 +158,7 @@ def test_a_user_with_one_right_is_shown_and_allowed_that_one_alone(node: Node) -
         assert "bob may not discard here." in refused.text
         assert audited(node) == []
         assert client.post("/act/replay/parked", **fields).status_code == 303
-    assert audited(node) == [("bob", "replay", "shipping", "k", 2, WHY)]
+    assert audited(node) == [("bob", "parked replay", "shipping", "k", 2, WHY)]
 
 
 @pytest.mark.slow
@@ -169,9 +169,9 @@ def test_a_form_that_names_nothing_changes_nothing(node: Node, browser: Client) 
         ("replay/parked", {"inbox": "shipping"}),  # neither a key nor all of them
         ("replay/parked", {"key": "k"}),
         ("discard/parked", {"inbox": "shipping", "key": "k"}),  # not sure
-        ("requeue/dead-letters", {}),
-        ("requeue/dead-letters", {"id": "x"}),
-        ("cancel/message", {"id": "x"}),
+        ("requeue/dead-letter", {}),
+        ("requeue/dead-letter", {"id": "x"}),
+        ("cancel/outbox", {"id": "x"}),
         ("pause/inbox", {"inbox": "NO NAME"}),
         ("pause/inbox", {"inbox": "shipping", "why": " "}),
     ]

@@ -138,7 +138,7 @@ def test_acts_are_done_by_clicks(window: Any, at: str, trouble: Trouble, artefac
     shows(window, "goes on.")
     done = node.rows("SELECT action, reason FROM mailroom.audit WHERE reason = 'by clicks' ORDER BY id")
     assert [action for action, _ in done] == [
-        "replay", "requeue dead letters", "discard dead letters", "pause", "resume"
+        "parked replay", "dead-letter requeue", "dead-letter discard", "inbox pause", "inbox resume"
     ]  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def test_process_serves_an_auditor_until_it_is_stopped(node: Node) -> None:
         assert "server" not in answers["/"].headers
         [csrf] = set(re.findall(r'name="csrf" value="([0-9a-f]{64})"', answers["/dead-letters"].text))
         fields = {"csrf": csrf, "id": "1", "why": "x"}
-        refused = client.post("/act/requeue/dead-letters", data=fields, headers={"origin": at})
+        refused = client.post("/act/requeue/dead-letter", data=fields, headers={"origin": at})
         assert refused.status_code == 503
         assert "mailroom grant operator" in refused.text
         assert name not in refused.text

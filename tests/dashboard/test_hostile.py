@@ -115,7 +115,7 @@ def test_a_user_who_may_only_read(trouble: Trouble) -> None:
         browsers = Browsers(client.made.state.signer)
         number = client.made.state.signer.read(BROWSER, client.cookies[BROWSER])
         csrf = browsers.token(number, User("eve"))
-        for act in ("pause/inbox", "resume/inbox", "replay/parked", "discard/dead-letters", "cancel/message"):
+        for act in ("pause/inbox", "resume/inbox", "replay/parked", "discard/dead-letter", "cancel/outbox"):
             answer = client.post(f"/act/{act}", **PAUSE, csrf=csrf)
             assert answer.status_code == 403
             assert "eve may not" in answer.text

@@ -24,6 +24,8 @@ from mailroom.session.settings import DSN_VARIABLE
 from mailroom.testing.django import EmptiesNode
 from outbox import Outbox
 
+SHOP = "django migration of shop"
+
 
 def migrate(*target: str) -> None:
     call_command("migrate", *target, verbosity=0)
@@ -76,8 +78,12 @@ def test_migrations_make_schema_inboxes_and_subscriptions_and_undo_them(project:
     assert topics(project) == ["order.paid"]
     migrate("shop", "zero")
     assert rows(project, "SELECT name FROM mailroom.inbox_registry") == []
-    assert rows(project, "SELECT action, actor, reason FROM mailroom.audit") == [
-        ("drop inbox", "django migration of shop", "migrated backwards")
+    assert rows(project, "SELECT action, actor, change FROM mailroom.audit ORDER BY id") == [
+        ("migrate", "django migration of mailroom", f"none -> {schema.HEAD}"),
+        ("inbox create", SHOP, "order key, max_attempts 16 -> 3, subscribed to order.paid"),
+        ("inbox subscribe", SHOP, "order.refunded"),
+        ("inbox unsubscribe", SHOP, "order.refunded"),
+        ("inbox drop", SHOP, None),
     ]
     migrate("mailroom", "zero")
     assert schema.current_revision(project) is None

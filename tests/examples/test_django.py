@@ -14,7 +14,7 @@ from django.db import IntegrityError, ProgrammingError, connections, models, tra
 from django.db.backends.sqlite3.base import DatabaseWrapper as Sqlite
 
 from inbox import AsyncWorker, Handlers, Inbox, Message, Parked, Reject, Requests, Worker
-from mailroom import create_inbox, testing
+from mailroom import create_inbox, set_inbox, testing
 from mailroom.errors import ConfigurationError, NotInTransaction, UnsupportedConnection
 from mailroom.schema import current_revision, migrate
 from mailroom.sql import apart
@@ -461,7 +461,7 @@ def test_mail_works_with_the_orm_and_leaves_nothing(node: Node, connection: Any)
         Order.objects.create(id=1, state="paid")
         for value in ("broken", "swallowed", "fine"):
             OUTBOX.send(mail.connection, "shipping", value, key=value)
-        create_inbox(mail.connection, "shipping", max_attempts=1)
+        set_inbox(mail.connection, "shipping", max_attempts=1)
         worked = mail.handle_all(shipping=ship)
         assert [message.value for message in worked.handled] == ["fine"]
         assert [(failure.message.key, failure.outcome) for failure in worked.failures] == [

@@ -23,7 +23,7 @@ NOTE = "CREATE FUNCTION note(given jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT 
 REGISTRATIONS = Registrations()
 targets, remove_target = REGISTRATIONS.targets, REGISTRATIONS.remove_target
 functions, remove_function = REGISTRATIONS.functions, REGISTRATIONS.remove_function
-AUDIT = "SELECT actor, action, key, messages, reason FROM mailroom.audit ORDER BY id"
+AUDIT = "SELECT actor, action, key, change, reason FROM mailroom.audit ORDER BY id"
 
 
 @pytest.fixture
@@ -191,10 +191,10 @@ async def test_async_class_does_the_same(node: Node, kind: str) -> None:
         await connection.commit()
     assert (targets(node.connection), functions(node.connection)) == ([], [])
     assert node.rows(AUDIT) == [
-        ("ada", "register target", "stats: public.counters, key name, value body, number hits", 0, None),
-        ("ada", "register function", "note: public.note, 2 s", 0, None),
-        ("bob", "remove target", "stats: public.counters, key name, value body, number hits", 0, "unused"),
-        ("bob", "remove function", "note: public.note, 2 s", 0, None),
+        ("ada", "executor target add", "stats", f"none -> {target}", None),
+        ("ada", "executor function add", "note", f"none -> {function}", None),
+        ("bob", "executor target remove", "stats", f"{target} -> none", "unused"),
+        ("bob", "executor function remove", "note", f"{function} -> none", None),
     ]
 
 
@@ -210,9 +210,14 @@ def test_name_given_to_another_table_is_replaced_and_both_are_audited(connection
     [now] = targets(connection)
     assert (now.number, now.value) == (None, "body")
     assert connection.execute(AUDIT).fetchall() == [
-        ("ada", "register target", "stats: public.counters, key name, number hits", 0, None),
-        ("ada", "remove target", "stats: public.counters, key name, number hits", 0, "texts now"),
-        ("ada", "register target", "stats: public.counters, key name, value body", 0, "texts now"),
+        ("ada", "executor target add", "stats", "none -> stats: public.counters, key name, number hits", None),
+        (
+            "ada",
+            "executor target add",
+            "stats",
+            f"{before} -> stats: public.counters, key name, value body",
+            "texts now",
+        ),
     ]
     connection.rollback()
 
@@ -225,10 +230,9 @@ def test_name_given_to_another_function_is_replaced_and_both_are_audited(connect
     assert (before.timeout_s, [each.timeout_s for each in functions(connection)]) == (10, [20])
     remove_function(connection, "note", actor="bob")
     assert connection.execute(AUDIT).fetchall() == [
-        ("ada", "register function", "note: public.note, 10 s", 0, None),
-        ("ada", "remove function", "note: public.note, 10 s", 0, None),
-        ("ada", "register function", "note: public.note, 20 s", 0, None),
-        ("bob", "remove function", "note: public.note, 20 s", 0, None),
+        ("ada", "executor function add", "note", "none -> note: public.note, 10 s", None),
+        ("ada", "executor function add", "note", "note: public.note, 10 s -> note: public.note, 20 s", None),
+        ("bob", "executor function remove", "note", "note: public.note, 20 s -> none", None),
     ]
     connection.rollback()
 

@@ -679,9 +679,9 @@ def test_every_key_that_is_changed_is_in_the_audit(node: Node) -> None:
         PARKED.discard(node.connection, "c", actor="bob@mill")
     columns = "actor, role = session_user, action, inbox, key, messages, reason"
     assert node.rows(f"SELECT {columns} FROM mailroom.audit ORDER BY id") == [
-        ("ada@mill", True, "replay", "shipping", "a", 2, "mended"),
-        ("ada@mill", True, "replay", "shipping", "b", 1, "mended"),
-        ("bob@mill", True, "discard", "shipping", "c", 1, None),
+        ("ada@mill", True, "parked replay", "shipping", "a", 2, "mended"),
+        ("ada@mill", True, "parked replay", "shipping", "b", 1, "mended"),
+        ("bob@mill", True, "parked discard", "shipping", "c", 1, None),
     ]
 
 
@@ -810,7 +810,7 @@ async def test_async_class_does_the_same(node: Node, connect: Connect, kind: str
         await connection.commit()
     assert reaped(connect()) == [1, 2, 3, 4]
     assert node.rows("SELECT actor, action, key, messages, reason FROM mailroom.audit ORDER BY id") == [
-        ("ada", "discard", "k", 1, None), ("ada", "replay", "k", 4, "mended")
+        ("ada", "parked discard", "k", 1, None), ("ada", "parked replay", "k", 4, "mended")
     ]  # fmt: skip
 
 

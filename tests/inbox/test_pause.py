@@ -171,8 +171,8 @@ def test_second_pause_and_second_resume_change_nothing(node: Node) -> None:
     assert (resume(node), resume(node)) == (True, False)
     assert (shown(node).paused_at, shown(node).paused_by) == (None, None)
     assert node.rows("SELECT actor, action, inbox, key, reason FROM mailroom.audit ORDER BY id") == [
-        ("ada", "pause", "shipping", None, "the carrier is down"),
-        ("bob", "resume", "shipping", None, None),
+        ("ada", "inbox pause", "shipping", None, "the carrier is down"),
+        ("bob", "inbox resume", "shipping", None, None),
     ]
 
 
@@ -356,7 +356,10 @@ def test_other_keys_go_on(node: Node, session: Session) -> None:
     assert (shown(node).paused_keys, shown(node).parked_keys, shown(node).waiting_keys) == (1, 0, 0)
     assert (resume(node, "k"), resume(node, "k")) == (True, False)
     assert taken(node) == [0, 2, 1]
-    assert node.rows("SELECT action, key FROM mailroom.audit ORDER BY id") == [("pause", "k"), ("resume", "k")]
+    assert node.rows("SELECT action, key FROM mailroom.audit ORDER BY id") == [
+        ("inbox pause", "k"),
+        ("inbox resume", "k"),
+    ]
 
 
 def test_key_is_paused_before_it_has_messages(node: Node) -> None:

@@ -152,7 +152,7 @@ def test_total_inboxes_that_stand_for_lost_history_are_resumed_without_a_source(
     assert link(target, "resume", "--why", "looked through") == "The inboxes of total order go on.\n"
     assert target.value("SELECT resumed FROM mailroom.node") == 2
     assert link_json(target, "resume") == {"resumed": False}
-    assert audited(target) == [("resume order", None, 0, "ada", "looked through")]
+    assert audited(target) == [("link resume", None, 0, "ada", "looked through")]
 
 
 def test_report_lists_what_the_source_has_lost(source: Node, target: Node) -> None:

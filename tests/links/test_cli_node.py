@@ -92,8 +92,8 @@ def test_node_is_let_follow_one_that_is_far_ahead(node: Node) -> None:
         f"The clock goes on after {2**60}; it was at 7.\n"
     )
     assert node.rows("SELECT last_value, clock_ceiling, advanced FROM mailroom.clock, mailroom.node") == [(2**60,) * 3]
-    assert node.rows("SELECT actor, action, reason FROM mailroom.audit") == [
-        ("ada", "node advance", f"7 to {2**60}: follows lyon")
+    assert node.rows("SELECT actor, action, change, reason FROM mailroom.audit") == [
+        ("ada", "node advance", f"7 -> {2**60}", "follows lyon")
     ]
     node.inbox("shipping", "order.paid")
     node.send("order.paid", after_clock=2**60 + 2**32)

@@ -220,10 +220,10 @@ async def test_source_put_back_in_time_loses_what_it_lost_and_nothing_comes_twic
     assert set(pair.report().lost) == {lost, also}
     assert pair.report().skipped == ()
     assert pair.source.rows("SELECT actor, action, key FROM mailroom.audit") == [
-        ("dispatcher", "new incarnation", "south")
+        ("dispatcher", "dispatcher new-incarnation", "south")
     ]
     assert pair.target.rows("SELECT actor, action, key, messages FROM mailroom.audit") == [
-        ("dispatcher", "messages that the source lost", "north", 3)
+        ("dispatcher", "dispatcher source-lost", "north", 3)
     ]
     pair.stamp("next")
     assert await pair.turns() == ["read"]
@@ -334,12 +334,9 @@ async def test_source_put_back_without_another_start_does_nothing_before_somebod
     assert pair.incarnation() == 1
 
     assert transacted(pair.source, saying_restored(SCHEMA, actor="ada", why="snapshot")) == 2
-    [(actor, key, reason)] = pair.source.rows("SELECT actor, key, reason FROM mailroom.audit")
-    assert (actor, key, reason.startswith("snapshot (incarnation 2: south had received rows up to 2")) == (
-        "ada",
-        "south",
-        True,
-    )
+    [(*acted, change)] = pair.source.rows("SELECT action, actor, key, reason, change FROM mailroom.audit")
+    assert acted == ["node restored", "ada", "south", "snapshot"]
+    assert change.startswith("incarnation 2: south had received rows up to 2")
     assert await pair.turns() == ["reconciled", "read"]
     assert pair.received() == ["a", "lost", "new"]
     assert pair.report().lost == (lost,)
@@ -469,8 +466,8 @@ async def test_target_put_back_behind_what_the_source_keeps_stops_and_can_be_res
     assert await pair.turns() == ["read"]
     assert pair.received() == ["a", "d", "e"]
     assert pair.report().skipped == ((2, 3),)
-    assert pair.target.rows("SELECT action, key, reason FROM mailroom.audit") == [
-        ("link resume", "north", "they are gone (at 3, never read: rows 2 to 3)")
+    assert pair.target.rows("SELECT action, key, change, reason FROM mailroom.audit") == [
+        ("link resume", "north", "at 3, never read: rows 2 to 3", "they are gone")
     ]
 
 

@@ -285,7 +285,7 @@ def test_what_came_by_a_link_of_another_number_is_known(source: Node, target: No
     known = target.rows("SELECT message_id FROM mailroom.known WHERE origin = %s", origin.number)
     assert sorted(known) == sorted(ids)
     assert not run(target.connection, forgetting(SCHEMA, origin, link))
-    assert audited(target)[-1][:4] == ("new link", "north", 6, "dispatcher")
+    assert audited(target)[-1][:4] == ("dispatcher new-link", "north", 6, "dispatcher")
     [found] = do(target, "status").sources
     assert (found.position, found.shown) == (0, 50)
     report = run(target.connection, reporting(SCHEMA, "north"))

@@ -146,7 +146,7 @@ def test_commands_refuse_what_cannot_be_an_origin(node: Node) -> None:
 
 
 def audit(node: Node) -> list[Any]:
-    return node.rows("SELECT actor, action, messages, reason FROM mailroom.audit ORDER BY id")
+    return node.rows("SELECT actor, action, change, reason FROM mailroom.audit ORDER BY id")
 
 
 def test_node_is_renamed_and_the_audit_says_by_whom_and_why(node: Node) -> None:
@@ -155,7 +155,7 @@ def test_node_is_renamed_and_the_audit_says_by_whom_and_why(node: Node) -> None:
         assert rename_node(node.connection, "lyon", actor="ada", why="as its site") == first
         assert rename_node(node.connection, "lyon", actor="ada") == "lyon"
     assert node.value("SELECT name FROM mailroom.node") == "lyon"
-    assert audit(node) == [("ada", "rename node", 0, f"{first} to lyon: as its site")]
+    assert audit(node) == [("ada", "node rename", f"{first} -> lyon", "as its site")]
 
 
 def test_node_takes_no_name_that_a_link_could_not_have(node: Node) -> None:
@@ -175,7 +175,7 @@ def test_command_renames_the_node(node: Node) -> None:
     assert done(*rename, "--actor", "ada", "--why", "its site", dsn=node.dsn) == (
         f"The node is called lyon; it was called {first}.\n"
     )
-    assert audit(node) == [("ada", "rename node", 0, f"{first} to lyon: its site")]
+    assert audit(node) == [("ada", "node rename", f"{first} -> lyon", "its site")]
     assert done(*rename, dsn=node.dsn) == "The node is called lyon already.\n"
     assert json_of(*rename, dsn=node.dsn) == {
         "schema": "mailroom", "before": "lyon", "name": "lyon", "dry_run": False,

@@ -305,7 +305,7 @@ def test_restored_node_takes_a_new_incarnation_beyond_those_that_readers_have_se
     assert node.rows("SELECT incarnation, clock_ceiling, life = %s FROM mailroom.node", life) == [
         (8, clock(node), False)
     ]
-    assert node.rows("SELECT actor, action FROM mailroom.audit") == [("ada", "new incarnation")]
+    assert node.rows("SELECT actor, action FROM mailroom.audit") == [("ada", "node restored")]
 
 
 def test_node_that_is_elsewhere_cannot_be_said_to_be_restored_only(node: Node) -> None:

@@ -233,14 +233,14 @@ def test_command(node: Node, dsn: str) -> None:
     assert done("outbox", "cancel", str(id), "--actor", "ada", "--why", "a mistake", dsn=dsn) == (
         f"Message {id} of key k is cancelled.\n"
     )
-    assert node.rows("SELECT actor, action, inbox, key, messages, reason FROM mailroom.audit") == [
-        ("ada", "cancel", None, "k", 1, f"{id}: a mistake")
+    assert node.rows("SELECT actor, action, inbox, key, change, reason FROM mailroom.audit") == [
+        ("ada", "outbox cancel", None, "k", str(id), "a mistake")
     ]
     again = node.send("shipping", key="k", once="42")
     assert json_of("outbox", "cancel", str(again), "--free-once", dsn=dsn) == {
         "id": str(again), "key": "k", "cancelled": True, "free_once": True,
     }  # fmt: skip
-    assert "its once is free" in node.value("SELECT reason FROM mailroom.audit ORDER BY id DESC LIMIT 1")
+    assert "its once is free" in node.value("SELECT change FROM mailroom.audit ORDER BY id DESC LIMIT 1")
     assert node.value("SELECT count(*) FROM mailroom.outbox_jdbc_id") == 0
 
 

@@ -29,7 +29,7 @@ def add(connection: Any, message: PeriodicMessage = HOURLY, now: datetime = NOON
 
 
 def audited(node: Node) -> list[Any]:
-    return node.rows("SELECT actor, action, key, reason FROM mailroom.audit ORDER BY id")
+    return node.rows("SELECT actor, action, key, coalesce(change, reason) FROM mailroom.audit ORDER BY id")
 
 
 # -- Adding ------------------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def test_same_definition_changes_nothing_and_another_one_says_so(node: Node) -> 
     assert (state.due_at, state.missed, state.key) == (NOON + HOUR, "all", "k")  # the next time stays
     assert (
         audited(node)
-        == [("ada", "periodic add", "hourly", "reports")] + [("ada", "periodic change", "hourly", "reports")] * 6
+        == [("ada", "periodic add", "hourly", "added")] + [("ada", "periodic add", "hourly", "changed")] * 6
     )
 
 
@@ -260,7 +260,7 @@ def test_command_does_what_the_class_does(node: Node) -> None:
     assert [action for _, action, _, _ in audited(node)] == [
         "periodic add", "periodic pause", "periodic resume", "periodic remove",
     ]  # fmt: skip
-    assert audited(node)[0] == ("ada", "periodic add", "nightly", "reports")
+    assert audited(node)[0] == ("ada", "periodic add", "nightly", "added")
 
 
 WRONG: list[tuple[tuple[str, ...], str]] = [

@@ -58,7 +58,7 @@ def test_nothing_is_left_of_it_and_others_keep_what_is_theirs(node: Node, dsn: s
     assert (kept(node), node.value(TABLES)) == ({}, 0)
     assert node.rows("SELECT name FROM mailroom.inbox_registry") == [("billing",)]
     assert node.rows("SELECT actor, action, inbox, messages, reason FROM mailroom.audit") == [
-        ("ada", "drop inbox", "shipping", 2, "nobody reads it")
+        ("ada", "inbox drop", "shipping", 2, "nobody reads it")
     ]
     assert Inbox("billing").backlog(node.connection) == 2
     node.send("order.paid", key="k")

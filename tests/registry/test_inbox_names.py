@@ -87,10 +87,11 @@ def test_name_that_something_else_has_is_refused_and_nothing_changes(node: Node)
 def test_partition_that_was_detached_is_not_taken_for_the_inbox(node: Node) -> None:
     node.inbox("wall", "said")
     node.connection.execute("ALTER TABLE mailroom.inbox DETACH PARTITION mailroom.inbox_wall")
-    with pytest.raises(SchemaError, match="something else has that name"):
-        node.inbox("wall", "said")
+    with pytest.raises(SchemaError, match="something else has that name"), node.connection.transaction():
+        create_inbox(node.connection, "wall", ["said"])
     node.connection.execute("DROP TABLE mailroom.inbox_wall")
-    node.inbox("wall", "said")
+    with node.connection.transaction():
+        create_inbox(node.connection, "wall", ["said"])
     node.send("said")
     assert node.deliver_all().delivered == 1
 

@@ -67,8 +67,8 @@ def test_all_that_is_kept_of_it_goes_along(node: Node, dsn: str) -> None:
     renamed = [tuple("dispatch" if part == "shipping" else part for part in row) for row in settings]
     assert sorted(node.rows("TABLE mailroom.inbox_registry")) == sorted(renamed)
     assert indexes(node) == ["clock_of_dispatch", "key_of_dispatch"]
-    assert node.rows("SELECT actor, action, inbox, messages, reason FROM mailroom.audit") == [
-        ("ada", "rename inbox", "shipping", 4, "to dispatch: its team's word")
+    assert node.rows("SELECT actor, action, inbox, messages, change, reason FROM mailroom.audit") == [
+        ("ada", "inbox rename", "shipping", 4, "shipping -> dispatch", "its team's word")
     ]
 
 

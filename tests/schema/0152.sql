@@ -1020,6 +1020,16 @@ END $$;
 
 COMMENT ON FUNCTION mailroom.watch() IS 'The trigger of watched tables: sends what happens to their rows.';
 
+CREATE FUNCTION mailroom.watch_audit(act text, watched text, changed text, by_actor text, why text) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    INSERT INTO "mailroom".audit (actor, action, key, messages, change, reason)
+    SELECT by_actor, act, watched, 0, changed, why WHERE act IN ('watch', 'unwatch')
+$$;
+
+COMMENT ON FUNCTION mailroom.watch_audit(act text, watched text, changed text, by_actor text, why text) IS 'Writes into the audit that a table is watched, or no longer.';
+
 CREATE FUNCTION mailroom.watch_json(given record) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1234,10 +1244,11 @@ CREATE TABLE mailroom.audit (
     inbox text COLLATE pg_catalog."C",
     key text COLLATE pg_catalog."C",
     messages bigint NOT NULL,
+    change text,
     reason text
 );
 
-COMMENT ON TABLE mailroom.audit IS 'Who did what by hand: to parked keys and dead letters, and registrations.';
+COMMENT ON TABLE mailroom.audit IS 'Who changed what by hand, and what the dispatcher did of its own accord.';
 
 COMMENT ON COLUMN mailroom.audit.id IS 'Its number.';
 
@@ -1247,13 +1258,15 @@ COMMENT ON COLUMN mailroom.audit.actor IS 'Who acted, as given by the caller.';
 
 COMMENT ON COLUMN mailroom.audit.role IS 'The database role that did it.';
 
-COMMENT ON COLUMN mailroom.audit.action IS 'What was done.';
+COMMENT ON COLUMN mailroom.audit.action IS 'What was done, by the words of the command; those of the dispatcher alone begin with its name.';
 
 COMMENT ON COLUMN mailroom.audit.inbox IS 'In which inbox.';
 
-COMMENT ON COLUMN mailroom.audit.key IS 'To which key; null if to single messages.';
+COMMENT ON COLUMN mailroom.audit.key IS 'To which key, link, bridge, table or other thing of a name; null if to none.';
 
 COMMENT ON COLUMN mailroom.audit.messages IS 'How many messages it affected.';
+
+COMMENT ON COLUMN mailroom.audit.change IS 'What is different now, such as: rate 5 -> 10.';
 
 COMMENT ON COLUMN mailroom.audit.reason IS 'Why, as given by the caller.';
 
@@ -3506,6 +3519,8 @@ REVOKE ALL ON FUNCTION mailroom.link_want(of_link bigint, by_run uuid, clock big
 REVOKE ALL ON FUNCTION mailroom.make_reaped_days(at timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION mailroom.watch() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION mailroom.watch_audit(act text, watched text, changed text, by_actor text, why text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION mailroom.watch_json(given record) FROM PUBLIC;
 

@@ -21,8 +21,8 @@ from psycopg import sql
 import alembic
 from alembic import command
 from inbox import Inbox
-from mailroom import create_inbox, schema
-from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction, SchemaError
+from mailroom import create_inbox, schema, set_inbox
+from mailroom.errors import ConfigurationError, InvalidName, NotInTransaction, SchemaError
 from mailroom.registry.inboxes import Order
 from mailroom.session.settings import DSN_VARIABLE
 from mailroom.sql.runner import _psycopg_step
@@ -305,12 +305,15 @@ def test_one_of_several_inboxes_that_cannot_be_leaves_all_as_they_were(connect: 
     assert connection.execute("SELECT FROM mailroom.subscription").fetchall() == []
 
 
-def test_inbox_is_made_once_and_keeps_what_was_not_given_anew(connect: Connect) -> None:
+def test_inbox_that_exists_stays_as_it_is_and_gets_the_subscriptions_that_it_lacks(connect: Connect) -> None:
     connection = connect()
     create_inbox(connection, "shipping", ["order.paid"], backoff_s=2, backoff_max_s=30)
-    create_inbox(connection, "shipping", ["order.paid", "order.sent"], backoff_s=3)
+    create_inbox(connection, "shipping", ["order.paid", "order.sent"], backoff_s=2)
+    create_inbox(connection, "shipping")
+    with pytest.raises(ConfigurationError, match=r"backoff_s 2 -> 3.*mailroom inbox set shipping"):
+        create_inbox(connection, ["billing", "shipping"], backoff_s=3)
     assert connection.execute("SELECT name, backoff_s, backoff_max_s FROM mailroom.inbox_registry").fetchall() == [
-        ("shipping", 3.0, 30.0)
+        ("shipping", 2.0, 30.0)
     ]
     topics = connection.execute("SELECT topic, inbox FROM mailroom.subscription ORDER BY topic").fetchall()
     assert topics == [("order.paid", "shipping"), ("order.sent", "shipping")]
@@ -322,19 +325,22 @@ def test_backoff_given_alone_moves_the_other_bound(connect: Connect) -> None:
         ({}, (1, 3600)), ({"backoff_s": 5000}, (5000, 5000)), ({"backoff_max_s": 0.5}, (0.5, 0.5)),
     ]  # fmt: skip
     for given, kept in cases:
-        for _ in range(2):
-            create_inbox(connection, "shipping", **given)
+        for make in (create_inbox, create_inbox, set_inbox):
+            make(connection, "shipping", **given)
             found = connection.execute("SELECT backoff_s, backoff_max_s FROM mailroom.inbox_registry").fetchall()
             assert found == [kept]
         connection.rollback()
 
 
 NONSENSE: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"expire_s": 0}, ConfigurationError, "expire_s must be a number of seconds, above 0, at most 315,360,000, not 0"),
+    ({"expire_s": -1}, ConfigurationError, "expire_s must be a number of seconds, 0 or more, at most 315,360,000"),
+    ({"backoff_s": 2, "backoff_max_s": 1}, ConfigurationError, "backoff_max_s, the longest wait, is shorter"),
+    ({"rate": 2_000_000}, ConfigurationError, "rate must be a number of messages per second, .*1,000,000"),
+    ({"rat": 5}, TypeError, "An inbox has no setting 'rat': it has backoff_s"),
     ({"expire_s": True}, ConfigurationError, "expire_s must be .*, not bool"),
     ({"expire_s": 1e300}, ConfigurationError, "expire_s must be .*, not 1e\\+300"),
-    ({"max_attempts": 0}, InvalidMessage, "max_attempts must be an int from 1 to 1,000,000, not 0"),
-    ({"max_attempts": True}, InvalidMessage, "max_attempts must be .*, not bool"),
+    ({"max_attempts": 0}, ConfigurationError, "max_attempts must be an int from 1 to 1,000,000, not 0"),
+    ({"max_attempts": True}, ConfigurationError, "max_attempts must be .*, not bool"),
     ({"on_failure": "drop"}, ConfigurationError, "on_failure is 'drop'; give 'park' or 'skip'"),
 ]
 

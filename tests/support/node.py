@@ -13,13 +13,14 @@ from dispatcher.delivery.deliver import Delivery, delivering
 from dispatcher.delivery.floor import FIRST, ScanStart
 from inbox.by_key.due import reaping_due
 from inbox.by_key.failure import Recorded, failed, recording
-from mailroom import create_inbox
+from mailroom import create_inbox, set_inbox
 from mailroom.message.message import Message
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from outbox import Outbox, Outgoing
 
 SCHEMA = "mailroom"
+MADE = "the fixture"
 
 # For the mark `node_sql`: the clock's ceiling is 0 in a new node.
 CLOCKS_ALLOWED = "UPDATE mailroom.node SET clock_ceiling = 1000000"
@@ -33,10 +34,16 @@ class Node:
         self.connection = connection
 
     def inbox(self, name: str, *topics: str, backoff_s: float = 1, **settings: Any) -> None:
-        """Make an inbox that subscribes to the topics."""
-        backoff_max_s = max(backoff_s, 60)
+        """Make an inbox that subscribes to the topics, or give it these settings and topics, too."""
+        settings |= {"backoff_s": backoff_s, "backoff_max_s": max(backoff_s, 60)}
+        exists = self.rows("SELECT FROM mailroom.inbox_registry WHERE name = %s", name)
         with self.connection.transaction():
-            create_inbox(self.connection, name, topics, backoff_s=backoff_s, backoff_max_s=backoff_max_s, **settings)
+            if exists:
+                settings.pop("order", None)
+                set_inbox(self.connection, name, actor=MADE, **settings)
+            create_inbox(self.connection, name, topics, actor=MADE, **({} if exists else settings))
+            # Tests look at what they have changed themselves.
+            self.connection.execute("DELETE FROM mailroom.audit WHERE actor = %s", [MADE])
 
     def send(self, topic: str, value: object = None, **fields: Any) -> UUID:
         """Send one message in a transaction of its own."""

@@ -18,7 +18,7 @@ from inbox.by_key.claim import PIN, Share
 from inbox.claims import Claims
 from inbox.worker import limiting
 from inbox.worker.limiting import LEAST, MOST_PREFIXES, ByPrefix
-from mailroom import create_inbox, drop_inbox, events, rename_inbox
+from mailroom import create_inbox, drop_inbox, events, rename_inbox, set_inbox
 from mailroom.errors import ConfigurationError
 from mailroom.metrics.catalog import INBOX_BREAKER_OPEN, reading_catalog
 from mailroom.registry.breakers import Prefix, closing_prefixes, prefix_of
@@ -55,7 +55,7 @@ def deliver_many(node: Node, keys: list[str]) -> None:
 
 def limit(node: Node, breaker: int = 50, breaker_by: str | None = "/", **given: Any) -> None:
     with node.connection.transaction():
-        create_inbox(node.connection, "shipping", breaker=breaker, breaker_by=breaker_by, **given)
+        set_inbox(node.connection, "shipping", breaker=breaker, breaker_by=breaker_by, **given)
 
 
 def opened(node: Node, prefix: str, separator: str = "/") -> bool:
@@ -429,7 +429,7 @@ def test_resume_closes_all_and_is_audited(node: Node) -> None:
     assert resume(node, actor="anna", why="the carrier is back")
     assert not resume(node, actor="anna")
     assert is_open(node) == waiting(node) == []
-    assert node.rows("SELECT actor, action, inbox FROM mailroom.audit") == [("anna", "resume", "shipping")]
+    assert node.rows("SELECT actor, action, inbox FROM mailroom.audit") == [("anna", "inbox resume", "shipping")]
 
 
 @pytest.mark.parametrize("given", [{"breaker": 0, "breaker_by": None}, {"breaker_by": ":"}, {"breaker_by": ""}])
@@ -449,7 +449,7 @@ def test_a_setting_that_ends_closes_what_it_has_opened(node: Node, given: dict[s
 
 def test_a_change_of_the_setting_and_an_opening_wait_for_each_other(node: Node, connect: Connect) -> None:
     with connect() as one:
-        create_inbox(one, "shipping", breaker=50, breaker_by=":")
+        set_inbox(one, "shipping", breaker=50, breaker_by=":")
         found: list[bool] = []
         opener = threading.Thread(target=lambda: found.append(opened(node, "a")))
         opener.start()

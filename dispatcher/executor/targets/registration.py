@@ -4,7 +4,6 @@ Names of tables, columns and functions are given as in the catalog: case-sensiti
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -13,8 +12,8 @@ from mailroom.errors import ConfigurationError, InvalidName
 from mailroom.message.executable import ACCOUNTING, STORE
 from mailroom.names import DEFAULT_SCHEMA, executable_name, schema_name, shown
 from mailroom.numbers import seconds
-from mailroom.schema import checking
-from mailroom.schema.audit import auditing, check_actor
+from mailroom.schema import acts, checking
+from mailroom.schema.audit import auditing, changed, check_actor
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
@@ -142,7 +141,8 @@ class _Operations:
             [(created_at,)] = yield SET_TARGET.at(schema=self.schema)(
                 name=name, table_schema=table_schema, table_name=table_name, key=key, value=value, number=number
             )
-            yield from self._auditing("target", before, [RegisteredTarget(name, *wanted, created_at)], actor, why)
+            told = changed(before, [RegisteredTarget(name, *wanted, created_at)])
+            yield from auditing(self.schema, acts.TARGET_ADD, [(None, name, 0)], actor, why, told)
         return before[0] if before else None
 
     def _remove_target(
@@ -158,7 +158,8 @@ class _Operations:
         before = yield from self._finding_targets(name)
         if before and not dry_run:
             yield REMOVE_TARGET.at(schema=self.schema)(name=name)
-            yield from self._auditing("target", before, [], actor, why)
+            told = changed(before, [])
+            yield from auditing(self.schema, acts.TARGET_REMOVE, [(None, name, 0)], actor, why, told)
         return before[0] if before else None
 
     def _targets(self) -> Operation[list[RegisteredTarget]]:
@@ -196,7 +197,8 @@ class _Operations:
             [(created_at,)] = yield SET_FUNCTION.at(schema=self.schema)(
                 name=name, function_schema=function_schema, function_name=function_name, timeout_s=wanted[1]
             )
-            yield from self._auditing("function", before, [RegisteredFunction(name, *wanted, created_at)], actor, why)
+            told = changed(before, [RegisteredFunction(name, *wanted, created_at)])
+            yield from auditing(self.schema, acts.FUNCTION_ADD, [(None, name, 0)], actor, why, told)
         return before[0] if before else None
 
     def _remove_function(
@@ -212,7 +214,8 @@ class _Operations:
         before = yield from self._finding_functions(name)
         if before and not dry_run:
             yield REMOVE_FUNCTION.at(schema=self.schema)(name=name)
-            yield from self._auditing("function", before, [], actor, why)
+            told = changed(before, [])
+            yield from auditing(self.schema, acts.FUNCTION_REMOVE, [(None, name, 0)], actor, why, told)
         return before[0] if before else None
 
     def _functions(self) -> Operation[list[RegisteredFunction]]:
@@ -230,13 +233,6 @@ class _Operations:
     def _finding_functions(self, name: str | None = None) -> Operation[list[RegisteredFunction]]:
         yield from checking(self.schema)
         return [RegisteredFunction(*row) for row in (yield FUNCTIONS.at(schema=self.schema)(name=name))]
-
-    def _auditing(
-        self, what: str, before: Sequence[object], after: Sequence[object], actor: str, why: str | None
-    ) -> Operation[None]:
-        for action, registered in (("remove", before), ("register", after)):
-            changes = [(None, str(each), 0) for each in registered]
-            yield from auditing(self.schema, f"{action} {what}", changes, actor, why)
 
 
 class Registrations(_Operations):

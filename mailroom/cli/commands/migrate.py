@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from mailroom import schema as node
+from mailroom.cli.acting import answering
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, note, say, working
 from mailroom.cli.parameters import Number
@@ -28,8 +29,9 @@ BOTH_ENDS = ("base", "head")
     metavar="SECONDS",
     help="Give up if tables that change are in use for so long.",
 )
+@answering
 @pass_call
-def migrate(call: Call, revision: str, discard: bool, lock_timeout_s: float) -> None:
+def migrate(call: Call, revision: str, discard: bool, lock_timeout_s: float, actor: str, why: str | None) -> None:
     """Create the schema of a node, or bring it up to date.
 
     It runs in one transaction and changes nothing if the schema is current. Programs may run meanwhile: it locks the
@@ -45,7 +47,7 @@ def migrate(call: Call, revision: str, discard: bool, lock_timeout_s: float) -> 
     """
     if revision not in (known := [*BOTH_ENDS, *node.revisions()]):
         raise click.UsageError(f"There is no revision {revision!r}; there are {', '.join(known)}.")
-    before, after, raised = migrate_first(call, revision, discard, lock_timeout_s)
+    before, after, raised = migrate_first(call, revision, discard, lock_timeout_s, actor, why)
     if call.json:
         document({"schema": call.schema, "before": before, "after": after, "raised": raised})
     elif before == after:
@@ -53,7 +55,12 @@ def migrate(call: Call, revision: str, discard: bool, lock_timeout_s: float) -> 
 
 
 def migrate_first(
-    call: Call, revision: str = "head", discard: bool = False, lock_timeout_s: float = LOCK_TIMEOUT_S
+    call: Call,
+    revision: str = "head",
+    discard: bool = False,
+    lock_timeout_s: float = LOCK_TIMEOUT_S,
+    actor: str | None = None,
+    why: str | None = None,
 ) -> tuple[str | None, str | None, list[Numbers]]:
     """Migrate, and tell a person what that changed; also for a command that has it as its first step.
 
@@ -63,7 +70,7 @@ def migrate_first(
         driver: Any = driver_of(connection)
         driver.add_notice_handler(telling(note))
         before = node.current_revision(connection, schema=call.schema)
-        raised = run(connection, migrating(call.schema, revision, discard, lock_timeout_s))
+        raised = run(connection, migrating(call.schema, revision, discard, lock_timeout_s, actor, why))
         after = node.current_revision(connection, schema=call.schema)
     if not call.json:
         if before != after:

@@ -25,7 +25,7 @@ def status(call: Call) -> None:
 
     Further columns are shown if they count anything. Waiting keys have failed and wait for their next attempt; parked
     keys are held, with their messages, until an operator acts (mailroom parked list). Expired messages waited for
-    longer than their inbox allows and were removed (mailroom inbox create --expire-s). Held messages are in an inbox of
+    longer than their inbox allows and were removed (mailroom inbox set --expire-s). Held messages are in an inbox of
     total order and may not be reaped yet: the node they are held back for may still send earlier ones. A paused inbox
     gives no messages until it is resumed, and so does a paused key (mailroom inbox resume). While the breaker of an
     inbox is open, its workers try one message from time to time.

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import click
 
+from mailroom.cli.acting import answering
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, note, say, table, working
 from mailroom.cli.parameters import TEXT, TOPIC
@@ -17,10 +18,12 @@ from mailroom.schema import watching
 @click.option("--key-prefix", metavar="TEXT", type=TEXT, default="", help="Text before the primary key in keys.")
 @click.option("--without", metavar="COLUMN", type=TEXT, multiple=True, help="Leave this column out; may be repeated.")
 @click.option("--list", "is_list", is_flag=True, help="List the watched tables.")
+@answering
 @pass_call
 def watch(
-    call: Call, table_name: str | None, topic: str | None, key_prefix: str, without: Sequence[str], is_list: bool
-) -> None:
+    call: Call, table_name: str | None, topic: str | None, key_prefix: str, without: Sequence[str], is_list: bool,
+    actor: str, why: str | None,
+) -> None:  # fmt: skip
     """Send a message for each row of a table that is inserted, updated or deleted.
 
     Triggers send it, in the transaction that changes the row. If the table is watched already, these settings replace
@@ -41,7 +44,10 @@ def watch(
     if table_name is None or topic is None:
         raise click.UsageError("Give a table and --topic, or --list.")
     with working("waiting for the table"), call.connection("watch") as connection:
-        watching.watch(connection, table_name, topic, key_prefix=key_prefix, without=without, schema=call.schema)
+        watching.watch(
+            connection, table_name, topic, key_prefix=key_prefix, without=without, schema=call.schema, actor=actor,
+            why=why,
+        )  # fmt: skip
     if call.json:
         document({"table": table_name, "topic": topic, "key_prefix": key_prefix, "without": without})
     else:
@@ -65,8 +71,9 @@ def _list(call: Call) -> None:
 
 @click.command()
 @click.argument("table_name", metavar="SCHEMA.TABLE", type=TEXT)
+@answering
 @pass_call
-def unwatch(call: Call, table_name: str) -> None:
+def unwatch(call: Call, table_name: str, actor: str, why: str | None) -> None:
     """Stop sending messages about a table. What was sent stays.
 
     \b
@@ -75,7 +82,7 @@ def unwatch(call: Call, table_name: str) -> None:
       mailroom unwatch public.customers --json
     """
     with working("waiting for the table"), call.connection("unwatch") as connection:
-        if not watching.unwatch(connection, table_name, schema=call.schema):
+        if not watching.unwatch(connection, table_name, schema=call.schema, actor=actor, why=why):
             raise MailroomError(
                 f"Table {table_name} is not watched. See: mailroom watch --list", code="MR-table-not-watched"
             )

@@ -19,6 +19,7 @@ from mailroom.errors import LinkRefused
 from mailroom.links.handshake.hello import check_held
 from mailroom.links.handshake.history import Claim, is_in_doubt, renewed
 from mailroom.order.clock import DURABLE, LOCK
+from mailroom.schema import acts
 from mailroom.schema.audit import auditing
 from mailroom.sql.operation import Operation, Row, Sql
 from mailroom.sql.sight import NODE_ROW, the_one
@@ -137,6 +138,7 @@ def renewing_locked(
     schema: str, *, restored: bool = False, above: int = 0, actor: str = DISPATCHER, why: str | None = None
 ) -> Operation[Renewed | None]:
     """Do the same under the dispatch lock; with `restored` also without a claim, and above the incarnation `above`."""
+    act = acts.NODE_RESTORED if restored else acts.NEW_INCARNATION
     rows: list[Row] = yield CLAIMS.at(schema=schema)()
     incarnation, clock = the_one((yield INCARNATION.at(schema=schema)()), NODE_ROW, schema)
     found = [(Claim(seq, of), is_in_doubt(matched, life)) for _, _, seq, of, matched, life, *_ in rows]
@@ -150,9 +152,7 @@ def renewing_locked(
     for each in claims:
         told = f"incarnation {renewal.incarnation}: {each.reader} had received rows up to {each.seq} and clock "
         told += f"{each.clock}, here were rows up to {each.newest}"
-        yield from auditing(
-            schema, "new incarnation", [(None, each.reader, 0)], actor, told if why is None else f"{why} ({told})"
-        )
+        yield from auditing(schema, act, [(None, each.reader, 0)], actor, why, told)
     return Renewed(renewal.incarnation, renewal.clock, claims)
 
 
@@ -391,5 +391,5 @@ def rewinding(schema: str, origin: int, seen: Newest, incarnation: int, ending: 
     last = 0 if ending is None else ending.seq
     if known:
         why = f"incarnation {incarnation} of {held.name}: its history parted from what was received behind seq {last}"
-        yield from auditing(schema, "messages that the source lost", [(None, held.name, known)], DISPATCHER, why)
+        yield from auditing(schema, acts.SOURCE_LOST, [(None, held.name, known)], DISPATCHER, why)
     return known

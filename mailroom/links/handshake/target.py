@@ -11,6 +11,7 @@ from mailroom.links.handshake.identity import Party, Pinned
 from mailroom.links.handshake.place import reading_place
 from mailroom.order import clock
 from mailroom.order.total import HAS_JOINED
+from mailroom.schema import acts
 from mailroom.schema.audit import auditing
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.sight import NODE_ROW, the_one
@@ -190,8 +191,9 @@ def pinning(schema: str, origin: Origin, greeting: Greeting) -> Operation[Origin
     if before not in (None, greeting.link):
         yield from forgetting(schema, origin, greeting.link, receipts=None)
         [(known,)] = yield BY_LINK.at(schema=schema)(number=origin.number, link=before)
-        told = f"link {greeting.link} in place of link {before}: what came by that one is left out if it comes again"
-        yield from auditing(schema, "new link", [(None, origin.name, known)], DISPATCHER, told)
+        why = "what came by the link before is left out if it comes again"
+        told = f"link {before} -> {greeting.link}"
+        yield from auditing(schema, acts.NEW_LINK, [(None, origin.name, known)], DISPATCHER, why, told)
     yield PIN.at(schema=schema)(
         number=origin.number, id=new.id, incarnation=new.incarnation, system_id=new.system_id,
         timeline=new.timeline, link=new.link, keep_s=new.keep_s,
