@@ -78,7 +78,7 @@ class Deliverer:
         self._floor = Floor("outbox", monotonic)
         self._recovered = False
         self._partitions = partitions
-        self._has_links = self._has_many = self._has_total = False
+        self._has_links = self._has_many = self._has_bounds = False
         self._is_plain = True
 
     async def drain(self, now: datetime | None = None) -> int:
@@ -141,7 +141,7 @@ class Deliverer:
                         now=now,
                         has_links=self._has_links,
                         has_many=self._has_many,
-                        has_total=self._has_total,
+                        has_bounds=self._has_bounds,
                         is_plain=self._is_plain,
                         partitions=self._partitions,
                     )
@@ -170,7 +170,7 @@ class Deliverer:
                     rows = max(1, rows // 2)
                 continue
             self._has_links, self._is_plain = delivery.has_links, delivery.is_plain
-            self._has_many, self._has_total = delivery.has_many, delivery.has_total
+            self._has_many, self._has_bounds = delivery.has_many, delivery.has_bounds
             if delivery.waits:
                 done = await fan_out(self._connection, self._schema, self._partitions)
                 fanned = fanned.plus(done)

@@ -17,7 +17,7 @@ import psycopg
 from dispatcher.delivery.refusal import ANSWER, reason_of
 from mailroom.message.columns import MESSAGE, MOVING, listed
 from mailroom.order.clock import LOCK
-from mailroom.order.total import HAS_TOTAL, RINGING, raising_stable
+from mailroom.order.total import HAS_BOUNDS, RINGING, raising_stable
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql, filled
 from mailroom.sql.runner import run_in_transaction
@@ -69,10 +69,10 @@ FROM touched
 DONE = Sql(
     """
 WITH gone AS (DELETE FROM {schema}.fan_out RETURNING 1)
-SELECT count(*), {has_total} FROM gone
+SELECT count(*), {has_bounds} FROM gone
 """,
     ("bigint", "boolean"),
-    has_total=HAS_TOTAL,
+    has_bounds=HAS_BOUNDS,
 )
 
 
@@ -123,8 +123,8 @@ def fanning_out(
     )
     step = FannedOut(*row)
     if not step.more:
-        [(_, has_total)] = yield DONE.at(schema=schema)()
-        if has_total:
+        [(_, has_bounds)] = yield DONE.at(schema=schema)()
+        if has_bounds:
             # It did not rise while something waited that might have been for one of them.
             yield from raising_stable(schema)
     return step

@@ -45,7 +45,7 @@ DECLARE
         {route}
         SELECT r.inbox, c.*, (SELECT id FROM source) AS origin
         FROM came AS c JOIN route AS r ON r.topic = c.topic AND sent_clock > {gets_since}
-        WHERE is_total OR (expires_at > current_setting('mailroom.asked_at')::timestamptz) IS NOT FALSE
+        WHERE is_bounded OR (expires_at > current_setting('mailroom.asked_at')::timestamptz) IS NOT FALSE
         ORDER BY nth;
     copy record;
     stamp bigint := (SELECT last_value FROM {schema}.clock);

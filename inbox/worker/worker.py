@@ -306,7 +306,7 @@ class _Worker(ABC):
         if batch.due:
             claimed = yield from self._claims.claiming_due(size, hold=True, mine=mine)
         else:
-            share = Share(keys=size, per_key=size, total=size, due_too=False, hold=True, mine=mine)
+            share = Share(keys=size, per_key=size, most=size, due_too=False, hold=True, mine=mine)
             claimed = yield from self._claims.claiming(share)
         order, place = (yield from self._claims.looking_up()), (yield from self._home.visiting(driver_of(connection)))
         batch.take(claimed, order, connection, place)

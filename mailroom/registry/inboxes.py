@@ -8,6 +8,7 @@ from mailroom.errors import ConfigurationError, SchemaError
 from mailroom.names import DEFAULT_SCHEMA, OWN, inbox_name, origin_name, schema_name
 from mailroom.numbers import TEN_YEARS_S, count, seconds
 from mailroom.order.total import joining
+from mailroom.order.traits import TRAITS, OrderName, traits_of
 from mailroom.registry.archive_days import checked_days, making_days
 from mailroom.registry.limits import InboxLimits, limiting
 from mailroom.registry.subscriptions import SUBSCRIBE, Topics, topic_texts
@@ -16,7 +17,7 @@ from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, filled
 from mailroom.sql.sqlstate import NO_ROOM, sqlstate
 
-Order: TypeAlias = Literal["key", "total"]
+Order: TypeAlias = OrderName
 
 
 def creation(
@@ -83,7 +84,7 @@ def creation(
     if expire_s is not None:
         seconds(expire_s, "expire_s", TEN_YEARS_S)
     limits = InboxLimits(rate, burst, concurrency, breaker, breaker_by)
-    if order not in (None, "key", "total"):
+    if order not in (None, *TRAITS):
         raise ConfigurationError(f"order is {order!r}; give 'key' or 'total'.", code="MR-invalid-argument")
     days = checked_days(keep_reaped_days)
     # A text is a name: taken as an iterable, it would be a name per letter.
@@ -223,22 +224,20 @@ def _creating(
                     code="MR-inbox-order-fixed",
                 )
             found[name] = existing
-    if expire_s is not None:
-        for name in names:
-            if found.get(name, order) == "total":
-                raise ConfigurationError(
-                    f"Inbox {name!r} has total order, and expire_s would drop messages that other nodes give out. "
-                    "Leave it out.",
-                    code="MR-total-order-keeps-all",
-                )
-    if limits.breaker_by:
-        for name in names:
-            if found.get(name, order) == "total":
-                raise ConfigurationError(
-                    f"Inbox {name!r} has total order, so keys cannot wait by their prefix. Leave breaker_by out, for a "
-                    "breaker of the whole inbox.",
-                    code="MR-total-order-has-no-keys",
-                )
+    for name in names:
+        traits = traits_of(found.get(name, order))
+        if expire_s is not None and not traits.drops:
+            raise ConfigurationError(
+                f"Inbox {name!r} has {traits.name} order, and expire_s would drop messages that other nodes give out. "
+                "Leave it out.",
+                code="MR-total-order-keeps-all",
+            )
+        if limits.breaker_by and not traits.parks_one:
+            raise ConfigurationError(
+                f"Inbox {name!r} has {traits.name} order, so keys cannot wait by their prefix. Leave breaker_by out, "
+                "for a breaker of the whole inbox.",
+                code="MR-total-order-has-no-keys",
+            )
     yield from _making_partitions(schema, [name for name in names if name not in found], order)
     yield REGISTER.at(schema=schema)(
         names=names,
@@ -260,7 +259,7 @@ def _creating(
 
 
 def _making_partitions(schema: str, names: list[str], order: str | None) -> Operation[None]:
-    by_order = filled(BY_ORDER, schema=f'"{schema}"') if order == "total" else ""
+    by_order = filled(BY_ORDER, schema=f'"{schema}"') if traits_of(order).is_bounded else ""
     for first in range(0, len(names), AT_ONCE):
         inboxes = ",".join(f'"{name}"' for name in names[first : first + AT_ONCE])
         try:

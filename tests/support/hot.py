@@ -28,7 +28,7 @@ from inbox.worker import in_flight
 from mailroom.links import marks
 from mailroom.links.handshake import hello
 from mailroom.message import outgoing
-from mailroom.order import clock
+from mailroom.order import clock, traits
 from mailroom.order import total as total_order
 from mailroom.sql.operation import BOUND, Sql, Statement
 from mailroom.status import INBOXES
@@ -121,7 +121,7 @@ CLAIMING = {
     "reap-due-head": Hot(due.LOCK_HEAD, DUE, PINNED),
     "reap-due": Hot(due.TAKE_HEAD, DUE | NOT_KEEPING | {"held": due.HELD}, PINNED),
     "reap-due-keeping": Hot(due.TAKE_HEAD, DUE | keeping(True, due.HANDED_OUT) | {"held": due.HELD}, PINNED),
-    "total-order": Hot(total_order.IS_TOTAL),
+    "inbox-order": Hot(traits.ORDER),
     "reap-total-head": Hot(total_claim.LOCK, session=PINNED),
     "reap-total": Hot(
         total_claim.REAP,
@@ -185,7 +185,7 @@ KEEPING_HOUSE = {
     "healthy-floor-raise": Hot(healthy_floor.PASS),
     "total-floor-lags": Hot(total_floor.LAG),
     "total-floor-raise": Hot(total_floor.RAISE),
-    "total-inboxes": Hot(total_floor.TOTAL),
+    "total-inboxes": Hot(total_floor.BOUNDED),
     "total-sweep": Hot(total_floor.OLD),
     "failing-inboxes": Hot(janitor.FAILING),
     "sweep-key-state": Hot(janitor.IDLE_KEYS),
