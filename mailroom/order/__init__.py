@@ -1,1 +1,1 @@
-"""Order between messages: what each order allows, Lamport's clock, how far a total inbox goes, and sequences that never fall."""
+"""Order between messages: what each order allows, Lamport's clock, how far a total inbox goes, and sequences."""
