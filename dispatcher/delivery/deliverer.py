@@ -13,7 +13,8 @@ from dispatcher.delivery.deliver import Delivery, delivering, looking, reading_o
 from dispatcher.delivery.fan_out import FannedOut, fan_out
 from dispatcher.delivery.floor import START, Floor, ScanStart
 from dispatcher.delivery.portion import Portion
-from dispatcher.delivery.refusal import Undeliverable, dead_lettering, finding_refused, reason_of
+from dispatcher.delivery.refusal import Undeliverable, dead_lettering, finding_refused
+from dispatcher.delivery.sift import reason_of
 from mailroom import events
 from mailroom.links.marks import marking
 from mailroom.links.start import starting

@@ -10,7 +10,7 @@ import psycopg
 
 from dispatcher.delivery.dead import tell_of_dead
 from dispatcher.delivery.fan_out import fan_out
-from dispatcher.delivery.refusal import reason_of
+from dispatcher.delivery.sift import reason_of
 from dispatcher.links.at_source.bounds import Position
 from dispatcher.links.at_source.fetch import FetchedBatch
 from dispatcher.links.receive import Reception, receiving

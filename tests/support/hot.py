@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 
-from dispatcher.delivery import deliver, fan_out, plain, refusal, writers
+from dispatcher.delivery import deliver, fan_out, plain, refusal, sift, writers
 from dispatcher.executor.applying import delete_range, guarded
 from dispatcher.executor.batch import accounting, take
 from dispatcher.executor.targets import function, target
@@ -86,7 +86,7 @@ DELIVERING = {
     "fan-out-sift": Hot(fan_out.TRY, session=DELIVERY),
     "ask": Hot(refusal.ASK, session=DELIVERY),
     "sift": Hot(refusal.TRY, session=DELIVERY),
-    "sifted": Hot(refusal.ANSWER, session=DELIVERY),
+    "sifted": Hot(sift.ANSWER, session=DELIVERY),
     "dead-letter": Hot(refusal.DEAD_LETTER, session=DELIVERY),
     "raise-ceiling": Hot(clock.CEILING),
     "look": Hot(deliver.LOOK, session=DELIVERY),
@@ -250,7 +250,7 @@ HOT = {
 
 # All statements of these modules are hot: a new one gets a name above.
 MODULES: tuple[ModuleType, ...] = (
-    outgoing, once, outbox, deliver, plain, fan_out, refusal, doorbell, writers, lease, claim, due, failure,
+    outgoing, once, outbox, deliver, plain, fan_out, refusal, sift, doorbell, writers, lease, claim, due, failure,
     total_claim, peek, parked, parked_keys, total_failure, total_parked, in_flight, wakeup, replies, healthy_floor,
     total_floor, expiry, bounds, fetch, receive, link_refusal, acknowledge, asleep, marks, take, target, guarded,
     accounting,
