@@ -34,9 +34,9 @@ from mailroom.links.handshake.diverged import finding_claims, renewing
 from mailroom.metrics.recorder import KEPT
 from mailroom.names import shown
 from mailroom.order.clock import LOCK
+from mailroom.order.expressions import BY_CLOCK
 from mailroom.order.total import R_IS_BOUNDED
 from mailroom.registry.archive_days import dropping_day, emptying, lacking, listing_over, making_ahead
-from mailroom.registry.inboxes import BY_CLOCK
 from mailroom.roles.advice import advise
 from mailroom.session.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.session.settings import refusal

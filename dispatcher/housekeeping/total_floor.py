@@ -6,8 +6,8 @@ snapshot is held anywhere. The floor of other inboxes cannot serve, since it is 
 sent_clocks of one origin only. Messages of a parked inbox stay where they are, so it never has to be lowered.
 """
 
+from mailroom.order.expressions import BY_SENT
 from mailroom.order.total import IS_BOUNDED, R_IS_BOUNDED
-from mailroom.registry.inboxes import BY_SENT
 from mailroom.sql.operation import Operation, Sql
 
 STEP = 1_000  # sent_clocks it may lag behind before raising it is worth a transaction

@@ -12,7 +12,7 @@ from uuid import UUID
 from inbox.keeping import FITS, keeping
 from mailroom.errors import SchemaError
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
-from mailroom.registry.inboxes import BY_CLOCK
+from mailroom.order.expressions import BY_CLOCK
 from mailroom.sql.operation import IN_TRANSACTION, Execute, Operation, Row, Sql
 from mailroom.sql.sight import unseen
 

@@ -19,7 +19,7 @@ from inbox.keeping import KEEPS, keeping
 from mailroom.message.answer import ASKS, MAY_ANSWER
 from mailroom.message.columns import MESSAGE
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
-from mailroom.registry.inboxes import BY_CLOCK, BY_SENT
+from mailroom.order.expressions import BY_CLOCK, BY_SENT
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 # `sent_floor` only saves the way over dead rows: nothing stands at or below it (`dispatcher.housekeeping.total_floor`).

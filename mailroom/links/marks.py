@@ -7,8 +7,8 @@ when an inbox joins. So idle nodes write nothing.
 
 from mailroom import locks
 from mailroom.order.clock import DURABLE, LOCK, raising_ceiling
+from mailroom.order.expressions import BY_SENT
 from mailroom.order.total import BOUNDS, ORIGINS
-from mailroom.registry.inboxes import BY_SENT
 from mailroom.sql.operation import Operation, Sql
 
 # -- At the target ----------------------------------------------------------------------------------------------------

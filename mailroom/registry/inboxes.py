@@ -7,6 +7,7 @@ from mailroom import locks
 from mailroom.errors import ConfigurationError, SchemaError
 from mailroom.names import DEFAULT_SCHEMA, OWN, inbox_name, origin_name, schema_name
 from mailroom.numbers import TEN_YEARS_S, count, seconds
+from mailroom.order.expressions import BY_CLOCK, BY_SENT
 from mailroom.order.total import joining
 from mailroom.order.traits import TRAITS, OrderName, traits_of
 from mailroom.registry.archive_days import checked_days, making_days
@@ -98,14 +99,6 @@ def creation(
 
 create_inbox, create_inbox_async = on_connections("create_inbox", creation)
 
-
-# The index on this expression finds the oldest messages of an inbox; the primary key (key, clock) finds those of a key.
-# An index on the plain column could be used for both. While an inbox is small, the planner would choose it to find a
-# key, and that cached plan would later scan the whole inbox. Seen on PostgreSQL 15 and 18.
-BY_CLOCK = "(clock + 0)"
-# Total inboxes have a second index, on this and the origin: the order in which they are reaped. Clocks rise with it for
-# the messages of one origin only.
-BY_SENT = "(sent_clock + 0)"
 
 # Find what has the partitions' names: tables, and types, since each table has a type of its name. In a statement of its
 # own after the lock, so that it sees what another session has just created.

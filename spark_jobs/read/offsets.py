@@ -12,7 +12,7 @@ from inbox.sessions.wakeup import PARTITION_KEY
 from mailroom import locks
 from mailroom.errors import ConfigurationError
 from mailroom.order import clock
-from mailroom.registry.inboxes import BY_CLOCK
+from mailroom.order.expressions import BY_CLOCK
 from mailroom.sql.operation import Operation, Sql
 
 REAPED_ROWS = 10_000  # in one transaction
