@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 OURS = {"mailroom", "outbox", "inbox", "dispatcher", "spark_jobs"}
 # What a message needs: a codec, a driver, a calendar.
 LIGHT = {"cbor2", "cronsim", "msgspec", "psycopg", "psycopg_binary", "psycopg_pool", "typing_extensions"}
-# Room for what is added, and none for what drags in a part of Mailroom that the program does not use: 9, 20, 51, 76, 126.
+# Room for what is added, and none for what drags in a part of Mailroom that the program does not use: 9, 20, 51, 76,
+# 126.
 # `outbox` and `inbox` import their names when they are asked for, so the cases name the modules that have these.
 CASES = [
     pytest.param(["mailroom"], set(), 12, id="mailroom"),
