@@ -8,7 +8,7 @@ from uuid import UUID
 
 from inbox.order import finding_order
 from mailroom import locks
-from mailroom.errors import InvalidMessage
+from mailroom.errors import ConfigurationError, InvalidMessage
 from mailroom.message.columns import MESSAGE, MOVING, listed
 from mailroom.message.message import COLUMNS, EXPRESSIONS, SELECTED, Message, messages
 from mailroom.message.outgoing import aware
@@ -191,7 +191,12 @@ class _Operations:
     def _replaying(self, chosen: dict[str, object], actor: str, why: str | None, dry_run: bool) -> Operation[int]:
         yield IN_TRANSACTION
         order = yield from finding_order(self.schema, self.inbox)
-        order.check_takes_replays()
+        if not order.traits.takes_replays:
+            raise ConfigurationError(
+                f"Inbox {self.inbox!r} has {order.traits.name} order, the same at all nodes, and gets no message by "
+                "itself. Send anew what is needed (mailroom outbox send).",
+                code="MR-replay-total-order",
+            )
         number = yield from self._counting(chosen)
         if not number:
             log.warning("inbox %s: no reaped message is chosen", self.inbox)

@@ -16,8 +16,8 @@ from datetime import datetime
 
 from inbox.by_key.claim import PIN
 from inbox.limits import DUE_IN, LONGEST_TRY_S, TRY_S
+from mailroom.order.expressions import BY_CLOCK
 from mailroom.registry.breakers import DEFERRED_S, NOW, OF_PREFIX, Prefix, closing_prefixes
-from mailroom.registry.inboxes import BY_CLOCK
 from mailroom.sql.operation import Operation, Sql
 
 WHY = "the breaker of its prefix is open"  # the last error of keys that wait for nothing else

@@ -1,7 +1,6 @@
 """`Inbox` and `AsyncInbox`: reap messages in clock order, in the caller's transaction."""
 
 from inbox.by_key.claim import Share
-from inbox.by_key.peek import counting
 from inbox.named import Named
 from mailroom.message.message import Message
 from mailroom.names import Key, key_text
@@ -29,8 +28,8 @@ class _Reaped(Named):
 
     def _backlog(self, key: Key | None) -> Operation[int]:
         text = _text(key)
-        yield from self._claims.finding()
-        return (yield from counting(self.schema, self.inbox, text))
+        order = yield from self._claims.finding()
+        return (yield from order.counting(text))
 
 
 def _text(key: Key | None) -> str | None:

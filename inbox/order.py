@@ -1,11 +1,12 @@
 """What depends on the order of an inbox, and which order an inbox has.
 
 An inbox is a queue per key (`inbox.by_key.key_order`), or one queue in total order (`inbox.total_order.total_order`).
-Which of the two it is, is looked up once. The code that claims, handles, fails or parks uses what this returns.
+Which of the two it is, is looked up once. The code that claims, handles, fails or parks uses what this returns, and its
+traits. Only the order knows where its messages are, and what is left of those that were taken.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Protocol
 from uuid import UUID
 
 from inbox.by_key.claim import Claimed, Course, Share
@@ -13,14 +14,17 @@ from inbox.by_key.failure import Failed, Recorded
 from inbox.by_key.key_order import KeyOrder
 from inbox.by_key.parked_keys import Changed, ParkedKey
 from inbox.total_order.total_order import TotalOrder
+from mailroom.errors import ConfigurationError
 from mailroom.message.message import Message
-from mailroom.order.total import is_total
+from mailroom.order.traits import Traits, reading_traits
 from mailroom.schema import finding
 from mailroom.sql.operation import Operation, Row
 
 
 class Order(Protocol):
     """The order of one inbox."""
+
+    traits: ClassVar[Traits]
 
     @property
     def schema(self) -> str:
@@ -31,13 +35,19 @@ class Order(Protocol):
         """The inbox."""
 
     def claiming(self, share: Share, course: Course) -> Operation[tuple[Claimed, Course]]:
-        """Take the next messages that nobody works on; return them, and the course of the next claim."""
+        """Take the next messages that nobody works on; return them, and the course of the next claim.
+
+        After the commit no claim returns them again, and after a rollback the next one does.
+        """
 
     def claiming_due(self, limit: int = 1, *, hold: bool = False, mine: Sequence[UUID] = ()) -> Operation[Claimed]:
         """Take one message of what is failing and due, or end it; take up to `limit` if none is suspected."""
 
     def claiming_key(self, key: str, limit: int, course: Course) -> Operation[tuple[list[Message], Course]]:
-        """Take the oldest messages of one key; wait while another transaction works on it. Return the next course."""
+        """Take the oldest messages of one key; wait while another transaction works on it. Return the next course.
+
+        Raises `ConfigurationError` if the order has not the trait `reaps_one`.
+        """
 
     def healing(self, message: Message) -> Operation[None]:
         """Record that what was failing is handled up to `message`."""
@@ -57,17 +67,8 @@ class Order(Protocol):
     def peeking(self, key: str | None, limit: int) -> Operation[list[Message]]:
         """Return the oldest messages of one key or of all, without taking or locking them."""
 
-    def check_parks_keys(self) -> None:
-        """Raise `ConfigurationError` unless single keys are parked, which can be chosen."""
-
-    def check_pauses_keys(self) -> None:
-        """Raise `ConfigurationError` unless single keys can be paused."""
-
-    def check_takes_replays(self) -> None:
-        """Raise `ConfigurationError` unless the inbox may get messages by itself."""
-
-    def check_in_parts(self) -> None:
-        """Raise `ConfigurationError` unless the inbox may be read in parts, side by side."""
+    def counting(self, key: str | None) -> Operation[int]:
+        """Count the messages of one key or of all that wait to be taken."""
 
     def listing_parked(self, chosen: Mapping[str, object]) -> Operation[list[ParkedKey]]:
         """Return what is parked of what is chosen, and count its messages."""
@@ -86,9 +87,13 @@ class Order(Protocol):
         """
 
 
+ORDERS: dict[str, Callable[[str, str], Order]] = {each.traits.name: each for each in (KeyOrder, TotalOrder)}
+
+
 def reading_order(schema: str, inbox: str) -> Operation[Order]:
     """Return the order of an inbox that is there."""
-    return TotalOrder(schema, inbox) if (yield from is_total(schema, inbox)) else KeyOrder(schema, inbox)
+    traits = yield from reading_traits(schema, inbox)
+    return ORDERS[traits.name](schema, inbox)
 
 
 def finding_order(schema: str, inbox: str) -> Operation[Order]:
@@ -97,7 +102,13 @@ def finding_order(schema: str, inbox: str) -> Operation[Order]:
     return (yield from reading_order(schema, inbox))
 
 
-def finding_by_key(schema: str, inbox: str) -> Operation[None]:
-    """Raise `UnknownInbox` unless there is such an inbox, and `ConfigurationError` if it has total order."""
-    order = yield from finding_order(schema, inbox)
-    order.check_in_parts()
+def finding_in_parts(schema: str, inbox: str) -> Operation[None]:
+    """Raise `UnknownInbox` unless there is such an inbox, and `ConfigurationError` unless it may be read in parts."""
+    yield from finding(schema, inbox)
+    traits = yield from reading_traits(schema, inbox)
+    if not traits.in_parts:
+        raise ConfigurationError(
+            f"Inbox {inbox!r} has {traits.name} order. Spark reads and drains inboxes in parts, and their order would "
+            "be lost: use a Worker, or subscribe another inbox to the same topics for Spark.",
+            code="MR-total-order-not-in-parts",
+        )

@@ -13,6 +13,7 @@ from uuid import UUID
 from inbox.by_key.parked_keys import CHOSEN, Changed, ParkedKey
 from inbox.by_key.peek import finding
 from inbox.order import Order, finding_order
+from mailroom.errors import ConfigurationError
 from mailroom.message.answer import Undone, answering_undone
 from mailroom.message.message import Message
 from mailroom.names import DEFAULT_SCHEMA, Key, inbox_name, key_text, schema_name, utf8
@@ -170,8 +171,12 @@ class _Operations:
 
     def _order(self, keys: Key | Collection[Key] | None) -> Operation[Order]:
         order = yield from finding_order(self.schema, self.inbox)
-        if keys is not None:
-            order.check_parks_keys()
+        if keys is not None and not order.traits.parks_one:
+            raise ConfigurationError(
+                f"Inbox {self.inbox!r} has {order.traits.name} order and is parked as a whole: leave the key out "
+                "(--all).",
+                code="MR-total-order-has-no-keys",
+            )
         return order
 
     def _locking(self, chosen: dict[str, object]) -> Operation[list[str]]:

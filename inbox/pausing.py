@@ -76,8 +76,12 @@ def _resuming(schema: str, inbox: str, key: str | None, actor: str, why: str | N
 
 def _finding(schema: str, inbox: str, key: str | None) -> Operation[None]:
     order = yield from finding_order(schema, inbox)
-    if key is not None:
-        order.check_pauses_keys()
+    if key is not None and not order.traits.parks_one:
+        raise ConfigurationError(
+            f"Inbox {inbox!r} has {order.traits.name} order, so no key can be paused by itself: leave the key out, "
+            "which pauses the inbox.",
+            code="MR-total-order-has-no-keys",
+        )
 
 
 def listing(schema: str, inbox: str, limit: int | None) -> Operation[list[PausedKey]]:

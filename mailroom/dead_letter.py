@@ -21,6 +21,7 @@ from mailroom.message.message import parsed
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name, utf8
 from mailroom.numbers import MAX_INT64, count_or_all, whole
 from mailroom.order.placing import making_room
+from mailroom.order.traits import chosen
 from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
@@ -183,7 +184,7 @@ source AS MATERIALIZED (
     WHERE CASE WHEN %(bridge)s::text IS NULL THEN id = %(origin)s::uuid ELSE name = %(bridge)s::text END),
 {route},
 reach AS MATERIALIZED (
-    SELECT g.id, g.kind, pg_catalog.count(r.inbox) FILTER (WHERE NOT is_total) AS inboxes,
+    SELECT g.id, g.kind, pg_catalog.count(r.inbox) FILTER (WHERE NOT is_bounded) AS inboxes,
            pg_catalog.count(r.inbox) AS receivers
     FROM gone AS g LEFT JOIN route AS r ON r.topic = g.topic AND g.sent_clock > {gets_since} GROUP BY g.id, g.kind),
 stamped AS MATERIALIZED (
@@ -197,7 +198,7 @@ stamped AS MATERIALIZED (
 placed AS (
     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
     SELECT r.inbox, clock, sent_clock, origin, {message} FROM stamped JOIN route AS r USING (topic)
-    WHERE outcome = 'delivered' AND NOT is_total AND sent_clock > {gets_since} ORDER BY r.inbox, key, clock
+    WHERE outcome = 'delivered' AND NOT is_bounded AND sent_clock > {gets_since} ORDER BY r.inbox, key, clock
     RETURNING inbox),
 dead AS (
     INSERT INTO {schema}.dead_letter (stage, bridge, reason, origin, sent_clock, {message})
@@ -254,12 +255,13 @@ SELECT d.bridge FROM {schema}.dead_letter AS d WHERE d.id = ANY(%(ids)s::bigint[
     columns=("text",),
 )
 # Again in a total inbox, a message would have another place there than at other nodes.
-TOTAL = Sql(
+TAKES_NONE = Sql(
     """
-SELECT name FROM {schema}.inbox_registry WHERE name = ANY(%(inboxes)s::text[]) AND "order" = 'total'
+SELECT name FROM {schema}.inbox_registry WHERE name = ANY(%(inboxes)s::text[]) AND {takes_none}
 ORDER BY name LIMIT 1
 """,
     columns=("text",),
+    takes_none=chosen(takes_replays=False),
 )
 EXECUTABLES = Sql(
     "SELECT id, value FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id",
@@ -444,9 +446,9 @@ class _Operations:
                 "or discard them.",
                 code="MR-dead-letter-inbox-gone",
             )
-        if total := (yield TOTAL.at(schema=self.schema)(inboxes=inboxes)):
+        if refusing := (yield TAKES_NONE.at(schema=self.schema)(inboxes=inboxes)):
             raise ConfigurationError(
-                f"Inbox {total[0][0]!r} is in total order, and gets no dead letter again. Leave its messages out "
+                f"Inbox {refusing[0][0]!r} is in total order, and gets no dead letter again. Leave its messages out "
                 "(--inbox, ids), and send anew what it needs.",
                 code="MR-dead-letter-total-order",
             )

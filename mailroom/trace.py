@@ -8,6 +8,7 @@ from uuid import UUID
 
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
 from mailroom.numbers import count
+from mailroom.order.traits import chosen
 from mailroom.schema import checking
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Execute, Operation, Sql
@@ -36,7 +37,7 @@ class Location:
     `since` is when it came there; for `scheduled`, when it is due; for `parked`, since when its key is parked; for
     `reaped`, when it was taken out of `inbox`, which keeps what is reaped (`keep_reaped_days`): it is done. `clock` is
     its clock in an inbox. `ahead` counts the messages before it: in an outbox all of them, in an inbox those of its
-    key, which are reaped first, and in one of total order (`is_total`) all that stand before it. The topic of an
+    key, which are reaped first, and in one that is one queue (`is_one_queue`) all that stand before it. The topic of an
     executable is its target and operation, such as store.put. If the key is failing, or the whole inbox of total order,
     `attempts`, `retry_at` and `reason` describe that; what is parked has no `retry_at`. For a dead letter `reason` says
     why it is one, and `inbox` which inbox skipped it. `id` is the message's, and `causation` that of its cause, if it
@@ -58,10 +59,11 @@ class Location:
     id: UUID
     causation: UUID | None
     link: str | None = None
-    is_total: bool = False
+    is_one_queue: bool = False
 
 
 FIELDS = fields(Location)
+IS_ONE_QUEUE = chosen("r", parks_one=False)
 
 # One statement is one snapshot: a message that moves between tables is in exactly one of them. The tables are scanned,
 # because an index on message ids would cost every message; only the archive has one, since who keeps no messages there
@@ -93,7 +95,7 @@ UNION ALL
 SELECT CASE WHEN k.parked_at IS NOT NULL THEN 'parked' ELSE 'inbox' END, h.inbox, topic, h.key, sent_at,
        coalesce(k.parked_at, delivered_at), h.clock, NULL,
        k.attempts::bigint, nullif(k.retry_at, 'infinity'), k.last_error, h.message_id, h.headers ->> 'causation'::text,
-       NULL, coalesce(r."order" = 'total', false), h.sent_clock, h.origin
+       NULL, coalesce({is_one_queue}, false), h.sent_clock, h.origin
 FROM (SELECT message_id, inbox, key, clock, sent_clock, origin, topic, sent_at, delivered_at, headers
       FROM {schema}.inbox WHERE inbox NOT IN ('', {but}) AND {wanted}
       UNION ALL
@@ -124,13 +126,14 @@ COLUMNS = {
     "id": "uuid",
     "causation": "text",
     "link": "text",
-    "is_total": "boolean",
+    "is_one_queue": "boolean",
     "sent_clock": "bigint",
     "origin": "uuid",
 }
 TRACE = Sql(
     PLACES,
     columns=COLUMNS,
+    is_one_queue=IS_ONE_QUEUE,
     wanted="message_id = ANY (%(ids)s::uuid[])",
     before_in_outbox="(SELECT count(*) FROM {schema}.outbox AS b WHERE b.position < o.position)",
     before_in_outbox_executable="(SELECT count(*) FROM {schema}.outbox_executable AS b WHERE b.position < o.position)",
@@ -155,6 +158,7 @@ WHERE inbox = '{inbox}' AND (sent_clock, origin) < (%(sent_clock)s::bigint, %(or
 CAUSED = Sql(
     PLACES + "ORDER BY 5 LIMIT %(most)s::bigint",
     columns=COLUMNS,
+    is_one_queue=IS_ONE_QUEUE,
     wanted="(headers ->> 'causation'::text) COLLATE pg_catalog.\"C\" = ANY (%(causes)s::text[])",  # as the index
     before_in_outbox="NULL::bigint",
     before_in_outbox_executable="NULL::bigint",
@@ -196,7 +200,7 @@ def _standing(schema: str, ids: list[UUID], but: str) -> Operation[list[Location
 
 def _ahead(schema: str, row: Any) -> Execute:
     names = {"schema": schema, "inbox": row.inbox}
-    if row.is_total and row.sent_clock is not None:
+    if row.is_one_queue and row.sent_clock is not None:
         return AHEAD_OF_ALL.at(**names)(sent_clock=row.sent_clock, origin=row.origin)
     return AHEAD.at(**names)(key=row.key, clock=row.clock)
 

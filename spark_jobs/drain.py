@@ -10,7 +10,7 @@ import click
 import psycopg
 import pyarrow as pa
 
-from inbox.order import finding_by_key
+from inbox.order import finding_in_parts
 from mailroom.cli.acting import counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
@@ -78,7 +78,7 @@ def drain(node: Node, inbox: str, directory: str, *, shard: int = 0, max_message
 
 def _checking(schema: str, inbox: str) -> Operation[None]:
     yield from checking(schema)
-    yield from finding_by_key(schema, inbox)
+    yield from finding_in_parts(schema, inbox)
 
 
 class _Sessions:

@@ -21,7 +21,7 @@ def _on(right: Right) -> str:
 
 
 def _why(right: Right) -> str:
-    return "; ".join(filter(None, (right.why, "only if it is in total order" if right.total else "")))
+    return "; ".join(filter(None, (right.why, "only if it is in total order" if right.bounded else "")))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from mailroom.errors import UnknownInbox
 from mailroom.metrics import minute_statistics
 from mailroom.metrics.look import InboxLook
 from mailroom.names import key_text
+from mailroom.order.traits import traits_of
 from mailroom.registry.listing import listing
 from mailroom.sql.locked import locked_inboxes, reading_lock_of, reading_locked
 from mailroom.sql.runner import run
@@ -61,6 +62,7 @@ def inbox(node: ShownNode, asked: Asked) -> dict[str, Any]:
         "locked": locked,
         "name": name,
         "settings": settings[0],
+        "order": traits_of(settings[0]["order"]),
         "inbox": next((each for each in look.inboxes if each.name == name), None) or _quiet(name),
         "keys": keys,
         "more": more,

@@ -14,7 +14,7 @@ from mailroom import locks
 from mailroom.links.marks import IS_WANTED
 from mailroom.message.columns import MESSAGE
 from mailroom.order.clock import LOCK
-from mailroom.order.total import HAS_TOTAL, RINGING, raising_stable
+from mailroom.order.total import HAS_BOUNDS, RINGING, raising_stable
 from mailroom.registry.routing import GETS, LINK_ROUTE, ROUTE
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql, Together
@@ -105,7 +105,7 @@ touched AS MATERIALIZED (
 SELECT taken, rows, outcomes.last, setval('{schema}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
        (SELECT {ringing} FROM touched){link_bells}, coalesce(more, false), inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
-       (SELECT running FROM start), {has_total}, outcomes.scheduled, outcomes.expired, unrouted, dead,
+       (SELECT running FROM start), {has_bounds}, outcomes.scheduled, outcomes.expired, unrouted, dead,
        has_links, has_many, {held}{of_links}
 FROM outcomes, stamp, (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[])
                        FROM touched) AS t (rows, inboxes)
@@ -122,7 +122,7 @@ PARTS: dict[str, Any] = {
     "oldest_fitting": OLDEST_FITTING,
     "message": MESSAGE,
     "ringing": RINGING,
-    "has_total": HAS_TOTAL,
+    "has_bounds": HAS_BOUNDS,
     "partitions": PARTITIONS,
 }
 
@@ -215,7 +215,7 @@ class Delivery:
     `last` is the largest position taken, `clock` the last clock given out. If `ceiling` is set, nothing was taken: the
     clock's ceiling must first be raised to at least that. `more`: the batch was full. `inboxes` are those that got a
     message. `woken` counts the inboxes and links whose sleepers were rung for. `drawn` and `running` are for the floor.
-    `has_total`: the node has total inboxes. `has_links`: it has links, if only such as were cut. `has_many`: it has
+    `has_bounds`: the node has total inboxes. `has_links`: it has links, if only such as were cut. `has_many`: it has
     more inboxes than one transaction may meet. `waits`: some messages wait to be fanned out, of this delivery or of one
     before, and then it took nothing (`dispatcher.delivery.fan_out`). `is_mark_wanted`: a reader asks for a mark
     (`mailroom.links.marks`).
@@ -231,7 +231,7 @@ class Delivery:
     inboxes: list[str] = field(default_factory=list)
     drawn: int = 0
     running: list[str] = field(default_factory=list)
-    has_total: bool = False
+    has_bounds: bool = False
     scheduled: int = 0
     expired: int = 0
     unrouted: int = 0
@@ -258,14 +258,14 @@ def delivering(
     now: datetime | None = None,
     has_links: bool = False,
     has_many: bool = False,
-    has_total: bool = False,
+    has_bounds: bool = False,
     is_plain: bool = True,
     partitions: int | None = None,
 ) -> Operation[Delivery]:
     """Deliver up to `rows` messages and `max_bytes` of values (at least one message) from `start` on.
 
     It meets at most so many `partitions`, None for what the server has room for: what is for more inboxes `waits`, and
-    is to be fanned out. `has_links`, `has_many`, `has_total` and `is_plain`, as the delivery before has found them,
+    is to be fanned out. `has_links`, `has_many`, `has_bounds` and `is_plain`, as the delivery before has found them,
     only save time.
 
     A plain batch is a transaction by itself where there is no total inbox, which has to be raised in the same one.
@@ -273,7 +273,7 @@ def delivering(
     lock = LOCK.at(schema=schema)()
     values = {**start.values(), "rows": rows, "bytes": max_bytes, "now": now, "partitions": partitions}
     if is_plain and not has_links:
-        is_whole = not has_total
+        is_whole = not has_bounds
         plain = DELIVER_PLAIN.at(schema=schema)(**values, whole=is_whole)
         if not is_whole:
             yield lock
@@ -290,7 +290,7 @@ def delivering(
     if is_full:
         found = yield from _running(DELIVER_FULL, schema, values)
     delivery = Delivery(**found)
-    if delivery.has_total and delivery.clock is not None and not delivery.waits:
+    if delivery.has_bounds and delivery.clock is not None and not delivery.waits:
         yield from raising_stable(schema, delivery.inboxes)
     return delivery
 

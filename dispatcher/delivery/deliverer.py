@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import psycopg
@@ -13,7 +13,8 @@ from dispatcher.delivery.deliver import Delivery, delivering, looking, reading_o
 from dispatcher.delivery.fan_out import FannedOut, fan_out
 from dispatcher.delivery.floor import START, Floor, ScanStart
 from dispatcher.delivery.portion import Portion
-from dispatcher.delivery.refusal import Undeliverable, dead_lettering, finding_refused, reason_of
+from dispatcher.delivery.refusal import Undeliverable, dead_lettering, finding_refused
+from dispatcher.delivery.sift import reason_of
 from mailroom import events
 from mailroom.links.marks import marking
 from mailroom.links.start import starting
@@ -78,7 +79,7 @@ class Deliverer:
         self._floor = Floor("outbox", monotonic)
         self._recovered = False
         self._partitions = partitions
-        self._has_links = self._has_many = self._has_total = False
+        self._has_links = self._has_many = self._has_bounds = False
         self._is_plain = True
 
     async def drain(self, now: datetime | None = None) -> int:
@@ -127,50 +128,21 @@ class Deliverer:
         return delivery
 
     async def _deliver(self, most: int, max_bytes: int, now: datetime | None) -> Delivery:
-        rows, failures, dead, fanned = most, 0, 0, FannedOut()
+        part, fanned = _Part(most), FannedOut()
         while True:
-            alone = failures > 1 and rows == 1
-            start = await self._before_oldest() if alone else self._floor.start()
+            start = await self._before_oldest() if part.is_alone else self._floor.start()
             try:
-                delivery = await self._transaction(
-                    delivering(
-                        self._schema,
-                        start=start,
-                        rows=rows,
-                        max_bytes=max_bytes,
-                        now=now,
-                        has_links=self._has_links,
-                        has_many=self._has_many,
-                        has_total=self._has_total,
-                        is_plain=self._is_plain,
-                        partitions=self._partitions,
-                    )
-                )
+                delivery = await self._transaction(self._delivering(start, part.rows, max_bytes, now))
             except psycopg.Error as error:
                 self._floor = Floor("outbox", self._monotonic)
                 if meaning(error) is not Meaning.DATA:
                     raise
-                if alone:
-                    names = (error.diag.constraint_name, error.diag.table_name, error.diag.column_name)
-                    return _dead(
-                        await self._dead_letter(
-                            [Undeliverable(start.position + 1, reason_of(error.sqlstate or "", *names))]
-                        )
-                    )
-                failures += 1
-                if failures == 1:
-                    rows, refused = await self._find_refused(start, rows, max_bytes, now)
-                    dead += await self._dead_letter(refused)
-                    rows -= len(refused)
-                    if not rows:
-                        return _dead(dead)
-                elif failures > 2:
-                    # The delivery is refused, but no message by itself: halve the batch down to one. Not at the second
-                    # failure: a subscription can become visible just before the partition of its inbox does.
-                    rows = max(1, rows // 2)
+                await self._narrow(part, error, start, max_bytes, now)
+                if not part.rows:
+                    return _dead(part.dead)
                 continue
             self._has_links, self._is_plain = delivery.has_links, delivery.is_plain
-            self._has_many, self._has_total = delivery.has_many, delivery.has_total
+            self._has_many, self._has_bounds = delivery.has_many, delivery.has_bounds
             if delivery.waits:
                 done = await fan_out(self._connection, self._schema, self._partitions)
                 fanned = fanned.plus(done)
@@ -184,13 +156,39 @@ class Deliverer:
             await run_async(self._connection, self._floor.raising(self._schema, delivery))
             return replace(
                 delivery,
-                taken=delivery.taken + dead,
+                taken=delivery.taken + part.dead,
                 delivered=delivery.delivered + fanned.copies,
-                dead=delivery.dead + dead + fanned.dead,
+                dead=delivery.dead + part.dead + fanned.dead,
                 woken=delivery.woken + fanned.woken,
                 inboxes=[*delivery.inboxes, *fanned.inboxes],
-                more=delivery.more or rows < most,
+                more=delivery.more or part.rows < most,
             )
+
+    def _delivering(self, start: ScanStart, rows: int, max_bytes: int, now: datetime | None) -> Operation[Delivery]:
+        return delivering(
+            self._schema, start=start, rows=rows, max_bytes=max_bytes, now=now, has_links=self._has_links,
+            has_many=self._has_many, has_bounds=self._has_bounds, is_plain=self._is_plain, partitions=self._partitions,
+        )  # fmt: skip
+
+    async def _narrow(
+        self, part: "_Part", error: psycopg.Error, start: ScanStart, max_bytes: int, now: datetime | None
+    ) -> None:
+        """Bury what the database refuses by itself, or else have fewer messages delivered."""
+        if part.is_alone:
+            names = (error.diag.constraint_name, error.diag.table_name, error.diag.column_name)
+            alone = Undeliverable(start.position + 1, reason_of(error.sqlstate or "", *names))
+            part.dead += await self._dead_letter([alone])
+            part.rows = 0
+            return
+        part.failures += 1
+        if part.failures == 1:
+            part.rows, refused = await self._find_refused(start, part.rows, max_bytes, now)
+            part.dead += await self._dead_letter(refused)
+            part.rows -= len(refused)
+        elif part.failures > 2:
+            # The delivery is refused, but no message by itself: halve the batch down to one. Not at the second failure:
+            # a subscription can become visible just before the partition of its inbox does.
+            part.rows = max(1, part.rows // 2)
 
     async def _traceparents(self) -> list[str]:
         return await run_async(self._connection, reading_traceparents(self._schema, self._floor.above()))
@@ -214,6 +212,20 @@ class Deliverer:
 
     async def _transaction(self, operation: Operation[T]) -> T:
         return await run_in_transaction(self._connection, operation)
+
+
+@dataclass(slots=True)
+class _Part:
+    """How many messages are tried, after so many failures on data, and how many were buried on the way."""
+
+    rows: int
+    failures: int = 0
+    dead: int = 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the one that is tried is to blame if it fails."""
+        return self.failures > 1 and self.rows == 1
 
 
 def _dead(count: int) -> Delivery:

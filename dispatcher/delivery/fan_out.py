@@ -8,20 +8,19 @@ all that waits for those. Nothing else is delivered or received meanwhile, under
 gets its messages in order, exactly once, whoever goes on after a crash.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import psycopg
 
-from dispatcher.delivery.refusal import ANSWER, reason_of
-from mailroom.message.columns import MESSAGE, MOVING, listed
+from dispatcher.delivery.sift import sift, sifting
+from mailroom.message.columns import MESSAGE
 from mailroom.order.clock import LOCK
-from mailroom.order.total import HAS_TOTAL, RINGING, raising_stable
+from mailroom.order.total import HAS_BOUNDS, RINGING, raising_stable
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql, filled
 from mailroom.sql.runner import run_in_transaction
-from mailroom.sql.sqlstate import OF_THE_DATA, Meaning, meaning
+from mailroom.sql.sqlstate import Meaning, meaning
 
 GETS = """sent_clock > CASE kind WHEN 'M' THEN messages_after WHEN 'E' THEN events_after ELSE others_after END"""
 CHOSEN = filled(
@@ -69,10 +68,10 @@ FROM touched
 DONE = Sql(
     """
 WITH gone AS (DELETE FROM {schema}.fan_out RETURNING 1)
-SELECT count(*), {has_total} FROM gone
+SELECT count(*), {has_bounds} FROM gone
 """,
     ("bigint", "boolean"),
-    has_total=HAS_TOTAL,
+    has_bounds=HAS_BOUNDS,
 )
 
 
@@ -123,61 +122,28 @@ def fanning_out(
     )
     step = FannedOut(*row)
     if not step.more:
-        [(_, has_total)] = yield DONE.at(schema=schema)()
-        if has_total:
+        [(_, has_bounds)] = yield DONE.at(schema=schema)()
+        if has_bounds:
             # It did not rise while something waited that might have been for one of them.
             yield from raising_stable(schema)
     return step
 
 
-# As in `dispatcher.delivery.refusal`: each copy is tried once, and in the end everything is undone.
 ASK = Sql("SELECT set_config('mailroom.asked', ({partitions})::text, true)", columns=("text",), partitions=PARTITIONS)
-TRY = Sql(
-    """
-DO $sift$
-DECLARE
-    copies CURSOR FOR
-        WITH chosen AS MATERIALIZED (
+TRY = sift(
+    """WITH chosen AS MATERIALIZED (
             SELECT DISTINCT inbox FROM {schema}.fan_out_way
             ORDER BY inbox LIMIT current_setting('mailroom.asked')::bigint)
         SELECT w.inbox, f.*
         FROM {schema}.fan_out AS f JOIN {schema}.fan_out_way AS w USING (topic)
-        WHERE w.inbox <= (SELECT max(inbox) FROM chosen) AND {gets} ORDER BY f.clock, w.inbox;
-    copy record;
-    skipped record;
-    refused text[] := '{}';
-    of_state text; of_constraint text; of_table text; of_column text;
-BEGIN
-    SELECT '' AS inbox, 0::bigint AS clock INTO skipped;
-    BEGIN
-        OPEN copies;
-        LOOP
-            BEGIN
-                LOOP
-                    FETCH copies INTO copy;
-                    EXIT WHEN NOT FOUND;
-                    SELECT copy.inbox, copy.clock INTO skipped;
-                    INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
-                    VALUES (copy.inbox, copy.clock, copy.sent_clock, copy.origin, {copied});
-                END LOOP;
-                EXIT;
-            EXCEPTION WHEN {conditions} THEN
-                GET STACKED DIAGNOSTICS of_state = RETURNED_SQLSTATE, of_constraint = CONSTRAINT_NAME,
-                                        of_table = TABLE_NAME, of_column = COLUMN_NAME;
-                refused := array_append(refused, json_build_array(
-                    skipped.inbox, skipped.clock, of_state, of_constraint, of_table, of_column)::text);
-            END;
-        END LOOP;
-        RAISE EXCEPTION USING ERRCODE = 'MR000';
-    EXCEPTION WHEN SQLSTATE 'MR000' THEN NULL;
-    END;
-    PERFORM set_config('mailroom.refused', '[' || array_to_string(refused, ',') || ']', true);
-END $sift$
-""",
+        WHERE w.inbox <= (SELECT max(inbox) FROM chosen) AND {gets} ORDER BY f.clock, w.inbox""",
+    declared="skipped record;",
+    first="\n    SELECT '' AS inbox, 0::bigint AS clock INTO skipped;",
+    passing="SELECT copy.inbox, copy.clock INTO skipped;",
+    clocks="copy.clock, copy.sent_clock",
+    noting="""refused := array_append(refused, json_build_array(
+                    skipped.inbox, skipped.clock, of_state, of_constraint, of_table, of_column)::text);""",
     gets=GETS,
-    message=MESSAGE,
-    copied=listed(MOVING, of="copy"),
-    conditions=" OR ".join(OF_THE_DATA.values()),
 )
 
 
@@ -185,9 +151,8 @@ def finding_refused_copies(schema: str, *, partitions: int | None = None) -> Ope
     """Return which copies of the next step the database refuses by themselves."""
     yield LOCK.at(schema=schema)()
     yield ASK.at()(partitions=partitions)
-    yield TRY.at(schema=schema)()
-    [(answer,)] = yield ANSWER.at()()
-    return [RefusedCopy(inbox, clock, reason_of(*error)) for inbox, clock, *error in json.loads(answer)]
+    refused = yield from sifting(TRY.at(schema=schema)())
+    return [RefusedCopy(inbox, clock, reason) for [inbox, clock], reason in refused]
 
 
 async def fan_out(connection: psycopg.AsyncConnection, schema: str, partitions: int | None = None) -> FannedOut:

@@ -5,7 +5,7 @@ It has no part for anything else, so a small batch starts a smaller plan, and th
 
 from dispatcher.delivery.floor import START
 from mailroom.message.columns import MESSAGE
-from mailroom.order.total import HAS_TOTAL, RINGING
+from mailroom.order.total import HAS_BOUNDS, RINGING
 from mailroom.registry.routing import GETS, ROUTE
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Sql
@@ -29,7 +29,7 @@ PLAIN_RESULT = {
     "inboxes": "text[]",
     "drawn": "bigint",
     "running": "text[]",
-    "has_total": "boolean",
+    "has_bounds": "boolean",
 }
 # The steps are those of `dispatcher.delivery.deliver`. `taken` and `delivered` read the same rows, since they have one
 # snapshot and one range, and the dispatch lock keeps every other deliverer away. If the batch is not plain, or the
@@ -45,15 +45,15 @@ reach AS MATERIALIZED (
 batch AS MATERIALIZED (
     SELECT max(position) AS last, count(*) AS messages, max(after_clock) AS after_clock,
            count(*) = %(rows)s::bigint AS more, {is_plain} AS is_plain,
-           {has_total} AS has_total
+           {has_bounds} AS has_bounds
     FROM (SELECT position, topic, kind, deliver_at, expires_at, after_clock,
                  coalesce(octet_length(value), pg_catalog.pg_column_size(value_json)) AS bytes {oldest}) AS o
          LEFT JOIN reach USING (topic)),
 stamp AS MATERIALIZED (
     SELECT CASE WHEN is_plain AND base + messages <= n.clock_ceiling THEN last END AS last, is_plain, messages, more,
-           base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, has_total, n.id AS origin
-    FROM (SELECT last, messages, after_clock, more, has_total,
-                 is_plain AND NOT (%(whole)s::boolean AND has_total) AS is_plain FROM batch) AS b, {schema}.node AS n,
+           base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, has_bounds, n.id AS origin
+    FROM (SELECT last, messages, after_clock, more, has_bounds,
+                 is_plain AND NOT (%(whole)s::boolean AND has_bounds) AS is_plain FROM batch) AS b, {schema}.node AS n,
          LATERAL (SELECT greatest(last_value, after_clock) FROM {schema}.clock) AS c (base)),
 taken AS (
     DELETE FROM {schema}.outbox
@@ -75,7 +75,7 @@ touched AS MATERIALIZED (
 SELECT taken, rows, t.last, CASE WHEN taken > 0 THEN setval('{schema}.clock'::regclass, top) END,
        CASE WHEN is_plain AND NOT fits THEN top END, woken, more, inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
-       (SELECT running FROM start), has_total, is_plain
+       (SELECT running FROM start), has_bounds, is_plain
 FROM stamp, (SELECT count(*), max(position) FROM taken) AS t (taken, last),
      (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[]), {ringing}
       FROM touched) AS d (rows, inboxes, woken)
@@ -90,5 +90,5 @@ FROM stamp, (SELECT count(*), max(position) FROM taken) AS t (taken, last),
     gets=GETS,
     message=MESSAGE,
     ringing=RINGING,
-    has_total=HAS_TOTAL,
+    has_bounds=HAS_BOUNDS,
 )

@@ -1,6 +1,6 @@
 """Inboxes whose messages expire (`expire_s`): the janitor removes what waits there for longer."""
 
-from mailroom.registry.inboxes import BY_CLOCK
+from mailroom.order.expressions import BY_CLOCK
 from mailroom.sql.operation import Operation, Sql
 
 EXPIRING = Sql("SELECT name FROM {schema}.inbox_registry WHERE expire_s IS NOT NULL ORDER BY name", columns=("text",))

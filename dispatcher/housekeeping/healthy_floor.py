@@ -7,7 +7,7 @@ deletes its key_state row checks this in the same statement.
 """
 
 from inbox.by_key.claim import HEALTHY
-from mailroom.registry.inboxes import BY_CLOCK
+from mailroom.order.expressions import BY_CLOCK
 from mailroom.sql.operation import Operation, Sql
 
 STEP = 1_000  # clocks it may lag behind where no key fails

@@ -34,8 +34,9 @@ from mailroom.links.handshake.diverged import finding_claims, renewing
 from mailroom.metrics.recorder import KEPT
 from mailroom.names import shown
 from mailroom.order.clock import LOCK
+from mailroom.order.expressions import BY_CLOCK
+from mailroom.order.total import R_IS_BOUNDED
 from mailroom.registry.archive_days import dropping_day, emptying, lacking, listing_over, making_ahead
-from mailroom.registry.inboxes import BY_CLOCK
 from mailroom.roles.advice import advise
 from mailroom.session.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.session.settings import refusal
@@ -153,14 +154,14 @@ class Janitor:
             state = await run_async(connection, reading_floor(self._schema, inbox))
             if state is None:
                 return False  # the inbox was just removed
-            floor, oldest, clock, is_total = state
+            floor, oldest, clock, is_bounded = state
             lags = (clock if oldest is None else oldest - 1) - floor >= STEP
             # Watched as long as it moves. An empty inbox is raised once: its next delivery calls `watch`.
             if oldest is not None and (lags or oldest != before):
                 self._watched[inbox] = oldest
             if lags:
                 await run_in_transaction(connection, raising_floor(self._schema, inbox))
-            if is_total:
+            if is_bounded:
                 await run_async(connection, raising_sent_floor(self._schema, inbox))
         except psycopg.errors.LockNotAvailable:
             self.watch([inbox])
@@ -330,17 +331,18 @@ def listing_failing(schema: str) -> Operation[dict[str, bool]]:
 FLOOR_STATE = Sql(
     """
 SELECT floor, (SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > r.floor ORDER BY {by_clock} LIMIT 1),
-       last_value, r."order" = 'total'
+       last_value, {is_bounded}
 FROM {schema}.inbox_registry r, {schema}.clock WHERE name = '{inbox}'
 """,
     columns=("bigint", "bigint", "bigint", "boolean"),
     by_clock=BY_CLOCK,
+    is_bounded=R_IS_BOUNDED,
 )
 
 
 def reading_floor(schema: str, inbox: str) -> Operation[tuple[int, int | None, int, bool] | None]:
-    """Return the inbox's floor, the clock of its oldest message or None, the node's clock, and whether its order is
-    total; None if it is gone.
+    """Return the inbox's floor, the clock of its oldest message or None, the node's clock, and whether it is given
+    out up to a bound; None if it is gone.
     """
     rows = yield FLOOR_STATE.at(schema=schema, inbox=inbox)()
     return rows[0] if rows else None

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import psycopg
 
-from dispatcher.delivery.refusal import reason_of
+from dispatcher.delivery.sift import reason_of
 from mailroom.errors import MailroomError
 from mailroom.session.settings import refusal
 from mailroom.sql.operation import Operation, Sql

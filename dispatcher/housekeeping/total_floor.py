@@ -6,7 +6,8 @@ snapshot is held anywhere. The floor of other inboxes cannot serve, since it is 
 sent_clocks of one origin only. Messages of a parked inbox stay where they are, so it never has to be lowered.
 """
 
-from mailroom.registry.inboxes import BY_SENT
+from mailroom.order.expressions import BY_SENT
+from mailroom.order.total import IS_BOUNDED, R_IS_BOUNDED
 from mailroom.sql.operation import Operation, Sql
 
 STEP = 1_000  # sent_clocks it may lag behind before raising it is worth a transaction
@@ -19,9 +20,10 @@ SELECT r.sent_floor, least(s.clock, coalesce((
     ORDER BY {by_sent}, origin LIMIT 1) - 1, s.clock))
 FROM {schema}.inbox_registry AS r, LATERAL (
     SELECT clock FROM {schema}.stable WHERE inbox = '{inbox}' ORDER BY clock DESC LIMIT 1) AS s
-WHERE r.name = '{inbox}' AND r."order" = 'total'
+WHERE r.name = '{inbox}' AND {is_bounded}
 """,
     columns=("bigint", "bigint"),
+    is_bounded=R_IS_BOUNDED,
     by_sent=BY_SENT,
 )
 RAISE = Sql(
@@ -44,12 +46,16 @@ def raising_sent_floor(schema: str, inbox: str) -> Operation[bool]:
     return True
 
 
-TOTAL = Sql("""SELECT name FROM {schema}.inbox_registry WHERE "order" = 'total' ORDER BY name""", columns=("text",))
+BOUNDED = Sql(
+    "SELECT name FROM {schema}.inbox_registry WHERE {is_bounded} ORDER BY name",
+    columns=("text",),
+    is_bounded=IS_BOUNDED,
+)
 
 
 def listing_total(schema: str) -> Operation[list[str]]:
     """Return the total inboxes."""
-    return [name for (name,) in (yield TOTAL.at(schema=schema)())]
+    return [name for (name,) in (yield BOUNDED.at(schema=schema)())]
 
 
 # Never the newest: it says how far the inbox may be given out, and must not fall.

@@ -25,7 +25,7 @@ from dispatcher.links.visit import Notes, VisitTarget
 from mailroom.links.handshake.target import Origin, reading_origins, wanted_subscriptions
 from mailroom.links.marks import wanting_marks
 from mailroom.names import DEFAULT_SCHEMA
-from mailroom.order.total import having_total
+from mailroom.order.total import having_bounds
 from mailroom.session import settings
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
@@ -127,7 +127,7 @@ class LinksLane(Leading):
         self._running: dict[int, _Running] = {}
         self._looks = asyncio.Event()
         self._followed_at = float("-inf")
-        self._has_total = False
+        self._has_bounds = False
         self.totals = Receipts()
 
     def look(self) -> None:
@@ -162,7 +162,7 @@ class LinksLane(Leading):
             self._on_filled(reception.inboxes)
         if reception.marks:
             self._follow_now()  # an inbox that has joined may want its topics now
-        elif self._has_total:
+        elif self._has_bounds:
             self._looks.set()
 
     def _follow_now(self) -> None:
@@ -188,18 +188,18 @@ class LinksLane(Leading):
                     if not self._is_held_up(error, "looking at the origins"):
                         raise
                 self._has_begun = True
-                await heard(self._looks, MARKS_S if self._has_total and self._running else FOLLOW_S)
+                await heard(self._looks, MARKS_S if self._has_bounds and self._running else FOLLOW_S)
         finally:
             await self._end_all()
 
     async def _look_around(self, target: VisitTarget) -> None:
         if time.monotonic() - self._followed_at >= FOLLOW_S:
             self._followed_at = time.monotonic()
-            self._has_total = await target.receiving.run(having_total(self._schema))
+            self._has_bounds = await target.receiving.run(having_bounds(self._schema))
             await self._follow(target)
             if self._beside is not None:
                 await self._beside.follow(target.receiving)
-        if self._has_total and self._running:
+        if self._has_bounds and self._running:
             wanted = dict(await target.receiving.run(wanting_marks(self._schema)))
             for number, each in self._running.items():
                 each.reading.notes.want_mark(wanted.get(number, 0))

@@ -16,7 +16,7 @@ from dispatcher.links.at_source.fetch import FetchedBatch
 from mailroom.links.handshake.wire import FURTHEST, MARK, READ, SPREAD
 from mailroom.message.columns import MESSAGE
 from mailroom.order.clock import LOCK
-from mailroom.order.total import LATE, RINGING, TOTAL, raising_stable
+from mailroom.order.total import BOUNDS, LATE, RINGING, raising_stable
 from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE, SINCE
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql, filled
@@ -41,18 +41,18 @@ REASON = """CASE WHEN receivers > 1
 
 # Per topic: the clock after which any inbox gets it, and the one after which any total inbox does.
 REACH = """reach AS MATERIALIZED (
-    SELECT topic, min(since) AS since, min(named) AS named, min(since) FILTER (WHERE is_total) AS total_since,
-           min(named) FILTER (WHERE is_total) AS total_named,
+    SELECT topic, min(since) AS since, min(named) AS named, min(since) FILTER (WHERE is_bounded) AS bounded_since,
+           min(named) FILTER (WHERE is_bounded) AS bounded_named,
            pg_catalog.array_agg(named) FILTER (WHERE named IS NOT NULL) AS each_named
     FROM route GROUP BY topic)"""
 RECEIVERS = """CASE kind WHEN 'C' THEN (
     SELECT count(*) FROM pg_catalog.unnest(each_named) AS e (named) WHERE e.named < sent_clock) END"""
-TOTAL_SINCE = filled(SINCE, since="total_since", named="total_named")
+BOUNDED_SINCE = filled(SINCE, since="bounded_since", named="bounded_named")
 
 # The ways of a topic to the inboxes, with the clock above which each gets messages, or commands and replies; and how
 # far a total inbox was given out already. What comes too late for that is never put into it.
 WAY = """(
-        SELECT topic, inbox, since AS of_all, named AS of_named, is_total, coalesce(stable, 0) AS stable
+        SELECT topic, inbox, since AS of_all, named AS of_named, is_bounded, coalesce(stable, 0) AS stable
         FROM route LEFT JOIN total USING (inbox))"""
 GETS = "outcome = 'delivered' AND sent_clock > CASE WHEN kind IN ('M', 'E') THEN of_all ELSE of_named END"
 
@@ -102,7 +102,7 @@ stamp AS MATERIALIZED (
                      ELSE 'taken' END AS outcome
     FROM batch, numbered),
 {route},
-{total},
+{bounds},
 {reach},
 twin AS MATERIALIZED (
     SELECT message_id FROM {schema}.known
@@ -111,7 +111,7 @@ twin AS MATERIALIZED (
 stamped AS MATERIALIZED (
     SELECT w.*, CASE WHEN kind = '{mark}' THEN 'mark'
                      WHEN message_id IN (SELECT message_id FROM twin) THEN 'known'
-                     WHEN is_expired AND NOT is_total_wanted THEN 'expired'
+                     WHEN is_expired AND NOT is_bounded_wanted THEN 'expired'
                      WHEN reason IS NOT NULL THEN 'refused'
                      WHEN receivers > 1 THEN 'dead'
                      WHEN is_wanted THEN 'delivered'
@@ -120,7 +120,7 @@ stamped AS MATERIALIZED (
     FROM (SELECT n.*, since, named, {receivers} AS receivers,
                  coalesce(expires_at <= (SELECT now FROM moment), false) AS is_expired,
                  coalesce(sent_clock > {gets_since}, false) AS is_wanted,
-                 coalesce(sent_clock > {total_since}, false) AS is_total_wanted
+                 coalesce(sent_clock > {bounded_since}, false) AS is_bounded_wanted
           FROM {rows} AS n LEFT JOIN reach USING (topic)
           WHERE (SELECT outcome = 'taken' FROM stamp)) AS w),
 width AS MATERIALIZED (
@@ -136,21 +136,21 @@ fanned AS (
 fanned_way AS (
     INSERT INTO {schema}.fan_out_way (inbox, topic, messages_after, events_after, others_after)
     SELECT inbox, topic, since, since, named FROM route
-    WHERE NOT is_total AND (SELECT is_wide FROM width)
+    WHERE NOT is_bounded AND (SELECT is_wide FROM width)
       AND topic IN (SELECT topic FROM stamped WHERE outcome = 'delivered')
     ORDER BY inbox, topic),
 delivered AS (
     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
     SELECT r.inbox, clock, sent_clock, {sender}, {message}
     FROM stamped JOIN {way} AS r USING (topic)
-    WHERE {gets} AND (is_total OR NOT (is_expired OR (SELECT is_wide FROM width))) AND sent_clock > stable
+    WHERE {gets} AND (is_bounded OR NOT (is_expired OR (SELECT is_wide FROM width))) AND sent_clock > stable
     ORDER BY r.inbox, key, clock
     RETURNING inbox),
 late AS (
     INSERT INTO {schema}.dead_letter (stage, reason, inbox, clock, origin, sent_clock, {message})
     SELECT 'order', '{late}', r.inbox, clock, {sender}, sent_clock, {message}
     FROM stamped JOIN {way} AS r USING (topic)
-    WHERE EXISTS (SELECT FROM total) AND {gets} AND is_total AND sent_clock <= stable ORDER BY nth, r.inbox
+    WHERE EXISTS (SELECT FROM total) AND {gets} AND is_bounded AND sent_clock <= stable ORDER BY nth, r.inbox
     RETURNING 1),
 dead AS (
     INSERT INTO {schema}.dead_letter ({letter}, origin, sent_clock, {message})
@@ -169,7 +169,7 @@ outcomes AS MATERIALIZED (
            count(*) FILTER (WHERE outcome = 'expired') AS expired,
            count(*) FILTER (WHERE outcome = 'unrouted') AS unrouted,
            count(*) FILTER (WHERE outcome IN ('dead', 'refused')) AS dead,
-           min(nth) FILTER (WHERE outcome = 'refused' AND is_total_wanted) AS barred
+           min(nth) FILTER (WHERE outcome = 'refused' AND is_bounded_wanted) AS barred
     FROM stamped),
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
@@ -194,7 +194,7 @@ RESULT = {
     "woken": "bigint",
     "inboxes": "text[]",
     "waits": "boolean",
-    "has_total": "boolean",
+    "has_bounds": "boolean",
     "seq": "bigint",
     "last_id": "uuid",
     "stamped_at": "timestamptz",
@@ -218,13 +218,13 @@ def _receive(*, spread: str = "", read: str = "", sender: str, letter: str, told
         route=ORIGIN_ROUTE,
         source="source",
         sent="(SELECT pg_catalog.unnest(%(topic)s::text[]) AS topic) AS came",
-        total=TOTAL,
+        bounds=BOUNDS,
         way=WAY,
         gets=GETS,
         late=LATE,
         reach=REACH,
         receivers=RECEIVERS,
-        total_since=TOTAL_SINCE,
+        bounded_since=BOUNDED_SINCE,
         why=REASON,
         name="(SELECT name FROM source)",
         gets_since=ORIGIN_SINCE,
@@ -317,7 +317,7 @@ def receiving(
         partitions=partitions,
     )
     [row] = RECEIVE.named(found)
-    if row.has_total and row.seq is not None:
+    if row.has_bounds and row.seq is not None:
         yield from raising_stable(schema, row.inboxes)
     received = None if row.seq is None else Position(row.seq, row.last_id, row.stamped_at, row.sent_clock)
     return Reception(**{name: getattr(row, name) for name in REPORTED}, position=received)

@@ -10,7 +10,7 @@ import psycopg
 
 from dispatcher.delivery.dead import tell_of_dead
 from dispatcher.delivery.fan_out import fan_out
-from dispatcher.delivery.refusal import reason_of
+from dispatcher.delivery.sift import reason_of
 from dispatcher.links.at_source.bounds import Position
 from dispatcher.links.at_source.fetch import FetchedBatch
 from dispatcher.links.receive import Reception, receiving
@@ -57,6 +57,15 @@ class _Barred(Exception):  # no error: it goes no further than the transaction
         self.nth = nth
 
 
+@dataclass(slots=True)
+class _Part:
+    """How many rows of a batch are tried, after so many failures on data; and why the database refuses some of them."""
+
+    rows: int
+    reasons: list[str | None]
+    failures: int = 0
+
+
 class Receiver:
     """Receives over an autocommit connection of its own, with `receive.SESSION`; one transaction per batch.
 
@@ -88,74 +97,66 @@ class Receiver:
             # As a dispatcher does before its first delivery: a crash may have set the sequence back.
             sequences.tell((await self._transaction(starting(self._schema))).raised)
             self._recovered = True
-        undecodable = [] if taking is None else list(taking.reasons)
-        reasons, senders = undecodable, None if taking is None else taking.senders
-        most, failures = batch.rows, 0
+        part = _Part(batch.rows, [] if taking is None else list(taking.reasons))
         while True:
+            operation = receiving(
+                self._schema, origin, batch, position, most=part.rows, reasons=part.reasons, now=now,
+                partitions=self._partitions, senders=None if taking is None else taking.senders,
+            )  # fmt: skip
             try:
-                reception = await self._transaction(
-                    _whole(
-                        receiving(
-                            self._schema,
-                            origin,
-                            batch,
-                            position,
-                            most=most,
-                            reasons=reasons,
-                            now=now,
-                            partitions=self._partitions,
-                            senders=senders,
-                        ),
-                        most,
-                        taking,
-                    )
-                )
+                reception = await self._transaction(_whole(operation, part.rows, taking))
             except _Fewer as fewer:
-                most = fewer.rows
+                part.rows = fewer.rows
             except _Barred as barred:
                 if barred.nth == 1:
-                    raise LinkStopped(_barred(position.seq + 1, reasons[0]), code="MR-link-row-refused") from None
-                most = barred.nth - 1
+                    why = _barred(position.seq + 1, part.reasons[0])
+                    raise LinkStopped(why, code="MR-link-row-refused") from None
+                part.rows = barred.nth - 1
             except psycopg.Error as error:
                 if meaning(error) is not Meaning.DATA:
                     raise
-                failures += 1
-                if failures == 1:
-                    found = await self._transaction(finding_refused(self._schema, origin, batch, most=most, now=now))
-                    reasons = [known or new for known, new in zip_longest(undecodable, found)]
-                elif most == 1:
-                    if reasons[0] is not None:
-                        raise
-                    diag = error.diag
-                    reasons[0] = reason_of(
-                        error.sqlstate or "", diag.constraint_name, diag.table_name, diag.column_name
-                    )
-                elif failures > 2:
-                    # No row is refused by itself: halve the batch down to one, as `Deliverer` does, and as late.
-                    most = max(1, most // 2)
+                await self._narrow(part, error, finding_refused(self._schema, origin, batch, most=part.rows, now=now))
             else:
-                if reception.ceiling is not None:
-                    await self._transaction(raising_ceiling(self._schema, reception.ceiling))
-                    continue
-                if reception.outcome == "hole":
-                    raise LinkStopped(
-                        f"Rows after {position.seq} are missing at the source.", code="MR-link-rows-missing"
-                    )
-                if reception.outcome == "clock":
-                    raise LinkStopped(_too_high(position.seq + 1, reception.clock or 0), code="MR-link-clock-too-high")
-                if reception.outcome == "waits":
-                    await fan_out(self._connection, self._schema, self._partitions)
-                    continue
-                stages = ["receive", "order"] if taking is None else ["take in"]
-                await tell_of_dead(self._connection, self._schema, stages, reception.dead)
-                if not reception.waits:
-                    return reception
-                done = await fan_out(self._connection, self._schema, self._partitions)
-                await tell_of_dead(self._connection, self._schema, ["deliver"], done.dead)
-                return replace(
-                    reception, delivered=reception.delivered + done.copies, dead=reception.dead + done.dead,
-                    woken=reception.woken + done.woken, inboxes=[*reception.inboxes, *done.inboxes],
-                )  # fmt: skip
+                done = await self._done(reception, position, ["receive", "order"] if taking is None else ["take in"])
+                if done is not None:
+                    return done
+
+    async def _narrow(self, part: "_Part", error: psycopg.Error, finding: Operation[list[str | None]]) -> None:
+        """Find what the database refuses by itself, or else have fewer rows received."""
+        part.failures += 1
+        if part.failures == 1:
+            found = await self._transaction(finding)
+            part.reasons = [known or new for known, new in zip_longest(part.reasons, found)]
+        elif part.rows == 1:
+            if part.reasons[0] is not None:
+                raise error
+            diag = error.diag
+            part.reasons[0] = reason_of(error.sqlstate or "", diag.constraint_name, diag.table_name, diag.column_name)
+        elif part.failures > 2:
+            # No row is refused by itself: halve the batch down to one, as `Deliverer` does, and as late.
+            part.rows = max(1, part.rows // 2)
+
+    async def _done(self, reception: Reception, position: Position, stages: list[str]) -> Reception | None:
+        """Return what was received, with what follows from it; None if it is to be tried again."""
+        if reception.ceiling is not None:
+            await self._transaction(raising_ceiling(self._schema, reception.ceiling))
+            return None
+        if reception.outcome == "hole":
+            raise LinkStopped(f"Rows after {position.seq} are missing at the source.", code="MR-link-rows-missing")
+        if reception.outcome == "clock":
+            raise LinkStopped(_too_high(position.seq + 1, reception.clock or 0), code="MR-link-clock-too-high")
+        if reception.outcome == "waits":
+            await fan_out(self._connection, self._schema, self._partitions)
+            return None
+        await tell_of_dead(self._connection, self._schema, stages, reception.dead)
+        if not reception.waits:
+            return reception
+        done = await fan_out(self._connection, self._schema, self._partitions)
+        await tell_of_dead(self._connection, self._schema, ["deliver"], done.dead)
+        return replace(
+            reception, delivered=reception.delivered + done.copies, dead=reception.dead + done.dead,
+            woken=reception.woken + done.woken, inboxes=[*reception.inboxes, *done.inboxes],
+        )  # fmt: skip
 
     async def _transaction(self, operation: Operation[T]) -> T:
         return await run_in_transaction(self._connection, operation)

@@ -1,17 +1,14 @@
 """Refusal: find all messages of a batch that the database refuses, as `dispatcher.delivery.refusal` does of a
 delivery."""
 
-import json
 from datetime import datetime
 
-from dispatcher.delivery.refusal import ANSWER, reason_of
+from dispatcher.delivery.sift import sift_of_messages, sifting
 from dispatcher.links.at_source.fetch import FetchedBatch
 from mailroom.links.handshake.wire import COLUMNS, MARK, NAMES, READ
-from mailroom.message.columns import MESSAGE, MOVING, listed
 from mailroom.order.clock import LOCK
 from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE
 from mailroom.sql.operation import Operation, Sql
-from mailroom.sql.sqlstate import OF_THE_DATA
 
 # A DO block has no parameters, so the batch is passed as settings of the transaction: as text, which must mean the same
 # when it is read again. A temporary table would need a right that a role may lack.
@@ -31,13 +28,8 @@ ASK = Sql(
         for name, (kind, _, _) in COLUMNS.items()
     ),
 )
-# As in `dispatcher.delivery.refusal`: each copy is tried once, and in the end everything is undone.
-TRY = Sql(
-    """
-DO $sift$
-DECLARE
-    copies CURSOR FOR
-        WITH source AS MATERIALIZED (
+TRY = sift_of_messages(
+    """WITH source AS MATERIALIZED (
             SELECT id, name FROM {schema}.origin WHERE number = current_setting('mailroom.asked_by')::bigint),
         came AS MATERIALIZED (
             SELECT {read}, nth FROM unnest({spread}) WITH ORDINALITY AS r ({names}, nth)
@@ -45,41 +37,10 @@ DECLARE
         {route}
         SELECT r.inbox, c.*, (SELECT id FROM source) AS origin
         FROM came AS c JOIN route AS r ON r.topic = c.topic AND sent_clock > {gets_since}
-        WHERE is_total OR (expires_at > current_setting('mailroom.asked_at')::timestamptz) IS NOT FALSE
-        ORDER BY nth;
-    copy record;
-    stamp bigint := (SELECT last_value FROM {schema}.clock);
-    skipped bigint;
-    refused text[] := '{}';
-    of_state text; of_constraint text; of_table text; of_column text;
-BEGIN
-    BEGIN
-        OPEN copies;
-        LOOP
-            BEGIN
-                LOOP
-                    FETCH copies INTO copy;
-                    EXIT WHEN NOT FOUND;
-                    CONTINUE WHEN copy.nth = skipped;
-                    stamp := stamp + 1;
-                    INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
-                    VALUES (copy.inbox, stamp, copy.sent_clock, copy.origin, {copied});
-                END LOOP;
-                EXIT;
-            EXCEPTION WHEN {conditions} THEN
-                GET STACKED DIAGNOSTICS of_state = RETURNED_SQLSTATE, of_constraint = CONSTRAINT_NAME,
-                                        of_table = TABLE_NAME, of_column = COLUMN_NAME;
-                skipped := copy.nth;
-                refused := array_append(
-                    refused, json_build_array(skipped, of_state, of_constraint, of_table, of_column)::text);
-            END;
-        END LOOP;
-        RAISE EXCEPTION USING ERRCODE = 'MR000';
-    EXCEPTION WHEN SQLSTATE 'MR000' THEN NULL;
-    END;
-    PERFORM set_config('mailroom.refused', '[' || array_to_string(refused, ',') || ']', true);
-END $sift$
-""",
+        WHERE is_bounded OR (expires_at > current_setting('mailroom.asked_at')::timestamptz) IS NOT FALSE
+        ORDER BY nth""",
+    number="nth",
+    sent_clock="copy.sent_clock",
     spread=", ".join(f"current_setting('mailroom.asked_{name}')::{kind}[]" for name, (kind, _, _) in COLUMNS.items()),
     names=NAMES,
     read=READ,
@@ -88,9 +49,6 @@ END $sift$
     source="source",
     sent="came",
     gets_since=ORIGIN_SINCE,
-    message=MESSAGE,
-    copied=listed(MOVING, of="copy"),
-    conditions=" OR ".join(OF_THE_DATA.values()),
 )
 
 
@@ -101,9 +59,8 @@ def finding_refused(
     yield LOCK.at(schema=schema)()
     yield FORMS.at()()
     yield ASK.at()(**batch.columns, origin=origin, most=most, now=now)
-    yield TRY.at(schema=schema)()
-    [(answer,)] = yield ANSWER.at()()
+    refused = yield from sifting(TRY.at(schema=schema)())
     reasons: list[str | None] = [None] * batch.rows
-    for nth, *error in json.loads(answer):
-        reasons[nth - 1] = reason_of(*error)
+    for [nth], reason in refused:
+        reasons[nth - 1] = reason
     return reasons

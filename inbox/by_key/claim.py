@@ -12,7 +12,7 @@ from uuid import UUID
 from inbox.keeping import FITS, keeping
 from mailroom.errors import SchemaError
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
-from mailroom.registry.inboxes import BY_CLOCK
+from mailroom.order.expressions import BY_CLOCK
 from mailroom.sql.operation import IN_TRANSACTION, Execute, Operation, Row, Sql
 from mailroom.sql.sight import unseen
 
@@ -378,11 +378,11 @@ DEEP = 10  # messages of one key; with more of them in one claim a message costs
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The bounds of one claim: up to `keys` keys, `per_key` messages of each and `total` in all."""
+    """The bounds of one claim: up to `keys` keys, `per_key` messages of each and `most` in all."""
 
     keys: int
     per_key: int
-    total: int
+    most: int
     due_too: bool = True  # also take failing keys that are due; a worker takes those in transactions of their own
     # A worker's: have the server refuse a COMMIT by anybody else (`inbox.sessions.hold`), and leave out the keys in the
     # in-flight entries of others whose batches have ended.
@@ -400,15 +400,15 @@ class Share:
         `depth`, `keeps` and `is_crowded` are those of the `Course`: the window is smaller where few keys are wanted.
         """
         most = 4 if depth < DEEP_ENOUGH else 2
-        fullest = (2 if is_crowded else 1) * self.total
+        fullest = (2 if is_crowded else 1) * self.most
         return {
             "keys": str(self.keys),
             "per_key": str(self.per_key),
-            "total": str(self.total),
+            "total": str(self.most),
             "share": str(self.deep),
             # The window is read for each claim, so that of a small one is small. A larger one has more keys that nobody
             # else has locked: where others work too, it is that many of them.
-            "window": str(min(4_000, max(100 if is_crowded else 10, min(400, most * self.total), fullest))),
+            "window": str(min(4_000, max(100 if is_crowded else 10, min(400, most * self.most), fullest))),
             "due": str((self.keys + 1) // 2 if self.due_too else 0),
             "held": "EXISTS (SELECT FROM gone)" if self.hold else "false",
             "tried": "xmax <> '0'" if self.hold else "false",
@@ -457,7 +457,7 @@ class Course:
 
         `keys` is None if no more messages waited than it looked at. `by_key`: it searched for the messages of each key.
         """
-        is_short = taken < share.total
+        is_short = taken < share.most
         crowded = max(0, self.crowded - 1) if is_plain else CROWDED
         course = replace(self, cursor=cursor, is_plain=is_plain, crowded=crowded)
         if keys and by_key and is_short:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 from uuid import UUID
 
 from inbox.by_key import failure, parked_keys
@@ -9,14 +10,17 @@ from inbox.by_key.claim import Claimed, Course, Share, reaping_any, reaping_key
 from inbox.by_key.due import healing, reaping_due
 from inbox.by_key.failure import Failed, Recorded
 from inbox.by_key.parked_keys import Changed, ParkedKey
-from inbox.by_key.peek import peeking
+from inbox.by_key.peek import counting, peeking
 from mailroom.message.message import Message
+from mailroom.order.traits import BY_KEY, Traits
 from mailroom.sql.operation import Operation, Row
 
 
 @dataclass(frozen=True, slots=True)
 class KeyOrder:
     """Each key waits, fails and is parked by itself. See `inbox.order.Order`."""
+
+    traits: ClassVar[Traits] = BY_KEY
 
     schema: str
     inbox: str
@@ -57,17 +61,9 @@ class KeyOrder:
         """By clock."""
         return peeking(self.schema, self.inbox, key, limit)
 
-    def check_parks_keys(self) -> None:
-        """Keys are parked one by one."""
-
-    def check_pauses_keys(self) -> None:
-        """Each key waits by itself."""
-
-    def check_takes_replays(self) -> None:
-        """Behind the other messages of their keys."""
-
-    def check_in_parts(self) -> None:
-        """No key is in two parts, so each keeps its order."""
+    def counting(self, key: str | None) -> Operation[int]:
+        """Its rows: to take a message is to delete it."""
+        return counting(self.schema, self.inbox, key)
 
     def listing_parked(self, chosen: Mapping[str, object]) -> Operation[list[ParkedKey]]:
         """With the messages of each key in `parked`, and those behind them in the inbox."""

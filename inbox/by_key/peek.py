@@ -1,7 +1,7 @@
 """Read what is in an inbox without taking anything, and check that the inbox exists."""
 
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
-from mailroom.registry.inboxes import BY_CLOCK, BY_SENT
+from mailroom.order.expressions import BY_CLOCK, BY_SENT
 from mailroom.schema import finding as finding
 from mailroom.sql.operation import Operation, Sql
 

@@ -38,6 +38,7 @@ from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.links.links import Links
 from mailroom.message.message import Message
 from mailroom.names import ALL, OWN
+from mailroom.order.traits import traits_of
 from mailroom.registry.drop import drop_inbox
 from mailroom.registry.inboxes import create_inbox, set_inbox
 from mailroom.registry.listing import listing
@@ -434,15 +435,16 @@ def paused(call: Call, name: str, limit: int) -> None:
 
 def _of_failures(inbox: dict[str, Any]) -> str:
     """Return sentences about what follows when a message of this inbox fails."""
+    traits = traits_of(inbox["order"])
     then = {
-        ("park", "key"): "then its key is parked",
-        ("skip", "key"): "then it is moved to dead_letter",
-        ("park", "total"): "then the inbox is parked",
-        ("skip", "total"): "then it alone is moved to dead_letter, and the others go on",
-    }[inbox["on_failure"], inbox["order"]]
-    order = "Its order is total: one queue, and a message that fails holds up all others. "
+        ("park", True): "then its key is parked",
+        ("skip", True): "then it is moved to dead_letter",
+        ("park", False): "then the inbox is parked",
+        ("skip", False): "then it alone is moved to dead_letter, and the others go on",
+    }[inbox["on_failure"], traits.parks_one]
+    order = f"Its order is {traits.name}: one queue, and a message that fails holds up all others. "
     often, spread = counted(inbox["max_attempts"], "time"), duration(inbox["attempts_spread_s"])
-    return f"{order * (inbox['order'] == 'total')}A message that fails is tried {often} over about {spread}; {then}."
+    return f"{order * (not traits.parks_one)}A message that fails is tried {often} over about {spread}; {then}."
 
 
 def _of(origin: str) -> str:

@@ -19,7 +19,7 @@ from mailroom.cli.messages import content_lines, message_json
 from mailroom.cli.output import as_json, duration, json_text, printable, shown, wrapped
 from mailroom.cli.parameters import INBOX, LIMIT, seconds, seconds_above_0
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
-from mailroom.registry.inboxes import BY_CLOCK
+from mailroom.order.expressions import BY_CLOCK
 from mailroom.schema import finding
 from mailroom.session import settings
 from mailroom.sql.operation import Operation, Sql

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
 
 from inbox.exceptions import Reject
 from inbox.handling import arguments
-from inbox.handling.batch import HandlerFailed
+from inbox.handling.run import HandlerFailed
 from inbox.sessions import hold
 from mailroom.errors import ConfigurationError, NoHandler
 from mailroom.message.answer import DONE, REJECTED, answer, answered_by_return, refuse_second, reply_topic

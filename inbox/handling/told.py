@@ -13,7 +13,6 @@ from uuid import UUID
 from inbox.by_key.failure import Recorded
 from inbox.exceptions import Park, Skip
 from inbox.order import Order
-from inbox.total_order.total_order import TotalOrder
 from mailroom import shell
 from mailroom.errors import Coded
 
@@ -56,5 +55,5 @@ def _command(order: Order, outcome: str, key: str) -> str | None:
         return shell.command("dead-letter", "list", "--inbox", order.inbox, schema=order.schema)
     if outcome != "park":
         return None
-    of_key = () if isinstance(order, TotalOrder) else ("--key", key)
+    of_key = ("--key", key) if order.traits.parks_one else ()
     return shell.command("parked", "show", order.inbox, *of_key, schema=order.schema)

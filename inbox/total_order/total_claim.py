@@ -19,7 +19,7 @@ from inbox.keeping import KEEPS, keeping
 from mailroom.message.answer import ASKS, MAY_ANSWER
 from mailroom.message.columns import MESSAGE
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
-from mailroom.registry.inboxes import BY_CLOCK, BY_SENT
+from mailroom.order.expressions import BY_CLOCK, BY_SENT
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 # `sent_floor` only saves the way over dead rows: nothing stands at or below it (`dispatcher.housekeeping.total_floor`).
@@ -95,7 +95,7 @@ BUT_ORPHANED = " AND NOT EXISTS (SELECT FROM {schema}.orphaned_keys('{inbox}', %
 
 
 def reaping_total(schema: str, inbox: str, share: Share) -> Operation[Claimed]:
-    """Take up to `share.total` of the lowest messages, unless another transaction works on the inbox or it waits.
+    """Take up to `share.most` of the lowest messages, unless another transaction works on the inbox or it waits.
 
     `Claimed.messages` are by (sent_clock, origin).
     """
@@ -110,7 +110,7 @@ def reaping_total(schema: str, inbox: str, share: Share) -> Operation[Claimed]:
     held = "EXISTS (SELECT FROM gone)" if share.hold else "false"
     due = str(int(share.due_too))
     but_orphaned, entries = _but_orphaned(share.mine, ask=share.hold and was_locked)
-    parts = keeping(keeps) | {"but_orphaned": but_orphaned, "rows": str(share.total), "held": held, "due": due}
+    parts = keeping(keeps) | {"but_orphaned": but_orphaned, "rows": str(share.most), "held": held, "due": due}
     reap = REAP.at(**parts, **names)
     *taken, last = yield reap(**entries)
     [end] = REAP.named([last])

@@ -4,7 +4,7 @@ Where other inboxes have clocks up to which a key is suspected, this has sent_cl
 """
 
 from inbox.by_key.failure import DECIDED
-from mailroom.registry.inboxes import BY_SENT
+from mailroom.order.expressions import BY_SENT
 from mailroom.sql.operation import Sql
 
 # As `inbox.by_key.failure.RECORD`. History and key_state name the message by its clock, which no other message here

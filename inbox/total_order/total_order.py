@@ -2,23 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 from uuid import UUID
 
 from inbox.by_key import failure, parked_keys
 from inbox.by_key.claim import Claimed, Course, Share
 from inbox.by_key.failure import Failed, Recorded
 from inbox.by_key.parked_keys import Changed, ParkedKey
-from inbox.by_key.peek import peeking_total
+from inbox.by_key.peek import counting, peeking_total
 from inbox.total_order import total_failure, total_parked
 from inbox.total_order.total_claim import healing_total, reaping_total, reaping_total_due
 from mailroom.errors import ConfigurationError
 from mailroom.message.message import Message
+from mailroom.order.traits import IN_TOTAL, Traits
 from mailroom.sql.operation import Operation, Row
 
 
 @dataclass(frozen=True, slots=True)
 class TotalOrder:
     """The inbox waits, fails and is parked as a whole, under the key ''. See `inbox.order.Order`."""
+
+    traits: ClassVar[Traits] = IN_TOTAL
 
     schema: str
     inbox: str
@@ -63,36 +67,9 @@ class TotalOrder:
         """By (sent_clock, origin), also those of one key."""
         return peeking_total(self.schema, self.inbox, key, limit)
 
-    def check_parks_keys(self) -> None:
-        """The inbox is parked as a whole."""
-        raise ConfigurationError(
-            f"Inbox {self.inbox!r} has total order and is parked as a whole: leave the key out (--all).",
-            code="MR-total-order-has-no-keys",
-        )
-
-    def check_pauses_keys(self) -> None:
-        """The others could not go on without the key's messages."""
-        raise ConfigurationError(
-            f"Inbox {self.inbox!r} has total order, so no key can be paused by itself: leave the key out, which pauses "
-            "the inbox.",
-            code="MR-total-order-has-no-keys",
-        )
-
-    def check_takes_replays(self) -> None:
-        """Other nodes would not have them."""
-        raise ConfigurationError(
-            f"Inbox {self.inbox!r} has total order, the same at all nodes, and gets no message by itself. Send anew "
-            "what is needed (mailroom outbox send).",
-            code="MR-replay-total-order",
-        )
-
-    def check_in_parts(self) -> None:
-        """Parts side by side would lose the order."""
-        raise ConfigurationError(
-            f"Inbox {self.inbox!r} has total order. Spark reads and drains inboxes in parts, and their order would be "
-            "lost: use a Worker, or subscribe another inbox to the same topics for Spark.",
-            code="MR-total-order-not-in-parts",
-        )
+    def counting(self, key: str | None) -> Operation[int]:
+        """Its rows, also those above what is stable."""
+        return counting(self.schema, self.inbox, key)
 
     def listing_parked(self, chosen: Mapping[str, object]) -> Operation[list[ParkedKey]]:
         """The inbox with all its messages, if it is parked."""

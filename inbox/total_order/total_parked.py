@@ -7,7 +7,7 @@ or deletes messages locks the row first.
 from inbox.by_key.parked_keys import CHOSEN, NOTIFY, Changed
 from mailroom.message.answer import ASKS
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
-from mailroom.registry.inboxes import BY_SENT
+from mailroom.order.expressions import BY_SENT
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing
 from mailroom.sql.operation import Operation, Row, Sql

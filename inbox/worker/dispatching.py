@@ -15,7 +15,7 @@ from typing import Protocol
 
 from psycopg.conninfo import conninfo_to_dict
 
-from inbox.worker.tasks import first_error
+from inbox.worker.tasks import all_cancelled, first_error
 from mailroom.errors import ConfigurationError, ConnectionFailed, coded
 from mailroom.packages import declared, load
 from mailroom.session import backoff, settings
@@ -27,7 +27,6 @@ log = logging.getLogger("mailroom.worker")
 
 BEAT_S = 0.25  # between two looks whose turn it is
 SILENT_S = 3.0
-CANCELLED_S = 1.0  # the time for cancelled lanes to end before they are cancelled again
 LONGEST_PAUSE_S = 10.0  # between two tries to connect at first
 
 
@@ -136,7 +135,6 @@ class Dispatching:
         """Run the lanes until this worker is stopped or has lost its turn; raises what ends one of them."""
         lanes = self._make()
         tasks = [asyncio.create_task(self._running(lane)) for lane in lanes]
-        cancelled: asyncio.CancelledError | None = None
         try:
             while not any(task.done() for task in tasks) and self._turn.take():
                 if await heard(self._stopping, BEAT_S):
@@ -145,13 +143,7 @@ class Dispatching:
                 lane.stop()
             await asyncio.wait(tasks)
         finally:
-            while running := [task for task in tasks if not task.done()]:
-                for task in running:
-                    task.cancel()
-                try:
-                    await asyncio.wait(running, timeout=CANCELLED_S)
-                except asyncio.CancelledError as again:
-                    cancelled = again
+            cancelled = await all_cancelled(tasks)
         error = first_error(tasks)
         if cancelled is not None:
             raise cancelled

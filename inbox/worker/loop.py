@@ -1,6 +1,6 @@
 """A loop of a worker: it runs batch after batch, sleeps when there is nothing to do, and handles failures.
 
-A batch that fails is rolled back. Its failure is recorded before that (`inbox.handling.batch`), while it still locks
+A batch that fails is rolled back. Its failure is recorded before that (`inbox.handling.blame`), while it still locks
 its messages.
 """
 
@@ -10,21 +10,24 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
 
-from inbox.by_key.claim import Claimed
 from inbox.by_key.failure import Recorded
 from inbox.exceptions import Unavailable
 from inbox.handling.arguments import NotAwaited
-from inbox.handling.batch import Batch, Ended, HandlerFailed, Patience, Size, is_transient
+from inbox.handling.batch import Batch
+from inbox.handling.blame import Patience, is_transient
 from inbox.handling.frames import frames
 from inbox.handling.overtime import TimedOut
+from inbox.handling.run import Ended, HandlerFailed
+from inbox.handling.size import Size
+from inbox.handling.taken import Taken
 from inbox.handling.told import is_chosen, told
 from inbox.limits import HeldBy
 from inbox.sessions.wakeup import InboxListener
 from inbox.worker.connecting import NotConnected, reason
 from inbox.worker.in_flight import Entry, InFlight
-from inbox.worker.limiting import Limiting, pause_s
+from inbox.worker.limiting import Limiting, Within, pause_s
+from inbox.worker.options import Options
 from inbox.worker.pace import Pace
 from mailroom import events
 from mailroom.errors import MailroomError, coded
@@ -32,7 +35,7 @@ from mailroom.message.message import Message
 from mailroom.session import backoff
 from mailroom.session.listener import heard
 from mailroom.session.repeats import Repeats
-from mailroom.sql.operation import Operation, T
+from mailroom.sql.operation import Operation
 
 log = logging.getLogger("mailroom.worker")
 
@@ -84,12 +87,6 @@ class Due:
             self._at = min(self._at, at + in_s)
 
 
-class Within(Protocol):
-    """Runs an operation in a transaction of its own."""
-
-    async def __call__(self, operation: Operation[T]) -> T: ...  # noqa: D102
-
-
 @dataclass(frozen=True, slots=True)
 class Service:
     """What a loop needs from its worker, which has only the public names that its users need.
@@ -101,9 +98,7 @@ class Service:
 
     schema: str
     inbox: str
-    batch: int
-    batch_s: float | None
-    poll_interval_s: float
+    options: Options
     blaming: Callable[[Batch, Exception], Operation[Recorded]]
     stopping: asyncio.Event
     patience: Patience
@@ -126,13 +121,13 @@ class Loop:
         self._due = due
         self._entry = Entry()
         self._batch = Batch()
-        self._size = Size(service.batch)
-        self._pace = Pace(service.batch, service.batch_s)
+        self._size = Size(service.options.batch)
+        self._pace = Pace(service.options.batch, service.options.batch_s)
         self._failures = 0
         self._is_held = False  # what the handler needs is down, since it last handled a batch
         self._is_drained = False
         self._was_due = False
-        self._unused = 0  # tokens of the last claim
+        self._unused = 0  # tokens of the last batch
         self._claimed_at = time.monotonic()
         self._is_working = False
 
@@ -194,19 +189,25 @@ class Loop:
             await heard(ring, self._until_check_s())
 
     def _until_check_s(self) -> float:
-        return min(self._service.poll_interval_s, self._due.in_s(), self._service.limiting.try_in_s())
+        return min(self._service.options.poll_interval_s, self._due.in_s(), self._service.limiting.try_in_s())
 
     async def _work(self, *, due: bool = False) -> None:
         self._batch = batch = Batch(due, min(self._size.next(), self._pace.next()))
         self._was_due = due
-        if self._service.limiting.is_rated:
-            unused, self._unused = self._unused, 0
-            await self._service.within(self._service.limiting.taking(batch, unused))
-            if batch.held is not None:
-                await self._hold(batch.held)
-                return
-        if self._service.limiting.has_open:
-            await self._defer(batch)
+        service, limiting = self._service, self._service.limiting
+        unused, self._unused = self._unused, 0
+        if await limiting.before(batch, unused, service.within):
+            self._due.recorded(0.0)
+        if batch.allowed.held_by is None:
+            await self._run(batch)
+            self._size.handled(batch)
+            self._unused = batch.unused
+            await limiting.after(batch, service.within)
+        if batch.allowed.held_by is not None:
+            await self._hold(batch.allowed.held_by)
+
+    async def _run(self, batch: Batch) -> None:
+        """Have a batch claimed, handled and committed, and learn from it, whatever becomes of it."""
         began = time.monotonic()
         self._is_working = True
         try:
@@ -216,36 +217,16 @@ class Loop:
             raise
         finally:
             self._is_working = False
-            if batch.claimed is not None:
+            took_s = time.monotonic() - began
+            if batch.taken is not None:
                 self._claimed_at = time.monotonic()
-                self._learn(batch.claimed, batch)
-            if batch.begun and not due:
-                took_s = time.monotonic() - began
-                handlers_s = took_s if batch.handlers_s is None else batch.handlers_s  # None: it hangs
-                self._pace.took(batch.begun, handlers_s, took_s - handlers_s)
+                self._learn(batch.taken, due=batch.due)
+            if batch.run.begun and not batch.due:
+                handlers_s = took_s if batch.run.took_s is None else batch.run.took_s  # None: it hangs
+                self._pace.took(batch.run.begun, handlers_s, took_s - handlers_s)
             if batch.messages and events.heard(events.BatchEnded):
-                took_s, service, handled_s = time.monotonic() - began, self._service, batch.handled_s
-                events.emit(
-                    events.BatchEnded(
-                        service.schema, service.inbox, batch.messages, due, batch.outcome, handled_s, took_s
-                    )
-                )
-        self._size.handled(batch)
-        self._service.limiting.committed(batch)
-        self._unused = max(0, (batch.tokens or 0) - len(batch.messages))
-        if (prefix := self._service.limiting.closes(batch)) is not None:
-            # After the COMMIT: with the batch, others would wait for the rows of all the keys of the prefix.
-            service = self._service
-            service.limiting.closed(prefix, await service.within(service.limiting.closing(prefix)))
-        if batch.held is not None:
-            await self._hold(batch.held)
-
-    async def _defer(self, batch: Batch) -> None:
-        """Have the keys of prefixes wait whose breakers are open, and have one tried of each for which it is time."""
-        service = self._service
-        for prefix in await service.within(service.limiting.deferring(batch)):
-            if await service.within(service.limiting.granting(prefix)):
-                self._due.recorded(0.0)
+                of, ended, handled_s = self._service, batch.end.outcome, batch.run.handled_s
+                events.emit(events.BatchEnded(of.schema, of.inbox, batch.messages, batch.due, ended, handled_s, took_s))
 
     async def _hold(self, held: HeldBy) -> None:
         """Wait while a limit holds it, at most until it is time to look again. It has no transaction meanwhile.
@@ -262,15 +243,16 @@ class Loop:
         await self._listener.asleep(self, wait_s)
         await heard(service.stopping, until - time.monotonic())
 
-    def _learn(self, claimed: Claimed, batch: Batch) -> None:
+    def _learn(self, taken: Taken, *, due: bool) -> None:
         self._service.troubles.pop(self, None)
-        if not batch.due:
+        claimed = taken.claimed
+        if not due:
             self._is_drained = claimed.is_all
-            self._due.reported(claimed.due_in_s, batch.claimed_at)
+            self._due.reported(claimed.due_in_s, taken.at)
         elif claimed.messages or claimed.ended:
-            self._due.claimed(claimed.due_in_s, batch.claimed_at)
+            self._due.claimed(claimed.due_in_s, taken.at)
         else:
-            self._due.missed(claimed.due_in_s, batch.claimed_at)
+            self._due.missed(claimed.due_in_s, taken.at)
 
     async def _recover(self, error: Exception) -> None:
         if isinstance(error, NotAwaited):
@@ -281,17 +263,17 @@ class Loop:
                 await self._pause(error.error, "no connection, trying again")
             elif service.patience.forgives(error, batch):
                 await self._pause(error, "retrying the batch")
-            elif not batch.open:
+            elif not batch.run.is_open:
                 raise error
             else:
                 # Usually recorded before the rollback; not if the COMMIT failed, or if recording failed then.
-                recorded = batch.recorded
+                recorded = batch.end.recorded
                 if recorded is None:
                     recorded = await service.within(service.blaming(batch, error))
                 self._size.failed(batch)
                 await self._report(recorded, error)
-                if batch.message is not None and (opening := service.limiting.failed(batch.message)) is not None:
-                    service.limiting.opened(await service.within(opening))
+                if batch.run.blamed is not None:
+                    await service.limiting.after(batch, service.within, failed=batch.run.blamed)
         except Exception as another:
             why = another.error if isinstance(another, NotConnected) else another
             if another is error or not (why is not another or is_transient(another, Batch())):
@@ -301,14 +283,14 @@ class Loop:
     async def _pause(self, error: Exception, what: str) -> None:
         self._failures += 1
         if events.heard(events.TriedAgain):
-            service, reconnects = self._service, self._batch.claimed is None
+            service, reconnects = self._service, self._batch.taken is None
             events.emit(events.TriedAgain(service.schema, "worker", service.inbox, error, reconnects))
         pause_s = backoff.pause_s(self._failures, LONGEST_PAUSE_S)
         if isinstance(error, Unavailable):
             self._is_held = True
             pause_s = pause_s if error.after_s is None else error.after_s
         why = type(error).__name__
-        if self._batch.claimed is None:
+        if self._batch.taken is None:
             self._service.troubles[self], why = error, reason(error)
         again = self._service.repeats.struck(f"{what} ({why})")
         if again is not None and not self._service.stopping.is_set():
@@ -317,24 +299,23 @@ class Loop:
         await heard(self._service.stopping, pause_s)
 
     async def _report(self, recorded: Recorded, error: Exception) -> None:
-        service, batch = self._service, self._batch
+        service, batch, message = self._service, self._batch, self._batch.run.blamed
         self._due.recorded(recorded.due_in_s)
         if events.heard(events.AttemptFailed):
             attempt, outcome = recorded.attempt, recorded.outcome
-            events.emit(events.AttemptFailed(service.schema, service.inbox, batch.message, attempt, outcome, error))
+            events.emit(events.AttemptFailed(service.schema, service.inbox, message, attempt, outcome, error))
         # The text of any other error may contain values of the message.
         what = coded(str(error) if isinstance(error, HandlerFailed | TimedOut) else type(error).__name__, error)
         level, fields = logging.WARNING, {"inbox": service.inbox, "error": what}
         where = "" if is_chosen(error) else frames(error)
-        if batch.message is None or batch.order is None:
+        if message is None or batch.taken is None:
             text = f"a batch of {len(batch.messages)} failed ({what}), trying its messages one at a time"
         else:
-            message = batch.message
-            of = told(batch.order, recorded, message.id, message.key, what, error)
+            of = told(batch.taken.order, recorded, message.id, message.key, what, error)
             level, fields = of.level, of.fields | {"topic": message.topic}
             text = f"{message.id} (topic {message.topic}, key {message.key!r}) failed, {of.text}"
         log.log(level, "%s: %s%s", service.inbox, text, where, extra={**fields, "frames": where})
         try:
-            await service.report(batch.message, error)
+            await service.report(message, error)
         except Exception as another:
             log.error("%s: on_error failed: %s%s", service.inbox, type(another).__name__, frames(another))

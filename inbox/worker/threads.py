@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from inbox.handling.batch import Ended, HandlerFailed
+from inbox.handling.run import Ended, HandlerFailed
 from mailroom.sql.operation import T
 
 # A future refuses StopIteration, so its waiter would wait for ever; and it would pass CancelledError on as a

@@ -8,6 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
@@ -21,10 +22,12 @@ from inbox.by_key.peek import finding
 from inbox.claims import Claims
 from inbox.handling import arguments
 from inbox.handling.arguments import AsyncHandler, AsyncOnError, Handler, NotAwaited, OnError
-from inbox.handling.batch import Batch, Ended, Patience, blaming, cancellations, is_transient
+from inbox.handling.batch import Batch
 from inbox.handling.batch_handler import AsyncBatchHandler, BatchHandler, whole, whole_async
+from inbox.handling.blame import Patience, blaming, is_transient
 from inbox.handling.handlers import check_schema
 from inbox.handling.overtime import HandlerTurn, Overtime, TimedOut
+from inbox.handling.run import Ended, cancellations
 from inbox.sessions.transactions import (
     AsyncSource,
     AsyncTransactions,
@@ -41,15 +44,15 @@ from inbox.worker.dispatching import Dispatching
 from inbox.worker.in_flight import Entry, InFlight
 from inbox.worker.limiting import Limiting
 from inbox.worker.loop import Due, Loop, Service
+from inbox.worker.options import Options
 from inbox.worker.signals import stopping
-from inbox.worker.tasks import first_error
+from inbox.worker.tasks import all_cancelled, first_error
 from inbox.worker.threads import Threads, in_thread
 from mailroom import events
 from mailroom import schema as node
 from mailroom.health import Health
 from mailroom.message.message import Message
 from mailroom.names import DEFAULT_SCHEMA
-from mailroom.numbers import seconds
 from mailroom.roles.advice import advise
 from mailroom.session import backoff, settings
 from mailroom.session.home import Home
@@ -61,7 +64,6 @@ from mailroom.sql.runner import driver_of, run, run_async
 
 log = logging.getLogger("mailroom.worker")
 
-CANCELLED_S = 1.0  # the time for a cancelled task to end before it is cancelled again
 LONGEST_PAUSE_S = 10.0  # between two tries to connect at first
 LEAST_IDLE_S = 5.0  # a loop that has claimed nothing for so long may only be slow
 
@@ -69,26 +71,14 @@ LEAST_IDLE_S = 5.0  # a loop that has claimed nothing for so long may only be sl
 class _Worker(ABC):
     """What `Worker` and `AsyncWorker` share: settings, loops, the tasks beside them, and stopping."""
 
-    def __init__(
-        self, inbox: str, schema: str, parallel: int, batch: int, batch_s: float | None, timeout_s: float | None,
-        poll_interval_s: float, dispatch: bool, listen_dsn: str | None, fatal: tuple[type[Exception], ...],
-        handle_signals: bool,
-    ) -> None:  # fmt: skip
+    def __init__(self, inbox: str, schema: str, options: Options) -> None:
         self._claims = Claims(schema, inbox)
         self.inbox = self._claims.inbox
         self.schema = self._claims.schema
-        self._batch = arguments.count(batch, "batch")
-        self._batch_s = None if batch_s is None else seconds(batch_s, "batch_s")
-        self._timeout_s = None if timeout_s is None else seconds(timeout_s, "timeout_s")
-        self._poll_interval_s = seconds(poll_interval_s, "poll_interval_s")
-        self._fatal: tuple[type[BaseException], ...] = arguments.exceptions(fatal, "fatal")
+        self._options = options
         self._stopping = asyncio.Event()
         self._patience = Patience()
         self._limiting = Limiting(self.schema, self.inbox)
-        self._parallel = arguments.count(parallel, "parallel")
-        self._dispatch = arguments.flag(dispatch, "dispatch")
-        self._listen_dsn = None if listen_dsn is None else settings.dsn(listen_dsn)
-        self._handle_signals = handle_signals
         self._is_stopped = False
         self._cancellations = 0  # pending in the task that calls `run` when it does
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,7 +120,7 @@ class _Worker(ABC):
         elif self._has_begun:
             state = "running"
             idle_s = max((loop.idle_s() for loop in self._loops), default=0.0)
-            if why is None and idle_s > max(LEAST_IDLE_S, 3 * self._poll_interval_s):
+            if why is None and idle_s > max(LEAST_IDLE_S, 3 * self._options.poll_interval_s):
                 why = f"a loop has claimed nothing for {idle_s:.0f} s"
         else:
             state = "stopped" if self._is_stopped else "connecting"
@@ -144,7 +134,7 @@ class _Worker(ABC):
                 self._loop.call_soon_threadsafe(self._stopping.set)
 
     def _signals(self) -> contextlib.AbstractContextManager[None]:
-        return stopping(self.stop) if self._handle_signals else contextlib.nullcontext()
+        return stopping(self.stop) if self._options.handle_signals else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
@@ -181,7 +171,7 @@ class _Worker(ABC):
                 why = error.error if isinstance(error, NotConnected) else error
                 if isinstance(why, psycopg.OperationalError):
                     why = settings.connection_failed(why)
-                if not (why is not error or is_transient(error, Batch())) or isinstance(why, self._fatal):
+                if not (why is not error or is_transient(error, Batch())) or isinstance(why, self._options.fatal):
                     raise why from error.__cause__
                 self._troubles[self], failures = why, failures + 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
@@ -199,9 +189,10 @@ class _Worker(ABC):
 
     async def _serve(self, home: Home) -> None:
         listener = InboxListener(home, self.schema, self.inbox)
-        due = Due(self._poll_interval_s)
+        due = Due(self._options.poll_interval_s)
         self._in_flight = InFlight(home, self.schema, self.inbox)
-        self._overtime = None if self._timeout_s is None else Overtime(self.inbox, self._timeout_s)
+        timeout_s, parallel = self._options.timeout_s, self._options.parallel
+        self._overtime = None if timeout_s is None else Overtime(self.inbox, timeout_s)
         try:
             # Before the first batch, which may contain the message that killed the last worker.
             await self._in_flight.run_in_thread(self._in_flight.begin)
@@ -209,9 +200,9 @@ class _Worker(ABC):
                 raise asyncio.CancelledError  # Python 3.11's wait_for has swallowed it, for example in a pool
             log.info(
                 "%s: running in schema %s of %s: %d at once, batches of up to %d",
-                self.inbox, self.schema, home.whereabouts, self._parallel, self._batch,
+                self.inbox, self.schema, home.whereabouts, parallel, self._options.batch,
             )  # fmt: skip
-            self._loops = [Loop(self._service(), listener, self._in_flight, due) for _ in range(self._parallel)]
+            self._loops = [Loop(self._service(), listener, self._in_flight, due) for _ in range(parallel)]
             await self._run_loops(self._loops, listener, due, home)
         finally:
             if self._overtime is not None:
@@ -220,15 +211,14 @@ class _Worker(ABC):
 
     def _service(self) -> Service:
         return Service(
-            self.schema, self.inbox, self._batch, self._batch_s, self._poll_interval_s, self._blaming, self._stopping,
-            self._patience, self._limiting, self._troubles, self._repeats, self._starting, self._work, self._within,
-            self._report,
+            self.schema, self.inbox, self._options, self._blaming, self._stopping, self._patience, self._limiting,
+            self._troubles, self._repeats, self._starting, self._work, self._within, self._report,
         )  # fmt: skip
 
     def _end(self, batch: Batch, entry: Entry, error: TimedOut) -> None:
         """Record that a batch has timed out, and end its session. If that fails, the loop records it."""
         try:
-            batch.recorded = self._in_flight.end(entry, self._blaming(batch, error))
+            batch.end.recorded = self._in_flight.end(entry, self._blaming(batch, error))
         except psycopg.Error as failed:
             log.warning("%s: could not end a batch that has timed out (%s)", self.inbox, type(failed).__name__)
 
@@ -241,7 +231,9 @@ class _Worker(ABC):
 
         # First, since it raises an error if the dispatcher cannot be imported.
         dispatching = (
-            Dispatching(self.inbox, home, self.schema, self._poll_interval_s, self._repeats) if self._dispatch else None
+            Dispatching(self.inbox, home, self.schema, self._options.poll_interval_s, self._repeats)
+            if self._options.dispatch
+            else None
         )
         loops = [asyncio.create_task(loop.run()) for loop in made]
         beside = [asyncio.create_task(listener.run()), asyncio.create_task(self._in_flight.watch(found))]
@@ -260,16 +252,9 @@ class _Worker(ABC):
                 dispatching.stop()
                 await asyncio.wait(lanes)
         finally:
-            # Only the tasks beside the loops still run; or all, if this was cancelled again. Cancel repeatedly, since
-            # Python 3.11's wait_for swallows a cancellation that coincides with its result.
+            # Only the tasks beside the loops still run; or all, if this was cancelled again.
             self._stopping.set()
-            while running := [task for task in tasks if not task.done()]:
-                for task in running:
-                    task.cancel()
-                try:
-                    await asyncio.wait(running, timeout=CANCELLED_S)
-                except asyncio.CancelledError as again:
-                    cancelled = again
+            cancelled = await all_cancelled(tasks) or cancelled
         error = first_error((*loops, *beside, *lanes)) or cancelled
         if error is not None:
             raise error.error if isinstance(error, Ended) else error
@@ -300,26 +285,23 @@ class _Worker(ABC):
 
     def _claiming(self, batch: Batch, connection: object) -> Operation[None]:
         began = time.monotonic()
-        if (yield from self._limiting.holding(batch)):
-            return
+        yield from self._limiting.claiming(batch, self._taking(batch, connection))
+        if batch.taken is not None and batch.messages and events.heard(events.BatchClaimed):
+            took_s = batch.taken.at - began
+            events.emit(events.BatchClaimed(self.schema, self.inbox, batch.messages, batch.due, took_s))
+
+    def _taking(self, batch: Batch, connection: object) -> Operation[None]:
         size, mine = batch.size, self._in_flight.mine
         if batch.due:
             claimed = yield from self._claims.claiming_due(size, hold=True, mine=mine)
         else:
-            share = Share(keys=size, per_key=size, total=size, due_too=False, hold=True, mine=mine)
+            share = Share(keys=size, per_key=size, most=size, due_too=False, hold=True, mine=mine)
             claimed = yield from self._claims.claiming(share)
         order, place = (yield from self._claims.looking_up()), (yield from self._home.visiting(driver_of(connection)))
         batch.take(claimed, order, connection, place)
-        yield from self._limiting.claimed(batch)
-        if claimed.messages and events.heard(events.BatchClaimed):
-            took_s = batch.claimed_at - began
-            events.emit(events.BatchClaimed(self.schema, self.inbox, claimed.messages, batch.due, took_s))
 
     def _blaming(self, batch: Batch, error: Exception) -> Operation[Recorded]:
-        yield from self._limiting.blaming(batch)
-        recorded = yield from blaming(batch, error, self._fatal)
-        yield from self._limiting.failing(batch)
-        return recorded
+        return self._limiting.recording(batch, blaming(batch, error, self._options.fatal))
 
     def _ending(self, batch: Batch) -> Operation[None]:
         yield from batch.ending()
@@ -390,10 +372,10 @@ class Worker(_Worker):
         on_error: OnError | None = None,
         handle_signals: bool = True,
     ) -> None:
-        super().__init__(
-            inbox, schema, parallel, batch, batch_s, timeout_s, poll_interval_s, dispatch, listen_dsn, fatal,
-            handle_signals,
-        )  # fmt: skip
+        options = Options(
+            parallel, batch, batch_s, timeout_s, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals
+        )
+        super().__init__(inbox, schema, options)
         check_schema(handler, schema)
         self._source = usable(source)
         self._whole = isinstance(handler, BatchHandler)
@@ -458,7 +440,9 @@ class Worker(_Worker):
     def _open_here(self) -> None:
         if not self._is_open:
             with connecting():
-                self._transactions = transactions(self._source, self.inbox, self._parallel, self._listen_dsn)
+                self._transactions = transactions(
+                    self._source, self.inbox, self._options.parallel, self._options.listen_to
+                )
             self._home = self._transactions.home
             self._is_open = True
         with self._begin() as connection:
@@ -478,7 +462,7 @@ class Worker(_Worker):
         if self._overtime is None:
             await running
             return
-        turn = batch.turn = HandlerTurn()
+        turn = batch.run.turn = HandlerTurn()
         left = await self._overtime.bound(running, turn, partial(self._end, batch, entry))
         if left is not None:
             self._threads.give_up(turn.thread)
@@ -495,12 +479,12 @@ class Worker(_Worker):
         with self._in_flight.removing(entry, batch):
             with self._begin(failing=batch.due) as connection:
                 run(connection, self._claiming(batch, connection))
-                if not batch.messages:
+                if (taken := batch.taken) is None or not taken.messages:
                     return
-                entry.place = batch.place
-                self._in_flight.add(entry, batch.messages, due=batch.due)
+                entry.place = taken.place
+                self._in_flight.add(entry, taken.messages, due=batch.due)
                 try:
-                    with batch.handling(whole=self._whole) as turns:
+                    with batch.run.handling(taken, whole=self._whole) as turns:
                         for given in turns:  # a message, or all of them
                             self._handler(given, connection)
                     run(connection, self._ending(batch), prepared=False)
@@ -511,7 +495,7 @@ class Worker(_Worker):
                 except Exception as error:
                     if not self._patience.forgives(error, batch):
                         with contextlib.suppress(psycopg.Error):  # then the loop records it after the rollback
-                            batch.recorded = self._in_flight.replace(entry, self._blaming(batch, error))
+                            batch.end.recorded = self._in_flight.replace(entry, self._blaming(batch, error))
                     raise
             self._patience.handled(batch)
             batch.committed()
@@ -552,10 +536,10 @@ class AsyncWorker(_Worker):
         on_error: AsyncOnError | None = None,
         handle_signals: bool = False,
     ) -> None:
-        super().__init__(
-            inbox, schema, parallel, batch, batch_s, timeout_s, poll_interval_s, dispatch, listen_dsn, fatal,
-            handle_signals,
-        )  # fmt: skip
+        options = Options(
+            parallel, batch, batch_s, timeout_s, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals
+        )
+        super().__init__(inbox, schema, options)
         check_schema(handler, schema)
         self._source = usable_async(source)
         self._whole = isinstance(handler, AsyncBatchHandler)
@@ -622,7 +606,7 @@ class AsyncWorker(_Worker):
         if not self._is_open:
             with connecting():
                 self._transactions = await async_transactions(
-                    self._source, self.inbox, self._parallel, self._listen_dsn
+                    self._source, self.inbox, self._options.parallel, self._options.listen_to
                 )
             self._home = self._transactions.home
             self._is_open = True
@@ -643,7 +627,7 @@ class AsyncWorker(_Worker):
         if self._overtime is None:
             await running
             return
-        turn = batch.turn = HandlerTurn()
+        turn = batch.run.turn = HandlerTurn()
         left = await self._overtime.bound(running, turn, partial(self._end, batch, entry), cancel=True)
         if left is not None:
             await self._transactions.spare(1)
@@ -662,13 +646,13 @@ class AsyncWorker(_Worker):
         async with self._in_flight.removing_async(entry, batch):
             async with self._begin(failing=batch.due) as connection:
                 await run_async(connection, self._claiming(batch, connection))
-                if not batch.messages:
+                if (taken := batch.taken) is None or not taken.messages:
                     return
-                entry.place = batch.place
-                add = partial(self._in_flight.add, entry, batch.messages, due=batch.due)
+                entry.place = taken.place
+                add = partial(self._in_flight.add, entry, taken.messages, due=batch.due)
                 await self._in_flight.run_in_thread(add)
                 try:
-                    with batch.handling(whole=self._whole) as turns:
+                    with batch.run.handling(taken, whole=self._whole) as turns:
                         for given in turns:
                             await self._handler(given, connection)
                     await run_async(connection, self._ending(batch), prepared=False)
@@ -679,7 +663,7 @@ class AsyncWorker(_Worker):
                 except Exception as error:
                     if not self._patience.forgives(error, batch):
                         with contextlib.suppress(psycopg.Error):
-                            batch.recorded = await self._in_flight.run_in_thread(
+                            batch.end.recorded = await self._in_flight.run_in_thread(
                                 self._in_flight.replace, entry, self._blaming(batch, error)
                             )
                     raise
@@ -701,8 +685,8 @@ class AsyncWorker(_Worker):
 
 def limit(worker: Worker | AsyncWorker, timeout_s: float | None) -> None:
     """Let a worker that was given no `timeout_s` have this one."""
-    if worker._timeout_s is None:
-        worker._timeout_s = timeout_s
+    if worker._options.timeout_s is None:
+        worker._options = replace(worker._options, timeout_s=timeout_s)
 
 
 def home_of(worker: Worker | AsyncWorker) -> Callable[[], Home]:

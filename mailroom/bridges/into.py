@@ -13,6 +13,7 @@ from mailroom.links.start import noting_place
 from mailroom.names import node_name
 from mailroom.order import clock
 from mailroom.order.clock import DURABLE
+from mailroom.order.total import R_IS_BOUNDED
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.checks import checking
@@ -28,12 +29,13 @@ WHERE l.name = %(name)s::text
     columns=("text",),
 )
 # Whoever gives out in total order waits until each origin has shown a clock, and a broker shows none.
-TOTAL = Sql(
+WAITS_FOR_EVER = Sql(
     """
 SELECT s.inbox FROM {schema}.subscription AS s JOIN {schema}.inbox_registry AS r ON r.name = s.inbox
-WHERE r."order" = 'total' AND s.origin IN (%(name)s::text, '*') ORDER BY s.inbox LIMIT 1
+WHERE {is_bounded} AND s.origin IN (%(name)s::text, '*') ORDER BY s.inbox LIMIT 1
 """,
     columns=("text",),
+    is_bounded=R_IS_BOUNDED,
 )
 ADD = Sql(
     """
@@ -72,9 +74,9 @@ def bridging_in(schema: str, name: str, settings: InSettings, *, actor: str, why
                 f"name, and then: mailroom bridge remove {name}",
                 code="MR-bridge-settings",
             )
-    if total := (yield TOTAL.at(schema=schema)(name=name)):
+    if found := (yield WAITS_FOR_EVER.at(schema=schema)(name=name)):
         raise ConfigurationError(
-            f"Inbox {total[0][0]} is in total order and subscribes to this origin. A broker shows no clocks, so such "
+            f"Inbox {found[0][0]} is in total order and subscribes to this origin. A broker shows no clocks, so such "
             f"an inbox would wait for ever. Subscribe it to nodes by their names: mailroom inbox unsubscribe",
             code="MR-bridge-total-order",
         )

@@ -2,6 +2,7 @@
 
 from mailroom.doctor.expected import INDEXES, TRIGGERS
 from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Limits, asking
+from mailroom.order.total import R_IS_BOUNDED
 from mailroom.sql.operation import Operation, Sql
 
 INVALID = Sql(
@@ -53,10 +54,11 @@ missing AS (
     FROM {schema}.inbox_registry AS r
     JOIN pg_class AS c ON c.relnamespace = '{schema}'::regnamespace AND c.relname = ('inbox_' || r.name)::name
     JOIN part AS p ON p.oid = c.oid
-    WHERE r."order" = 'total' AND p.has_order IS NOT TRUE)
+    WHERE {is_bounded} AND p.has_order IS NOT TRUE)
 SELECT m.made, m.name FROM missing AS m ORDER BY m.name
 """,
     columns=FOUND,
+    is_bounded=R_IS_BOUNDED,
 )
 DETACHED = Sql(
     """

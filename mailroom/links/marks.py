@@ -7,8 +7,8 @@ when an inbox joins. So idle nodes write nothing.
 
 from mailroom import locks
 from mailroom.order.clock import DURABLE, LOCK, raising_ceiling
-from mailroom.order.total import ORIGINS, TOTAL
-from mailroom.registry.inboxes import BY_SENT
+from mailroom.order.expressions import BY_SENT
+from mailroom.order.total import BOUNDS, ORIGINS
 from mailroom.sql.operation import Operation, Sql
 
 # -- At the target ----------------------------------------------------------------------------------------------------
@@ -17,13 +17,13 @@ from mailroom.sql.operation import Operation, Sql
 # stand below what was given out meanwhile.
 WANTS = Sql(
     """
-WITH {total},
+WITH {bounds},
 {origins}
 SELECT inbox, stable, number, received, clock, greatest(started, joined, stable * (clock < stable)::integer)
 FROM shown WHERE state = 'open' ORDER BY inbox, number
 """,
     columns=("text", "bigint", "bigint", "bigint", "bigint", "bigint"),
-    total=TOTAL,
+    bounds=BOUNDS,
     origins=ORIGINS,
 )
 HIGHEST = Sql(

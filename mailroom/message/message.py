@@ -3,14 +3,15 @@
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import cache
+from importlib import import_module
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from uuid import UUID
 
-from mailroom import codec
 from mailroom.errors import DecodeError
 from mailroom.message.columns import DELIVERY_ROW, MESSAGE_ROW
 from mailroom.sql.operation import Row
@@ -145,7 +146,14 @@ def delivered_times(messages: Iterable[Message]) -> Iterator[datetime]:
 
 def plain(message: Message) -> Any:
     """Decode the value of a message, anew with each call. Raises `DecodeError`."""
-    return codec.decode(message.raw) if message._json is None else parsed(message._json)
+    return _decoding()(message.raw) if message._json is None else parsed(message._json)
+
+
+@cache
+def _decoding() -> Callable[[bytes], Any]:
+    # On demand: whoever only moves messages, as claims do, needs no codec.
+    decode: Callable[[bytes], Any] = import_module("mailroom.codec").decode
+    return decode
 
 
 def holding(message: Message, value: T) -> Message[T]:

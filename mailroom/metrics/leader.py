@@ -19,7 +19,7 @@ from mailroom.metrics.catalog import EXACT, estimated
 from mailroom.metrics.failing import INBOX_FAILING, Failing
 from mailroom.metrics.family import Family, Samples
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.registry.inboxes import BY_CLOCK
+from mailroom.order.expressions import BY_CLOCK
 from mailroom.roles.advice import advise
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.session import backoff, settings

@@ -1,1 +1,1 @@
-"""Order between messages: Lamport's clock, how far a total inbox may be given out, and sequences that never go back."""
+"""Order between messages: what each order allows, Lamport's clock, how far a total inbox goes, and sequences."""

@@ -16,23 +16,31 @@ from dataclasses import dataclass
 from mailroom import locks
 from mailroom.errors import NotSubscribed
 from mailroom.order.clock import LOCK
+from mailroom.order.traits import chosen, reading_traits
 from mailroom.sql.operation import Operation, Sql, filled
 
 PARTITION_KEY = locks.key("partition")
 # Of the rows of `touched`, each of which has an inbox's `partition`.
 RINGING = locks.ringing(locks.channel("partition"), PARTITION_KEY)
 
+# Of a row of `inbox_registry`, which is `r` in the second: whether the inbox is given out up to a bound.
+IS_BOUNDED = chosen(is_bounded=True)
+R_IS_BOUNDED = chosen("r", is_bounded=True)
+
 # For the statements that deliver and receive: whether `raising_stable` is needed. Through an index of total inboxes.
-HAS_TOTAL = """EXISTS (SELECT FROM {schema}.inbox_registry WHERE "order" = 'total')"""
+HAS_BOUNDS = filled("EXISTS (SELECT FROM {schema}.inbox_registry WHERE {is_bounded})", is_bounded=IS_BOUNDED)
 
 # The reason of a dead letter that would have come after a later message.
 LATE = "too late for the order of this inbox: later messages were given out already"
 
 # The total inboxes, and how far each may be given out.
-TOTAL = """total AS MATERIALIZED (
+BOUNDS = filled(
+    """total AS MATERIALIZED (
     SELECT r.name AS inbox, coalesce((
         SELECT s.clock FROM {schema}.stable AS s WHERE s.inbox = r.name ORDER BY s.clock DESC LIMIT 1), 0) AS stable
-    FROM {schema}.inbox_registry AS r WHERE r."order" = 'total')"""
+    FROM {schema}.inbox_registry AS r WHERE {is_bounded})""",
+    is_bounded=R_IS_BOUNDED,
+)
 
 RECEIVED = """coalesce((
         SELECT r.sent_clock FROM {schema}.receipt AS r WHERE r.origin = o.number ORDER BY r.last DESC LIMIT 1), 0)"""
@@ -54,8 +62,9 @@ shown AS MATERIALIZED (SELECT *, greatest(started, since, received) AS clock FRO
 # has shown a clock as high as that of the join: what it sends from then on is wanted, and comes in time.
 HAS_JOINED = filled(
     """(greatest(s.since, o.shown) <= {received} OR NOT EXISTS (
-    SELECT FROM {schema}.inbox_registry AS t WHERE t.name = s.inbox AND t."order" = 'total'))""",
+    SELECT FROM {schema}.inbox_registry AS t WHERE t.name = s.inbox AND {is_bounded}))""",
     received=RECEIVED,
+    is_bounded=chosen("t", is_bounded=True),
 )
 
 # Inboxes without origins are raised only if they got something: else each delivery would write a row for each of them.
@@ -64,7 +73,7 @@ HAS_JOINED = filled(
 # their clocks already; afterwards all rise (`dispatcher.delivery.fan_out`).
 RAISE = Sql(
     """
-WITH {total},
+WITH {bounds},
 {origins},
 bound AS MATERIALIZED (
     SELECT t.inbox, t.stable, CASE WHEN bool_or(s.number IS NOT NULL) THEN min(s.clock)
@@ -79,7 +88,7 @@ touched AS MATERIALIZED (SELECT to_regclass('{schema}.inbox_' || inbox) AS parti
 SELECT (SELECT count(*) FROM raised), (SELECT {ringing} FROM touched)
 """,
     columns=("bigint", "bigint"),
-    total=TOTAL,
+    bounds=BOUNDS,
     origins=ORIGINS,
     ringing=RINGING,
 )
@@ -97,10 +106,6 @@ def raising_stable(schema: str, touched: list[str] | None = None) -> Operation[i
 
 # -- Joining and leaving ----------------------------------------------------------------------------------------------
 
-IS_TOTAL = Sql(
-    """SELECT "order" = 'total' FROM {schema}.inbox_registry WHERE name = '{inbox}'""",
-    columns=("boolean",),
-)
 # A crash may have set the clock back, until a dispatcher starts.
 CLOCK = Sql(
     """
@@ -110,12 +115,6 @@ FROM {schema}.clock AS c
 """,
     columns=("bigint",),
 )
-
-
-def is_total(schema: str, inbox: str) -> Operation[bool]:
-    """Return whether an inbox has total order."""
-    found = yield IS_TOTAL.at(schema=schema, inbox=inbox)()
-    return bool(found and found[0][0])
 
 
 BRIDGE = Sql(
@@ -134,7 +133,7 @@ def joining(schema: str, inbox: str, origin: str) -> Operation[int]:
     the caller's transaction ends: so no row of `stable` passes the clock before the subscription can be seen. Raises
     `NotSubscribed` if `origin` is or includes a bridge to a broker, which shows no clocks.
     """
-    if not (yield from is_total(schema, inbox)):
+    if not (yield from reading_traits(schema, inbox)).is_bounded:
         return 0
     yield LOCK.at(schema=schema)()
     if bridges := (yield BRIDGE.at(schema=schema)(origin=origin)):
@@ -149,7 +148,7 @@ def joining(schema: str, inbox: str, origin: str) -> Operation[int]:
 
 def leaving(schema: str, inbox: str) -> Operation[None]:
     """Let a total inbox that has unsubscribed go on without the nodes that it no longer waits for."""
-    if (yield from is_total(schema, inbox)):
+    if (yield from reading_traits(schema, inbox)).is_bounded:
         yield LOCK.at(schema=schema)()
         yield from raising_stable(schema)
 
@@ -160,22 +159,23 @@ START = Sql(
 UPDATE {schema}.origin AS o SET shown = (SELECT last_value FROM {schema}.clock)
 WHERE o.name = %(name)s::text AND NOT EXISTS (SELECT FROM {schema}.receipt AS r WHERE r.origin = o.number) AND EXISTS (
     SELECT FROM {schema}.subscription AS s JOIN {schema}.inbox_registry AS r ON r.name = s.inbox
-    WHERE r."order" = 'total' AND s.origin IN (o.name, '*'))
-"""
+    WHERE {is_bounded} AND s.origin IN (o.name, '*'))
+""",
+    is_bounded=R_IS_BOUNDED,
 )
-GUARDED = Sql("SELECT {has_total}", columns=("boolean",), has_total=HAS_TOTAL)
+GUARDED = Sql("SELECT {has_bounds}", columns=("boolean",), has_bounds=HAS_BOUNDS)
 
 
-def having_total(schema: str) -> Operation[bool]:
+def having_bounds(schema: str) -> Operation[bool]:
     """Return whether the node has inboxes in total order."""
-    [(has_total,)] = yield GUARDED.at(schema=schema)()
-    return bool(has_total)
+    [(has_bounds,)] = yield GUARDED.at(schema=schema)()
+    return bool(has_bounds)
 
 
 def guarding_order(schema: str) -> Operation[None]:
     """Lock out deliveries until the transaction ends, if the node has total inboxes: before an origin is added."""
-    [(has_total,)] = yield GUARDED.at(schema=schema)()
-    if has_total:
+    [(has_bounds,)] = yield GUARDED.at(schema=schema)()
+    if has_bounds:
         yield LOCK.at(schema=schema)()
 
 
@@ -223,7 +223,7 @@ class Waiting:
 
 LOWEST = Sql(
     """
-WITH {total},
+WITH {bounds},
 {origins}
 SELECT t.inbox, t.stable, s.name, s.clock, (SELECT incarnation > resumed FROM {schema}.node)
 FROM total AS t LEFT JOIN LATERAL (
@@ -231,7 +231,7 @@ FROM total AS t LEFT JOIN LATERAL (
 ORDER BY t.inbox
 """,
     columns=("text", "bigint", "text", "bigint", "boolean"),
-    total=TOTAL,
+    bounds=BOUNDS,
     origins=ORIGINS,
 )
 HELD = Sql(

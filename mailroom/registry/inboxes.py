@@ -1,12 +1,14 @@
 """Inboxes: each is a partition, an entry in the registry, and subscriptions."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, Unpack
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias, Unpack
 
 from mailroom import locks
 from mailroom.errors import ConfigurationError, SchemaError
 from mailroom.names import DEFAULT_SCHEMA, OWN, inbox_name, origin_name, schema_name
+from mailroom.order.expressions import BY_CLOCK, BY_SENT
 from mailroom.order.total import joining
+from mailroom.order.traits import TRAITS, OrderName, Traits, traits_of
 from mailroom.registry.archive_days import making_days
 from mailroom.registry.limits import limiting
 from mailroom.registry.listing import listing
@@ -27,7 +29,7 @@ from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, filled
 from mailroom.sql.sqlstate import NO_ROOM, sqlstate
 
-Order: TypeAlias = Literal["key", "total"]
+Order: TypeAlias = OrderName
 
 
 def creation(
@@ -82,7 +84,7 @@ def creation(
     """
     topics = topic_texts(subscribe)
     given = given_settings(settings)
-    if order not in (None, "key", "total"):
+    if order not in (None, *TRAITS):
         raise ConfigurationError(f"order is {order!r}; give 'key' or 'total'.", code="MR-invalid-argument")
     by = checked_actor(actor, why)
     # A text is a name: taken as an iterable, it would be a name per letter.
@@ -115,14 +117,6 @@ def setting(
 create_inbox, create_inbox_async = on_connections("create_inbox", creation)
 set_inbox, set_inbox_async = on_connections("set_inbox", setting)
 
-
-# The index on this expression finds the oldest messages of an inbox; the primary key (key, clock) finds those of a key.
-# An index on the plain column could be used for both. While an inbox is small, the planner would choose it to find a
-# key, and that cached plan would later scan the whole inbox. Seen on PostgreSQL 15 and 18.
-BY_CLOCK = "(clock + 0)"
-# Total inboxes have a second index, on this and the origin: the order in which they are reaped. Clocks rise with it for
-# the messages of one origin only.
-BY_SENT = "(sent_clock + 0)"
 
 # Find what has the partitions' names: tables, and types, since each table has a type of its name. In a statement of its
 # own after the lock, so that it sees what another session has just created.
@@ -213,14 +207,18 @@ def _creating(
     partitions = yield from _finding_partitions(schema, names)
     there = {each["name"]: each for each in (yield from listing(schema, names))}
     new = [name for name in names if name not in there]
-    _check_total([name for name in names if order == "total" or there.get(name, {}).get("order") == "total"], given)
+    orders = {name: traits_of(there[name]["order"] if name in there else order) for name in names}
+    for name, traits in orders.items():
+        _check_allowed(name, traits, given)
     for inbox in there.values():
         _check_same(inbox, order, given)
-    for each in ("key", "total"):
-        of_it = [name for name in names if each == (there[name]["order"] if name in there else order or "key")]
-        yield from _making_partitions(schema, [name for name in of_it if name not in partitions], each)
+    for traits in TRAITS.values():
+        of_it = [name for name in names if orders[name] is traits and name not in partitions]
+        yield from _making_partitions(schema, of_it, traits)
     settings = DEFAULTS | held(with_backoff(given))
-    yield REGISTER.at(schema=schema)(names=new, order=order or "key", **{name: settings[name] for name in REGISTERED})
+    yield REGISTER.at(schema=schema)(
+        names=new, order=traits_of(order).name, **{name: settings[name] for name in REGISTERED}
+    )
     if given.get("keep_reaped_days"):
         yield from making_days(schema)
     yield from limiting(schema, new, given)
@@ -232,10 +230,13 @@ def _creating(
         for name, _ in (yield SUBSCRIBE.at(schema=schema)(inboxes=names, since=since, topics=topics, origin=origin))
     }
     told = subscriptions_text(topics, origin)
-    made = [f"order {order or 'key'}", differences(DEFAULTS, settings), *([f"subscribed to {told}"] if topics else [])]
-    yield from auditing(
-        schema, INBOX_CREATE, [(name, None, 0) for name in new], actor, why, ", ".join(filter(None, made))
-    )
+    made = [
+        f"order {traits_of(order).name}",
+        differences(DEFAULTS, settings),
+        *([f"subscribed to {told}"] if topics else []),
+    ]
+    change = ", ".join(filter(None, made))
+    yield from auditing(schema, INBOX_CREATE, [(name, None, 0) for name in new], actor, why, change)
     known = [(name, None, 0) for name in names if name in added and name in there]
     yield from auditing(schema, INBOX_SUBSCRIBE, known, actor, why, told)
 
@@ -246,8 +247,7 @@ def _setting(schema: str, name: str, given: dict[str, Any], actor: str, why: str
     yield from finding(schema, name)
     yield HOLD.at(schema=schema, inbox=name)()
     [before] = yield from listing(schema, [name])
-    if before["order"] == "total":
-        _check_total([name], given)
+    _check_allowed(name, traits_of(before["order"]), given)
     settings = before | held(with_backoff(given, before))
     yield CHANGE.at(schema=schema, inbox=name)(**{each: settings[each] for each in REGISTERED})
     if given.get("keep_reaped_days"):
@@ -290,25 +290,24 @@ def _check_same(inbox: Mapping[str, Any], order: Order | None, given: dict[str, 
         )
 
 
-def _check_total(names: Sequence[str], given: Mapping[str, Any]) -> None:
-    """Raise `ConfigurationError` for what no inbox in total order can have."""
-    for name in names:
-        if given.get("expire_s"):
-            raise ConfigurationError(
-                f"Inbox {name!r} has total order, and expire_s would drop messages that other nodes give out. "
-                "Leave it out.",
-                code="MR-total-order-keeps-all",
-            )
-        if given.get("breaker_by"):
-            raise ConfigurationError(
-                f"Inbox {name!r} has total order, so keys cannot wait by their prefix. Leave breaker_by out, for a "
-                "breaker of the whole inbox.",
-                code="MR-total-order-has-no-keys",
-            )
+def _check_allowed(name: str, traits: Traits, given: Mapping[str, Any]) -> None:
+    """Raise `ConfigurationError` for what an inbox of this order cannot have."""
+    if given.get("expire_s") and not traits.drops:
+        raise ConfigurationError(
+            f"Inbox {name!r} has {traits.name} order, and expire_s would drop messages that other nodes give out. "
+            "Leave it out.",
+            code="MR-total-order-keeps-all",
+        )
+    if given.get("breaker_by") and not traits.parks_one:
+        raise ConfigurationError(
+            f"Inbox {name!r} has {traits.name} order, so keys cannot wait by their prefix. Leave breaker_by out, for a "
+            "breaker of the whole inbox.",
+            code="MR-total-order-has-no-keys",
+        )
 
 
-def _making_partitions(schema: str, names: list[str], order: str) -> Operation[None]:
-    by_order = filled(BY_ORDER, schema=f'"{schema}"') if order == "total" else ""
+def _making_partitions(schema: str, names: list[str], traits: Traits) -> Operation[None]:
+    by_order = filled(BY_ORDER, schema=f'"{schema}"') if traits.is_bounded else ""
     for first in range(0, len(names), AT_ONCE):
         inboxes = ",".join(f'"{name}"' for name in names[first : first + AT_ONCE])
         try:

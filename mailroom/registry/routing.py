@@ -1,5 +1,6 @@
 """Routing: which inboxes get a topic, and which links carry it. Deliveries, status and Spark's audit share the rule."""
 
+from mailroom.order.total import IS_BOUNDED
 from mailroom.sql.operation import filled
 
 # Whether a pattern `p` fits a topic `t`. Spark reads it as PostgreSQL does.
@@ -70,8 +71,8 @@ WAYS = """SELECT topic, inbox, true, fits IS NULL, fits, words::bigint FROM {sch
 
 # Which inboxes get a topic of another node, of whose row {source} has the name: those that subscribe to it by that name
 # or by *. An inbox's own name is no subscription here. Of each inbox: the clock after which it gets messages and events
-# (`since`), the one after which it gets commands and replies (`named`), and whether its order is total. Several
-# subscriptions of one inbox to a topic give one copy: the one that begins first counts.
+# (`since`), the one after which it gets commands and replies (`named`), and whether it is given out up to a bound.
+# Several subscriptions of one inbox to a topic give one copy: the one that begins first counts.
 ORIGIN_ROUTE = filled(
     """pattern AS MATERIALIZED (
     SELECT fits, words, inbox, since FROM {schema}.subscription
@@ -80,15 +81,16 @@ sent_topic AS MATERIALIZED (
     SELECT topic, topic || '.' AS ended, pg_catalog.cardinality(pg_catalog.string_to_array(topic, '.')) AS words
     FROM {sent} WHERE EXISTS (SELECT FROM pattern) GROUP BY topic),
 route AS MATERIALIZED (
-    SELECT topic, inbox, min(since) AS since, min(since) FILTER (WHERE is_exact) AS named, is_total
+    SELECT topic, inbox, min(since) AS since, min(since) FILTER (WHERE is_exact) AS named, is_bounded
     FROM (SELECT topic, inbox, since, true FROM {schema}.subscription
           WHERE origin IN ('*', (SELECT name FROM {source}))
           UNION ALL SELECT t.topic, p.inbox, p.since, false FROM sent_topic AS t JOIN pattern AS p
                     ON {fits})
          AS w (topic, inbox, since, is_exact)
-         JOIN (SELECT name, "order" = 'total' FROM {schema}.inbox_registry) AS r (inbox, is_total) USING (inbox)
-    GROUP BY topic, inbox, is_total)""",
+         JOIN (SELECT name, {order_is_bounded} FROM {schema}.inbox_registry) AS r (inbox, is_bounded) USING (inbox)
+    GROUP BY topic, inbox, is_bounded)""",
     fits=FITS,
+    order_is_bounded=IS_BOUNDED,
 )
 
 # The clock after which an inbox in such a `route` gets messages of this kind; null for never.

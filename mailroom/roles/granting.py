@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mailroom import locks
 from mailroom.errors import ConfigurationError, InvalidName, UnknownInbox
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name, shown, utf8
+from mailroom.order.total import IS_BOUNDED
 from mailroom.roles.matrix import PURPOSES
 from mailroom.roles.statements import (
     Atom,
@@ -158,10 +159,11 @@ FROM pg_catalog.pg_roles AS r WHERE r.rolname = %(role)s::text::name
 )
 INBOXES = Sql(
     """
-SELECT name, "order" = 'total' FROM {schema}.inbox_registry
+SELECT name, {is_bounded} FROM {schema}.inbox_registry
 WHERE to_regclass('{schema}.inbox_' || name) IS NOT NULL ORDER BY name
 """,
     columns=("text", "boolean"),
+    is_bounded=IS_BOUNDED,
 )
 # What was granted to the role itself: not what it has as a member of another one, or because it is everybody's.
 HELD = Sql(
@@ -231,7 +233,7 @@ def _reading(
             f"Role {shown(call.role)} owns the schema, and has all rights. Name the role of a program.",
             code="MR-role-unfit",
         )
-    every = {name: GrantedInbox(name, is_total) for name, is_total in (yield INBOXES.at(schema=call.schema)())}
+    every = {row[0]: GrantedInbox(*row) for row in (yield INBOXES.at(schema=call.schema)())}
     takes_none = PURPOSES[call.purpose].inboxes == "none"
     named = call.named if call.named is not None else () if takes_none else tuple(every)
     if missing := [name for name in named if name not in every]:

@@ -23,14 +23,15 @@ class Right:
     """Privileges on one object: `of` a table, a view, a sequence or a function.
 
     A privilege is a word of SQL, on columns if some follow in parentheses. In `of` the text `{inbox}` stands for an
-    inbox. With `total` it is only needed for inboxes in total order. `why` says what is not obvious.
+    inbox. If it is `bounded`, only inboxes need it that are given out up to a bound (`mailroom.order.traits`).
+    `why` says what is not obvious.
     """
 
     of: str
     privileges: tuple[str, ...]
     why: str = ""
     kind: Kind = "table"
-    total: bool = False
+    bounded: bool = False
 
     @property
     def of_inbox(self) -> bool:
@@ -48,9 +49,9 @@ class Purpose:
     creates: bool = False  # tables of its own in the schema of the node, or in another one
 
 
-def on(of: str, *privileges: str, why: str = "", total: bool = False) -> Right:
+def on(of: str, *privileges: str, why: str = "", bounded: bool = False) -> Right:
     """Return privileges on a table or view."""
-    return Right(of, privileges, why, total=total)
+    return Right(of, privileges, why, bounded=bounded)
 
 
 def sequence(of: str, *privileges: str, why: str = "") -> Right:
@@ -149,7 +150,7 @@ REAPER = (
     on("my_reaped", "INSERT", why="a view: only of the role's own inboxes, if they keep what is reaped"),
     on("reaped_day", "SELECT", why="the days of the archive"),
     on("dead_letter", "INSERT", why="refused for other inboxes"),
-    on("stable", "SELECT", why="how far a total inbox may be given out", total=True),
+    on("stable", "SELECT", why="how far a total inbox may be given out", bounded=True),
     *TOKENS,
     NAME,
 )  # fmt: skip

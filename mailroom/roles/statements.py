@@ -33,10 +33,10 @@ Atoms: TypeAlias = frozenset[Atom]
 
 @dataclass(frozen=True, slots=True)
 class GrantedInbox:
-    """An inbox that rights are given for, and whether its order is total."""
+    """An inbox that rights are given for, and whether it is given out up to a bound (`mailroom.order.traits`)."""
 
     name: str
-    is_total: bool = False
+    is_bounded: bool = False
 
 
 def schema_atoms(schema: str, purpose: str, staging: str | None) -> Iterator[Atom]:
@@ -50,14 +50,14 @@ def schema_atoms(schema: str, purpose: str, staging: str | None) -> Iterator[Ato
 def fixed_atoms(purpose: str) -> Atoms:
     """Return what a purpose needs whatever its inboxes are, schemas left out."""
     return frozenset(
-        atom for right in PURPOSES[purpose].rights if not (right.of_inbox or right.total) for atom in _of(right)
+        atom for right in PURPOSES[purpose].rights if not (right.of_inbox or right.bounded) for atom in _of(right)
     )
 
 
 def inbox_atoms(purpose: str, inbox: GrantedInbox) -> Atoms:
     """Return what a purpose needs for one inbox, beside what it always needs."""
     rights = PURPOSES[purpose].rights
-    needed = [right for right in rights if inbox.is_total or not right.total if right.of_inbox or right.total]
+    needed = [right for right in rights if inbox.is_bounded or not right.bounded if right.of_inbox or right.bounded]
     return frozenset(atom for right in needed for atom in _of(right, inbox.name))
 
 

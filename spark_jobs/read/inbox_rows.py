@@ -12,7 +12,7 @@ from pyspark.sql.datasource import InputPartition
 from inbox.by_key.claim import PIN
 from mailroom.errors import ConfigurationError
 from mailroom.message.message import COLUMNS, EXPRESSIONS
-from mailroom.registry.inboxes import BY_CLOCK
+from mailroom.order.expressions import BY_CLOCK
 from mailroom.sql.operation import Operation, Row, Sql, filled
 from mailroom.sql.runner import run
 from spark_jobs.arrow import message_rows

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from inbox.order import finding_by_key
+from inbox.order import finding_in_parts
 from mailroom.errors import ConfigurationError
 from mailroom.names import MAX_COUNT, inbox_name, key_text, shown, topic_name
 from mailroom.numbers import whole
@@ -149,7 +149,7 @@ class InboxReader(DataSourceReader):
         # The messages of one key are few, and are found by the key.
         number = self._number if self._chosen.key is None else 1
         with self._node.connect(f"read {self._inbox}") as connection:
-            run(connection, finding_by_key(self._node.schema, self._inbox))
+            run(connection, finding_in_parts(self._node.schema, self._inbox))
             ends = run(connection, finding_ends(self._node.schema, self._inbox))
             if ends is None:
                 return [NOTHING]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from inbox.by_key.claim import OPEN, PIN
 from inbox.keeping import KEEPS, keeping
-from inbox.order import finding_by_key
+from inbox.order import finding_in_parts
 from inbox.sessions.wakeup import PARTITION_KEY
 from mailroom import locks
 from mailroom.errors import ConfigurationError
 from mailroom.order import clock
-from mailroom.registry.inboxes import BY_CLOCK
+from mailroom.order.expressions import BY_CLOCK
 from mailroom.sql.operation import Operation, Sql
 
 REAPED_ROWS = 10_000  # in one transaction
@@ -52,7 +52,7 @@ def entering(schema: str, inbox: str, above: int, first: int | None) -> Operatio
     Raises `UnknownInbox`, and `ConfigurationError` unless `first` (None: any) is the clock of the first message above
     `above`.
     """
-    yield from finding_by_key(schema, inbox)
+    yield from finding_in_parts(schema, inbox)
     for statement in LOCK:
         yield statement.at(schema=schema, inbox=inbox, patience=str(PATIENCE_MS))()
     if first is not None and (yield from finding_lowest(schema, inbox, above)) != first:

@@ -41,10 +41,10 @@ pytestmark = [
 ]
 
 
-def take(node: Node, rows: int = 10_000, *, has_total: bool = False) -> Any:
+def take(node: Node, rows: int = 10_000, *, has_bounds: bool = False) -> Any:
     """Deliver once, and fan out nothing."""
     with node.connection.transaction():
-        delivering_now = delivering(SCHEMA, rows=rows, max_bytes=2**25, partitions=FEW, has_total=has_total)
+        delivering_now = delivering(SCHEMA, rows=rows, max_bytes=2**25, partitions=FEW, has_bounds=has_bounds)
         return run(node.connection, delivering_now)
 
 
@@ -166,12 +166,12 @@ def test_message_for_few_inboxes_is_delivered_at_once_beside_many(node: Node) ->
     assert (delivery.taken, delivery.delivered, delivery.waits) == (1, 1, False)
 
 
-@pytest.mark.parametrize("has_total", [False, True], ids=["", "known to have a total inbox"])
-def test_batch_of_messages_for_one_inbox_each_is_fanned_out_too(node: Node, has_total: bool) -> None:
+@pytest.mark.parametrize("has_bounds", [False, True], ids=["", "known to have a total inbox"])
+def test_batch_of_messages_for_one_inbox_each_is_fanned_out_too(node: Node, has_bounds: bool) -> None:
     """Where there is a total inbox, the plain statement delivers only if that is known."""
     for name in NAMES:
         node.send(name, key="k")
-    assert take(node, has_total=has_total).waits
+    assert take(node, has_bounds=has_bounds).waits
     node.deliver_all()
     assert {len(has(node, name)) for name in NAMES} == {1}
 

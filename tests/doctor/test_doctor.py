@@ -486,7 +486,7 @@ def test_roles_at_work_with_exactly_what_is_granted_lack_nothing(node: Node) -> 
     inboxes = [name for (name,) in node.rows("SELECT name FROM mailroom.inbox_registry")]
     with contextlib.ExitStack() as stack:
         for does in ("dispatcher", "executor"):
-            name, dsn = stack.enter_context(role(node.dsn, *rights(does, *inboxes, total=["ledger"])))
+            name, dsn = stack.enter_context(role(node.dsn, *rights(does, *inboxes, bounded=["ledger"])))
             session = stack.enter_context(psycopg.connect(dsn, autocommit=True))
             node.connection.execute(
                 LEASE.format(role=does, until="1 h").replace("pg_backend_pid()", str(session.info.backend_pid))

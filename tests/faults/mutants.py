@@ -151,6 +151,8 @@ def _ack_before_deliver() -> None:
 
 @_mutant("a worker consumes its messages before it handles them", "F1", "F3")
 def _ack_before_handling() -> None:
+    from dataclasses import replace
+
     from inbox.sessions import hold
     from inbox.worker.worker import Worker
     from mailroom.sql.runner import run
@@ -162,11 +164,11 @@ def _ack_before_handling() -> None:
                 return
             self._transactions.commit(connection)
         with self._transactions.begin() as connection:
-            batch.hold = hold.Hold(connection)
-            with batch.handling() as messages:
+            batch.taken = replace(batch.taken, hold=hold.Hold(connection))
+            with batch.run.handling(batch.taken) as messages:
                 for message in messages:
                     self._handler(message, connection)
-            batch.ends = True
+            batch.run.is_over = True
 
     _put(Worker, "_batch_of", batch_of)
 
@@ -315,7 +317,7 @@ def _tried_the_same_way() -> None:
 
 @_mutant("an error that looks like the database's is forgiven for ever", "F39")
 def _forgiven_for_ever() -> None:
-    from inbox.handling.batch import Patience
+    from inbox.handling.blame import Patience
 
     _put(Patience, "_is_rare", lambda self, error, batch: True)
 

@@ -33,7 +33,7 @@ from inbox import (
     Worker,
 )
 from inbox.handling.arguments import NotAwaited
-from inbox.handling.batch import HandlerFailed
+from inbox.handling.run import HandlerFailed
 from inbox.worker import loop
 from mailroom import Topic
 from mailroom.dead_letter import DeadLetters

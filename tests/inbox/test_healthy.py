@@ -50,11 +50,11 @@ def raise_floor(node: Node, rows: int = 1_000) -> int:
     return int(node.value("SELECT healthy_floor FROM mailroom.inbox_registry"))
 
 
-def claimed(node: Node, *, due_too: bool = False, total: int = 100) -> list[tuple[str, int]]:
+def claimed(node: Node, *, due_too: bool = False, most: int = 100) -> list[tuple[str, int]]:
     """Reap as a worker does, or by hand."""
     with node.connection.transaction():
         messages = run(
-            node.connection, Claims("mailroom", "shipping").claiming(Share(100, 100, total, due_too))
+            node.connection, Claims("mailroom", "shipping").claiming(Share(100, 100, most, due_too))
         ).messages
     return [(each.key, each.clock) for each in messages]
 
@@ -132,7 +132,7 @@ def test_claim_reads_no_rows_of_failing_keys(many_failing: Node) -> None:
 def test_claim_reads_each_failing_key_once_without_housekeeping(many_failing: Node) -> None:
     node = many_failing
     assert rows_read(node.connection, CLAIM) < 2 * claim.MAX_STEPS + 2_000
-    assert claimed(node, total=1) == [("healthy", 50_002)]
+    assert claimed(node, most=1) == [("healthy", 50_002)]
 
 
 def test_housekeeping_raises_the_floor(node: Node) -> None:

@@ -16,7 +16,7 @@ from inbox import AsyncInbox, AsyncWorker, Inbox, Message, Skip, Worker
 from inbox.by_key.claim import PINNED, Share
 from inbox.by_key.failure import failed
 from inbox.keeping import keeping
-from inbox.order import finding_by_key
+from inbox.order import finding_in_parts
 from inbox.parked import Parked
 from inbox.total_order.total_claim import REAP, reaping_total, reaping_total_due
 from inbox.total_order.total_order import TotalOrder
@@ -302,7 +302,7 @@ def test_trace_counts_all_that_stand_before_a_message_whatever_their_keys(ledger
     place(ledger, (1, 30, low), (2, 20, high), (3, 20, low), (4, 10, high), stable=30)
     ids = [message.id for message in INBOX.peek(ledger.connection)]
     found = [each for id in ids for each in trace(ledger.connection, id)]
-    assert [(each.clock, each.ahead, each.is_total) for each in found] == [
+    assert [(each.clock, each.ahead, each.is_one_queue) for each in found] == [
         (4, 0, True), (3, 1, True), (2, 2, True), (1, 3, True)
     ]  # fmt: skip
     assert ", 3 before it (topic" in done("trace", str(ids[3]), dsn=ledger.dsn)
@@ -608,7 +608,7 @@ def test_node_without_total_inboxes_is_not_asked_for_more(source: Node) -> None:
     source.allow_clocks()
     source.send("other")
     delivery = source.deliver()
-    assert (delivery.taken, delivery.has_total, delivery.is_mark_wanted) == (1, False, False)
+    assert (delivery.taken, delivery.has_bounds, delivery.is_mark_wanted) == (1, False, False)
 
 
 # -- Settings ---------------------------------------------------------------------------------------------------------
@@ -632,4 +632,4 @@ def test_order_is_chosen_when_the_inbox_is_created(ledger: Node) -> None:
 
 def test_spark_refuses_a_total_inbox(ledger: Node) -> None:
     with pytest.raises(ConfigurationError, match="total order"):
-        run(ledger.connection, finding_by_key(SCHEMA, "ledger"))
+        run(ledger.connection, finding_in_parts(SCHEMA, "ledger"))

@@ -17,7 +17,8 @@ import pytest
 from inbox import Handlers, Message, Park, Parked, Reject, Skip
 from inbox.by_key.claim import Share
 from inbox.claims import Claims
-from inbox.handling.batch import Batch, blaming
+from inbox.handling.batch import Batch
+from inbox.handling.blame import blaming
 from inbox.sessions.hold import COMMIT
 from mailroom.dead_letter import DeadLetters
 from mailroom.sql.runner import PlainCursor, run
@@ -123,11 +124,11 @@ class World:
         claiming = inbox.claiming_due(4, hold=True) if batch.due else inbox.claiming(Share(4, 4, 4, False, True))
         claimed = run(self.connection, claiming)
         batch.take(claimed, run(self.connection, inbox.looking_up()), self.connection)
-        if not batch.messages:
+        if batch.taken is None or not batch.messages:
             self.connection.commit()
             return
         try:
-            with batch.handling() as messages:
+            with batch.run.handling(batch.taken) as messages:
                 for message in messages:
                     handlers(message, self.connection)
             run(self.connection, batch.ending())

@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from http.client import HTTPConnection
 from typing import Any
@@ -146,7 +147,7 @@ def test_a_worker_whose_loop_stands_still_is_not_ready_and_one_that_handles_is(
     with working(worker):
         eventually(lambda: worker.health().ready)
         monkeypatch.setattr("inbox.worker.worker.LEAST_IDLE_S", 0.0)
-        monkeypatch.setattr(worker, "_poll_interval_s", 0.0)
+        monkeypatch.setattr(worker, "_options", replace(worker._options, poll_interval_s=1e-9))
         eventually(lambda: "claimed nothing" in str(worker.health().why))
         assert not worker.health().ready
         deliver(node, "a")

@@ -128,7 +128,9 @@ ATTRIBUTES = {
         "executor inboxes links locked outbox_backlog outbox_lag_s scheduled schema set_back sources waits"
     ),
     "ClockSetBack": "at by_s keys",
-    "Location": "ahead attempts causation clock id inbox is_total key link reason retry_at sent_at since topic where",
+    "Location": (
+        "ahead attempts causation clock id inbox is_one_queue key link reason retry_at sent_at since topic where"
+    ),
     "DeadLetterContent": "headers is_json raw value",
     "DeadLetter": (
         "attempts bridge clock expires_at failed_at id inbox key kind message_id reason sent_at source stage topic"

@@ -15,7 +15,7 @@ pytestmark = [
 ]  # fmt: skip
 
 PAGE = page_named("roles.md").read_text()
-INBOXES = (GrantedInbox("shipping"), GrantedInbox("ledger", is_total=True))
+INBOXES = (GrantedInbox("shipping"), GrantedInbox("ledger", is_bounded=True))
 
 # What a role may do with each object and column of the schema, by whatever way it has got that.
 MAY = """
@@ -56,7 +56,7 @@ def test_roles_may_do_what_the_matrix_says_and_nothing_else(node: Node) -> None:
         everybody = may(node, name)
     for purpose, about in PURPOSES.items():
         inboxes = names if about.inboxes != "none" else []
-        with role(node.dsn, *rights(purpose, *inboxes, total=["ledger"])) as (name, _):
+        with role(node.dsn, *rights(purpose, *inboxes, bounded=["ledger"])) as (name, _):
             found = may(node, name) - everybody
         expected = of_matrix(purpose)
         # A privilege on a table is one on each of its columns.

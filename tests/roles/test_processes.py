@@ -24,12 +24,12 @@ PROCESSES: dict[str, tuple[Callable[[Node, str], None], tuple[str, ...]]] = {
 @pytest.mark.parametrize("purpose", PROCESSES)
 def test_process_needs_no_more_than_its_role_has(busy: Node, purpose: str) -> None:
     runs, inboxes = PROCESSES[purpose]
-    with role(busy.dsn, *rights(purpose, *inboxes, total=["ledger"])) as (_, dsn):
+    with role(busy.dsn, *rights(purpose, *inboxes, bounded=["ledger"])) as (_, dsn):
         runs(busy, dsn)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inbox", ["shipping", "ledger"])
 def test_worker_needs_no_more_than_its_role_has(busy: Node, monkeypatch: pytest.MonkeyPatch, inbox: str) -> None:
-    with role(busy.dsn, *rights("reaper", inbox, total=["ledger"])) as (_, dsn):
+    with role(busy.dsn, *rights("reaper", inbox, bounded=["ledger"])) as (_, dsn):
         processes.reaps(busy, dsn, monkeypatch, inbox)

@@ -43,21 +43,21 @@ sent_topic AS MATERIALIZED (
     SELECT topic, topic || '.' AS ended, pg_catalog.cardinality(pg_catalog.string_to_array(topic, '.')) AS words
     FROM (SELECT pg_catalog.unnest($11::text[]) AS topic) AS came WHERE EXISTS (SELECT FROM pattern) GROUP BY topic),
 route AS MATERIALIZED (
-    SELECT topic, inbox, min(since) AS since, min(since) FILTER (WHERE is_exact) AS named, is_total
+    SELECT topic, inbox, min(since) AS since, min(since) FILTER (WHERE is_exact) AS named, is_bounded
     FROM (SELECT topic, inbox, since, true FROM "mailroom".subscription
           WHERE origin IN ('*', (SELECT name FROM source))
           UNION ALL SELECT t.topic, p.inbox, p.since, false FROM sent_topic AS t JOIN pattern AS p
                     ON (p.words IS NULL OR p.words = t.words) AND t.ended LIKE p.fits)
          AS w (topic, inbox, since, is_exact)
-         JOIN (SELECT name, "order" = 'total' FROM "mailroom".inbox_registry) AS r (inbox, is_total) USING (inbox)
-    GROUP BY topic, inbox, is_total),
+         JOIN (SELECT name, "order" = 'total' FROM "mailroom".inbox_registry) AS r (inbox, is_bounded) USING (inbox)
+    GROUP BY topic, inbox, is_bounded),
 total AS MATERIALIZED (
     SELECT r.name AS inbox, coalesce((
         SELECT s.clock FROM "mailroom".stable AS s WHERE s.inbox = r.name ORDER BY s.clock DESC LIMIT 1), 0) AS stable
     FROM "mailroom".inbox_registry AS r WHERE r."order" = 'total'),
 reach AS MATERIALIZED (
-    SELECT topic, min(since) AS since, min(named) AS named, min(since) FILTER (WHERE is_total) AS total_since,
-           min(named) FILTER (WHERE is_total) AS total_named,
+    SELECT topic, min(since) AS since, min(named) AS named, min(since) FILTER (WHERE is_bounded) AS bounded_since,
+           min(named) FILTER (WHERE is_bounded) AS bounded_named,
            pg_catalog.array_agg(named) FILTER (WHERE named IS NOT NULL) AS each_named
     FROM route GROUP BY topic),
 twin AS MATERIALIZED (
@@ -67,7 +67,7 @@ twin AS MATERIALIZED (
 stamped AS MATERIALIZED (
     SELECT w.*, CASE WHEN kind = 'H' THEN 'mark'
                      WHEN message_id IN (SELECT message_id FROM twin) THEN 'known'
-                     WHEN is_expired AND NOT is_total_wanted THEN 'expired'
+                     WHEN is_expired AND NOT is_bounded_wanted THEN 'expired'
                      WHEN reason IS NOT NULL THEN 'refused'
                      WHEN receivers > 1 THEN 'dead'
                      WHEN is_wanted THEN 'delivered'
@@ -77,7 +77,7 @@ stamped AS MATERIALIZED (
     SELECT count(*) FROM pg_catalog.unnest(each_named) AS e (named) WHERE e.named < sent_clock) END AS receivers,
                  coalesce(expires_at <= (SELECT now FROM moment), false) AS is_expired,
                  coalesce(sent_clock > CASE WHEN kind IN ('M', 'E') THEN since ELSE named END, false) AS is_wanted,
-                 coalesce(sent_clock > CASE WHEN kind IN ('M', 'E') THEN total_since ELSE total_named END, false) AS is_total_wanted
+                 coalesce(sent_clock > CASE WHEN kind IN ('M', 'E') THEN bounded_since ELSE bounded_named END, false) AS is_bounded_wanted
           FROM (
         SELECT seq AS seq, sent_clock AS sent_clock, stamped_at AS stamped_at, message_id AS message_id, topic AS topic, key AS key, kind::"char" AS kind, message_type::"char" AS message_type, event_type::"char" AS event_type, value AS value, value_json::jsonb AS value_json, headers::jsonb AS headers, expires_at AS expires_at, after_clock AS after_clock, source AS source, sent_at AS sent_at, sender, reason, clock, nth
         FROM (SELECT pg_catalog.unnest($3::bigint[]) AS seq, pg_catalog.unnest($4::bigint[]) AS sent_clock, pg_catalog.unnest($13::timestamptz[]) AS stamped_at, pg_catalog.unnest($12::uuid[]) AS message_id, pg_catalog.unnest($11::text[]) AS topic, pg_catalog.unnest($14::text[]) AS key, pg_catalog.unnest($5::text[]) AS kind, pg_catalog.unnest($15::text[]) AS message_type, pg_catalog.unnest($16::text[]) AS event_type, pg_catalog.unnest($17::bytea[]) AS value, pg_catalog.unnest($18::text[]) AS value_json, pg_catalog.unnest($19::text[]) AS headers, pg_catalog.unnest($20::timestamptz[]) AS expires_at, pg_catalog.unnest($21::bigint[]) AS after_clock, pg_catalog.unnest($22::text[]) AS source, pg_catalog.unnest($23::timestamptz[]) AS sent_at, pg_catalog.unnest($24::uuid[]) AS sender, pg_catalog.unnest($25::text[]) AS reason,
@@ -102,25 +102,25 @@ fanned AS (
 fanned_way AS (
     INSERT INTO "mailroom".fan_out_way (inbox, topic, messages_after, events_after, others_after)
     SELECT inbox, topic, since, since, named FROM route
-    WHERE NOT is_total AND (SELECT is_wide FROM width)
+    WHERE NOT is_bounded AND (SELECT is_wide FROM width)
       AND topic IN (SELECT topic FROM stamped WHERE outcome = 'delivered')
     ORDER BY inbox, topic),
 delivered AS (
     INSERT INTO "mailroom".inbox (inbox, clock, sent_clock, origin, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at)
     SELECT r.inbox, clock, sent_clock, coalesce(sender, (SELECT id FROM source)), message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at
     FROM stamped JOIN (
-        SELECT topic, inbox, since AS of_all, named AS of_named, is_total, coalesce(stable, 0) AS stable
+        SELECT topic, inbox, since AS of_all, named AS of_named, is_bounded, coalesce(stable, 0) AS stable
         FROM route LEFT JOIN total USING (inbox)) AS r USING (topic)
-    WHERE outcome = 'delivered' AND sent_clock > CASE WHEN kind IN ('M', 'E') THEN of_all ELSE of_named END AND (is_total OR NOT (is_expired OR (SELECT is_wide FROM width))) AND sent_clock > stable
+    WHERE outcome = 'delivered' AND sent_clock > CASE WHEN kind IN ('M', 'E') THEN of_all ELSE of_named END AND (is_bounded OR NOT (is_expired OR (SELECT is_wide FROM width))) AND sent_clock > stable
     ORDER BY r.inbox, key, clock
     RETURNING inbox),
 late AS (
     INSERT INTO "mailroom".dead_letter (stage, reason, inbox, clock, origin, sent_clock, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at)
     SELECT 'order', 'too late for the order of this inbox: later messages were given out already', r.inbox, clock, coalesce(sender, (SELECT id FROM source)), sent_clock, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at
     FROM stamped JOIN (
-        SELECT topic, inbox, since AS of_all, named AS of_named, is_total, coalesce(stable, 0) AS stable
+        SELECT topic, inbox, since AS of_all, named AS of_named, is_bounded, coalesce(stable, 0) AS stable
         FROM route LEFT JOIN total USING (inbox)) AS r USING (topic)
-    WHERE EXISTS (SELECT FROM total) AND outcome = 'delivered' AND sent_clock > CASE WHEN kind IN ('M', 'E') THEN of_all ELSE of_named END AND is_total AND sent_clock <= stable ORDER BY nth, r.inbox
+    WHERE EXISTS (SELECT FROM total) AND outcome = 'delivered' AND sent_clock > CASE WHEN kind IN ('M', 'E') THEN of_all ELSE of_named END AND is_bounded AND sent_clock <= stable ORDER BY nth, r.inbox
     RETURNING 1),
 dead AS (
     INSERT INTO "mailroom".dead_letter (stage, reason, bridge, origin, sent_clock, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at)
@@ -143,7 +143,7 @@ outcomes AS MATERIALIZED (
            count(*) FILTER (WHERE outcome = 'expired') AS expired,
            count(*) FILTER (WHERE outcome = 'unrouted') AS unrouted,
            count(*) FILTER (WHERE outcome IN ('dead', 'refused')) AS dead,
-           min(nth) FILTER (WHERE outcome = 'refused' AND is_total_wanted) AS barred
+           min(nth) FILTER (WHERE outcome = 'refused' AND is_bounded_wanted) AS barred
     FROM stamped),
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('"mailroom".inbox_' || inbox) AS partition, count(*) AS rows

@@ -38,16 +38,16 @@ batch AS MATERIALIZED (
                 OR (SELECT true FROM "mailroom".inbox_registry OFFSET coalesce($6::bigint, greatest(8::bigint,
         current_setting('max_locks_per_transaction')::bigint
         * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) / 32)) LIMIT 1) IS NULL) AS is_plain,
-           EXISTS (SELECT FROM "mailroom".inbox_registry WHERE "order" = 'total') AS has_total
+           EXISTS (SELECT FROM "mailroom".inbox_registry WHERE "order" = 'total') AS has_bounds
     FROM (SELECT position, topic, kind, deliver_at, expires_at, after_clock,
                  coalesce(octet_length(value), pg_catalog.pg_column_size(value_json)) AS bytes 
     FROM "mailroom".outbox WHERE position > (SELECT position FROM start) ORDER BY position LIMIT $4::bigint) AS o
          LEFT JOIN reach USING (topic)),
 stamp AS MATERIALIZED (
     SELECT CASE WHEN is_plain AND base + messages <= n.clock_ceiling THEN last END AS last, is_plain, messages, more,
-           base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, has_total, n.id AS origin
-    FROM (SELECT last, messages, after_clock, more, has_total,
-                 is_plain AND NOT ($7::boolean AND has_total) AS is_plain FROM batch) AS b, "mailroom".node AS n,
+           base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, has_bounds, n.id AS origin
+    FROM (SELECT last, messages, after_clock, more, has_bounds,
+                 is_plain AND NOT ($7::boolean AND has_bounds) AS is_plain FROM batch) AS b, "mailroom".node AS n,
          LATERAL (SELECT greatest(last_value, after_clock) FROM "mailroom".clock) AS c (base)),
 taken AS (
     DELETE FROM "mailroom".outbox
@@ -69,7 +69,7 @@ touched AS MATERIALIZED (
 SELECT taken, rows, t.last, CASE WHEN taken > 0 THEN setval('"mailroom".clock'::regclass, top) END,
        CASE WHEN is_plain AND NOT fits THEN top END, woken, more, inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM "mailroom".outbox_position_seq),
-       (SELECT running FROM start), has_total, is_plain
+       (SELECT running FROM start), has_bounds, is_plain
 FROM stamp, (SELECT count(*), max(position) FROM taken) AS t (taken, last),
      (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[]), pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer))
       FROM touched) AS d (rows, inboxes, woken)

@@ -14,17 +14,17 @@ sent_topic AS MATERIALIZED (
     SELECT topic, topic || '.' AS ended, pg_catalog.cardinality(pg_catalog.string_to_array(topic, '.')) AS words
     FROM came WHERE EXISTS (SELECT FROM pattern) GROUP BY topic),
 route AS MATERIALIZED (
-    SELECT topic, inbox, min(since) AS since, min(since) FILTER (WHERE is_exact) AS named, is_total
+    SELECT topic, inbox, min(since) AS since, min(since) FILTER (WHERE is_exact) AS named, is_bounded
     FROM (SELECT topic, inbox, since, true FROM "mailroom".subscription
           WHERE origin IN ('*', (SELECT name FROM source))
           UNION ALL SELECT t.topic, p.inbox, p.since, false FROM sent_topic AS t JOIN pattern AS p
                     ON (p.words IS NULL OR p.words = t.words) AND t.ended LIKE p.fits)
          AS w (topic, inbox, since, is_exact)
-         JOIN (SELECT name, "order" = 'total' FROM "mailroom".inbox_registry) AS r (inbox, is_total) USING (inbox)
-    GROUP BY topic, inbox, is_total)
+         JOIN (SELECT name, "order" = 'total' FROM "mailroom".inbox_registry) AS r (inbox, is_bounded) USING (inbox)
+    GROUP BY topic, inbox, is_bounded)
         SELECT r.inbox, c.*, (SELECT id FROM source) AS origin
         FROM came AS c JOIN route AS r ON r.topic = c.topic AND sent_clock > CASE WHEN kind IN ('M', 'E') THEN since ELSE named END
-        WHERE is_total OR (expires_at > current_setting('mailroom.asked_at')::timestamptz) IS NOT FALSE
+        WHERE is_bounded OR (expires_at > current_setting('mailroom.asked_at')::timestamptz) IS NOT FALSE
         ORDER BY nth;
     copy record;
     stamp bigint := (SELECT last_value FROM "mailroom".clock);

@@ -1,2 +1,2 @@
--- ANSWER in dispatcher/delivery/refusal.py
+-- ANSWER in dispatcher/delivery/sift.py
 SELECT current_setting('mailroom.refused')

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 
-from dispatcher.delivery import deliver, fan_out, plain, refusal, writers
+from dispatcher.delivery import deliver, fan_out, plain, refusal, sift, writers
 from dispatcher.executor.applying import delete_range, guarded
 from dispatcher.executor.batch import accounting, take
 from dispatcher.executor.targets import function, target
@@ -28,7 +28,7 @@ from inbox.worker import in_flight
 from mailroom.links import marks
 from mailroom.links.handshake import hello
 from mailroom.message import outgoing
-from mailroom.order import clock
+from mailroom.order import clock, traits
 from mailroom.order import total as total_order
 from mailroom.sql.operation import BOUND, Sql, Statement
 from mailroom.status import INBOXES
@@ -86,7 +86,7 @@ DELIVERING = {
     "fan-out-sift": Hot(fan_out.TRY, session=DELIVERY),
     "ask": Hot(refusal.ASK, session=DELIVERY),
     "sift": Hot(refusal.TRY, session=DELIVERY),
-    "sifted": Hot(refusal.ANSWER, session=DELIVERY),
+    "sifted": Hot(sift.ANSWER, session=DELIVERY),
     "dead-letter": Hot(refusal.DEAD_LETTER, session=DELIVERY),
     "raise-ceiling": Hot(clock.CEILING),
     "look": Hot(deliver.LOOK, session=DELIVERY),
@@ -121,7 +121,7 @@ CLAIMING = {
     "reap-due-head": Hot(due.LOCK_HEAD, DUE, PINNED),
     "reap-due": Hot(due.TAKE_HEAD, DUE | NOT_KEEPING | {"held": due.HELD}, PINNED),
     "reap-due-keeping": Hot(due.TAKE_HEAD, DUE | keeping(True, due.HANDED_OUT) | {"held": due.HELD}, PINNED),
-    "total-order": Hot(total_order.IS_TOTAL),
+    "inbox-order": Hot(traits.ORDER),
     "reap-total-head": Hot(total_claim.LOCK, session=PINNED),
     "reap-total": Hot(
         total_claim.REAP,
@@ -185,7 +185,7 @@ KEEPING_HOUSE = {
     "healthy-floor-raise": Hot(healthy_floor.PASS),
     "total-floor-lags": Hot(total_floor.LAG),
     "total-floor-raise": Hot(total_floor.RAISE),
-    "total-inboxes": Hot(total_floor.TOTAL),
+    "total-inboxes": Hot(total_floor.BOUNDED),
     "total-sweep": Hot(total_floor.OLD),
     "failing-inboxes": Hot(janitor.FAILING),
     "sweep-key-state": Hot(janitor.IDLE_KEYS),
@@ -250,7 +250,7 @@ HOT = {
 
 # All statements of these modules are hot: a new one gets a name above.
 MODULES: tuple[ModuleType, ...] = (
-    outgoing, once, outbox, deliver, plain, fan_out, refusal, doorbell, writers, lease, claim, due, failure,
+    outgoing, once, outbox, deliver, plain, fan_out, refusal, sift, doorbell, writers, lease, claim, due, failure,
     total_claim, peek, parked, parked_keys, total_failure, total_parked, in_flight, wakeup, replies, healthy_floor,
     total_floor, expiry, bounds, fetch, receive, link_refusal, acknowledge, asleep, marks, take, target, guarded,
     accounting,

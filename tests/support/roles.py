@@ -12,11 +12,11 @@ from mailroom.roles.statements import GrantedInbox, fixed_atoms, grants, inbox_a
 SCHEMA = "mailroom"
 
 
-def rights(purpose: str, *inboxes: str, total: Collection[str] = (), staging: str | None = None) -> list[str]:
-    """Return the statements that give `{role}` what the matrix says for a purpose; some inboxes are in total order."""
+def rights(purpose: str, *inboxes: str, bounded: Collection[str] = (), staging: str | None = None) -> list[str]:
+    """Return the statements that give `{role}` what the matrix says for a purpose; `bounded` are such inboxes."""
     atoms = set(schema_atoms(SCHEMA, purpose, staging)) | fixed_atoms(purpose)
     for inbox in inboxes:
-        atoms |= inbox_atoms(purpose, GrantedInbox(inbox, inbox in total))
+        atoms |= inbox_atoms(purpose, GrantedInbox(inbox, inbox in bounded))
     return grants(SCHEMA, "{role}", atoms)
 
 

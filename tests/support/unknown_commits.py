@@ -167,7 +167,7 @@ class _Losing:
         return True
 
     def _reaping(self) -> Operation[bool]:
-        claimed = yield from Claims("mailroom", "numbers").claiming(Share(keys=1, per_key=1, total=1))
+        claimed = yield from Claims("mailroom", "numbers").claiming(Share(keys=1, per_key=1, most=1))
         for message in claimed.messages:
             yield from self._note("reaped_ledger", message.value)
         if not claimed.messages:

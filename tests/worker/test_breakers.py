@@ -16,8 +16,8 @@ from inbox import Inbox, Message, Worker, breakers, limits
 from inbox.by_key import claim as claim_by_key
 from inbox.by_key.claim import PIN, Share
 from inbox.claims import Claims
-from inbox.worker import limiting
-from inbox.worker.limiting import LEAST, MOST_PREFIXES, ByPrefix
+from inbox.worker import limiting, outcomes
+from inbox.worker.outcomes import LEAST, MOST_PREFIXES, ByPrefix
 from mailroom import create_inbox, drop_inbox, events, rename_inbox, set_inbox
 from mailroom.errors import ConfigurationError
 from mailroom.metrics.catalog import INBOX_BREAKER_OPEN, reading_catalog
@@ -43,7 +43,7 @@ INBOX = Inbox("shipping")
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have workers look often, and count all attempts, however long the test takes."""
     monkeypatch.setattr(limiting, "LOOK_S", 0.05)
-    monkeypatch.setattr(limiting, "WINDOW_S", NEVER_S)
+    monkeypatch.setattr(outcomes, "WINDOW_S", NEVER_S)
 
 
 def deliver_many(node: Node, keys: list[str]) -> None:

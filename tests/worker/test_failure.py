@@ -14,7 +14,8 @@ from sqlalchemy import text
 from inbox import AsyncWorker, Inbox, Message, Park, Retry, Skip, Worker
 from inbox.by_key.failure import failed, recording, suspecting
 from inbox.claims import Claims
-from inbox.handling.batch import FORGIVEN, Batch
+from inbox.handling.batch import Batch
+from inbox.handling.blame import FORGIVEN
 from inbox.worker.in_flight import InFlight
 from mailroom.errors import DecodeError
 from mailroom.sql.runner import run

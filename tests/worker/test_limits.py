@@ -13,9 +13,11 @@ import pytest
 
 from inbox import AsyncWorker, Inbox, Message, Unavailable, Worker, limits
 from inbox.handling.batch import Batch
-from inbox.worker import limiting, loop
+from inbox.handling.blame import blaming
+from inbox.worker import limiting, loop, outcomes
 from inbox.worker import worker as worker_module
-from inbox.worker.limiting import Limiting, Outcomes
+from inbox.worker.limiting import Limiting
+from inbox.worker.outcomes import Outcomes
 from mailroom import drop_inbox, events, rename_inbox, set_inbox
 from mailroom.errors import ConfigurationError
 from mailroom.metrics.catalog import INBOX_BREAKER_OPEN, reading_catalog
@@ -159,7 +161,7 @@ def counted() -> Iterator[ProcessMetrics]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have workers look often, and count all attempts, however long the test takes."""
     monkeypatch.setattr(limiting, "LOOK_S", 0.05)
-    monkeypatch.setattr(limiting, "WINDOW_S", NEVER_S)
+    monkeypatch.setattr(outcomes, "WINDOW_S", NEVER_S)
 
 
 @pytest.mark.usefixtures("quick")
@@ -318,14 +320,19 @@ def test_outcomes_trip_by_their_share_within_a_minute() -> None:
     assert (outcomes.attempts, outcomes.failures) == (0, 0)
 
 
-def holding(connection: Session, of: Limiting) -> Batch:
+def nothing() -> Operation[None]:
+    """Claim nothing."""
+    yield from ()
+
+
+def allowed(connection: Session, of: Limiting) -> Batch:
     batch = Batch(False, 100)
-    run(connection, of.holding(batch))
+    run(connection, of.claiming(batch, nothing()))
     return batch
 
 
 def why(batch: Batch) -> str | None:
-    return None if batch.held is None else batch.held.limit
+    return None if batch.allowed.held_by is None else batch.allowed.held_by.limit
 
 
 def due_now(node: Node) -> None:
@@ -342,34 +349,34 @@ def test_open_breaker_gives_nothing_and_has_one_message_tried(node: Node, connec
     limit(node, breaker=50)
     with connect() as one, connect() as two:
         of_one, of_two = Limiting(SCHEMA, "shipping"), Limiting(SCHEMA, "shipping")
-        assert holding(one, of_one).held is None
+        assert why(allowed(one, of_one)) is None
         one.rollback()
         with node.connection.transaction():
             assert run(node.connection, limits.opening(SCHEMA, "shipping", "why"))
             assert not run(node.connection, limits.opening(SCHEMA, "shipping", "again"))
-        assert why(holding(one, of_one)) == "breaker"
+        assert why(allowed(one, of_one)) == "breaker"
         one.rollback()
         due_now(node)
-        tries = holding(one, of_one)
-        assert (tries.held, tries.is_try, tries.size) == (None, True, 1)
-        other = holding(two, of_two)
-        assert (why(other), other.is_try) == ("breaker", False)
+        tries = allowed(one, of_one)
+        assert (why(tries), tries.allowed.is_try, tries.size) == (None, True, 1)
+        other = allowed(two, of_two)
+        assert (why(other), other.allowed.is_try) == ("breaker", False)
         # It fails: that is on record before the slot is free, so the other one sees it.
         with node.connection.transaction():
-            run(node.connection, of_one.failing(tries))
+            run(node.connection, of_one.recording(tries, blaming(tries, ValueError(), ())))
         one.rollback()
-        assert why(holding(two, of_two)) == "breaker"
+        assert why(allowed(two, of_two)) == "breaker"
         two.rollback()
         assert breaker(node) == (True, 1, "why")
         # The second try closes it, with its batch.
         due_now(node)
-        tries = holding(two, of_two)
+        tries = allowed(two, of_two)
         run(two, of_two.ending(tries))
         assert breaker(node)[0]
         two.commit()
-        assert tries.has_closed
+        assert tries.allowed.has_closed
         assert breaker(node) == (False, 0, None)
-        assert holding(one, of_one).held is None
+        assert why(allowed(one, of_one)) is None
 
 
 def test_pause_between_tries_is_bounded(node: Node) -> None:
@@ -414,7 +421,7 @@ def test_workers_open_the_breaker_try_one_and_close_it(
             before = len(tried)  # both stand still
             since = held(counted, "breaker")
             eventually(lambda: held(counted, "breaker") >= since + 20)  # longer than they may idle
-            assert before <= 2 * limiting.LEAST
+            assert before <= 2 * outcomes.LEAST
             due_now(node)
             eventually(lambda: breaker(node)[:2] == (True, 1))
             assert len(tried) == before + 1
@@ -468,12 +475,12 @@ def test_operators_pause_and_the_breaker_are_apart(node: Node, connect: Connect)
     # The one who tries finds nothing in a paused inbox, which says nothing.
     worker = Worker(node.dsn, "shipping", write_ledger, poll_interval_s=0.05)
     with working(worker):
-        eventually(lambda: bool(worker._loops) and worker._loops[0]._batch.is_try)
+        eventually(lambda: bool(worker._loops) and worker._loops[0]._batch.allowed.is_try)
     assert breaker(node)[:2] == (True, 0)
     # A try that succeeds ends no pause: it has begun before.
     with connect() as session:
         of = Limiting(SCHEMA, "shipping")
-        run(session, of.ending(holding(session, of)))
+        run(session, of.ending(allowed(session, of)))
     assert breaker(node)[0] is False
     assert status(node.connection).inboxes[0].paused_at is not None
     # An operator's resume ends both, and says so if there was only one of them.

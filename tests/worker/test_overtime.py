@@ -238,4 +238,4 @@ def test_command_gives_the_time_to_workers_that_name_none(
     targets = ["timed_services:one", "timed_services:two"]
     result = CliRunner().invoke(root, ["worker", "run", *targets, "--timeout-s", "30", "--dsn", node.dsn])
     assert result.exit_code == 0, result.output
-    assert [worker._timeout_s for worker in served] == [30, 7]
+    assert [worker._options.timeout_s for worker in served] == [30, 7]

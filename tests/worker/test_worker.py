@@ -23,6 +23,7 @@ from inbox import AsyncWorker, Message, Worker
 from inbox.inbox import Inbox
 from inbox.sessions.transactions import async_transactions
 from inbox.sessions.wakeup import InboxListener
+from inbox.worker import tasks
 from inbox.worker import worker as workers
 from mailroom.errors import ConfigurationError, UnknownInbox
 from tests.support.databases import Connect
@@ -249,7 +250,7 @@ async def test_worker_ends_though_a_cancellation_is_swallowed(node: Node, monkey
                     raise
 
     monkeypatch.setattr(InboxListener, "run", run)
-    monkeypatch.setattr(workers, "CANCELLED_S", 0.01)
+    monkeypatch.setattr(tasks, "CANCELLED_S", 0.01)
     async with working_async(AsyncWorker(node.dsn, "shipping", write_ledger_async, poll_interval_s=0.01)):
         await eventually_async(lambda: node.sessions("mailroom worker shipping"))
     assert len(swallowed) == 2

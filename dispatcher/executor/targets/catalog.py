@@ -47,19 +47,7 @@ def checking_table(table: tuple[str, str], key: str, value: str | None, number: 
     if len(set(columns)) < len(columns):
         raise ConfigurationError("Key, value and number must be three different columns.", code="MR-target-unfit")
     of = shown(".".join(table))
-    found = yield TABLE.at()(table_schema=table[0], table_name=table[1])
-    if not found:
-        raise ConfigurationError(f"There is no table {of}. Names are case-sensitive.", code="MR-target-unfit")
-    [(oid, is_table, has_children, is_ours)] = found
-    if is_ours or table[0].startswith("pg_") or table[0] == "information_schema":
-        raise ConfigurationError(
-            f"Table {of} is in a schema of {'Mailroom' if is_ours else 'PostgreSQL'}: give a table of your own.",
-            code="MR-target-unfit",
-        )
-    if not is_table:
-        raise ConfigurationError(f"{of} is not an ordinary or partitioned table.", code="MR-target-unfit")
-    if has_children:
-        raise ConfigurationError(f"Other tables inherit from {of}, so no key is unique in it.", code="MR-target-unfit")
+    oid = yield from _finding_table(table, of)
     described = {row[0]: row[1:] for row in (yield COLUMNS.at()(table=oid, columns=columns))}
     if missing := [column for column in columns if column not in described]:
         raise ConfigurationError(
@@ -79,21 +67,35 @@ def checking_table(table: tuple[str, str], key: str, value: str | None, number: 
                 f"Column {shown(column)} of {of} is generated and cannot be written.", code="MR-target-unfit"
             )
     _, _, is_not_null, _, is_deterministic, is_unique = described[key]
+    if why := _why_no_key(is_not_null=is_not_null, is_unique=is_unique, is_deterministic=is_deterministic):
+        raise ConfigurationError(f"Column {shown(key)} of {of} {why}", code="MR-target-unfit")
+
+
+def _finding_table(table: tuple[str, str], of: str) -> Operation[int]:
+    """Return the oid of a table that may be written, which errors call `of`."""
+    found = yield TABLE.at()(table_schema=table[0], table_name=table[1])
+    if not found:
+        raise ConfigurationError(f"There is no table {of}. Names are case-sensitive.", code="MR-target-unfit")
+    [(oid, is_table, has_children, is_ours)] = found
+    if is_ours or table[0].startswith("pg_") or table[0] == "information_schema":
+        raise ConfigurationError(
+            f"Table {of} is in a schema of {'Mailroom' if is_ours else 'PostgreSQL'}: give a table of your own.",
+            code="MR-target-unfit",
+        )
+    if not is_table:
+        raise ConfigurationError(f"{of} is not an ordinary or partitioned table.", code="MR-target-unfit")
+    if has_children:
+        raise ConfigurationError(f"Other tables inherit from {of}, so no key is unique in it.", code="MR-target-unfit")
+    return int(oid)
+
+
+def _why_no_key(*, is_not_null: bool, is_unique: bool, is_deterministic: bool) -> str:
+    """Return why a column can be no key, "" if it can."""
     if not is_not_null:
-        raise ConfigurationError(
-            f"Column {shown(key)} of {of} may be null; a key must be NOT NULL.", code="MR-target-unfit"
-        )
+        return "may be null; a key must be NOT NULL."
     if not is_unique:
-        raise ConfigurationError(
-            f"Column {shown(key)} of {of} is not unique by itself: it needs a unique index that is neither "
-            "partial nor deferrable.",
-            code="MR-target-unfit",
-        )
-    if not is_deterministic:
-        raise ConfigurationError(
-            f"Column {shown(key)} of {of} has a nondeterministic collation, under which two keys can be equal.",
-            code="MR-target-unfit",
-        )
+        return "is not unique by itself: it needs a unique index that is neither partial nor deferrable."
+    return "" if is_deterministic else "has a nondeterministic collation, under which two keys can be equal."
 
 
 FUNCTION = Sql(

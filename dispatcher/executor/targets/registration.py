@@ -4,8 +4,10 @@ Names of tables, columns and functions are given as in the catalog: case-sensiti
 """
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import Generic, TypeVar
 
 from dispatcher.executor.targets.catalog import checking_function, checking_table
 from mailroom.errors import ConfigurationError, InvalidName
@@ -100,6 +102,33 @@ RETURNING created_at
 REMOVE_FUNCTION = Sql("DELETE FROM {schema}.executable_function WHERE name = %(name)s::text")
 
 
+R = TypeVar("R", RegisteredTarget, RegisteredFunction)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[R]):
+    """What can be registered under a name: how its rows are found, set and removed, and whether something is fit."""
+
+    add: acts.Act
+    removal: acts.Act
+    of: type[R]
+    find: Sql
+    set: Sql
+    remove: Sql
+    checking: Callable[[R], Operation[None]]
+
+
+TARGET = Kind(
+    acts.TARGET_ADD, acts.TARGET_REMOVE, RegisteredTarget, TARGETS, SET_TARGET, REMOVE_TARGET,
+    lambda each: checking_table(_qualified(each.table, "table"), each.key, each.value, each.number),
+)  # fmt: skip
+FUNCTION = Kind(
+    acts.FUNCTION_ADD, acts.FUNCTION_REMOVE, RegisteredFunction, FUNCTIONS, SET_FUNCTION, REMOVE_FUNCTION,
+    lambda each: checking_function(_qualified(each.function, "function")),
+)  # fmt: skip
+NOT_YET = datetime.max.replace(tzinfo=UTC)
+
+
 class _Operations:
     """What both classes do, as operations."""
 
@@ -133,17 +162,10 @@ class _Operations:
         check_actor(actor, why)
         name, (table_schema, table_name) = _own_name(name), _qualified(table, "table")
         key, value, number = _column(key), _column_or_none(value), _column_or_none(number)
-        yield IN_TRANSACTION
-        before = yield from self._finding_targets(name)
-        yield from checking_table((table_schema, table_name), key, value, number)
-        wanted = (f"{table_schema}.{table_name}", key, value, number)
-        if not dry_run and [(each.table, each.key, each.value, each.number) for each in before] != [wanted]:
-            [(created_at,)] = yield SET_TARGET.at(schema=self.schema)(
-                name=name, table_schema=table_schema, table_name=table_name, key=key, value=value, number=number
-            )
-            told = changed(before, [RegisteredTarget(name, *wanted, created_at)])
-            yield from auditing(self.schema, acts.TARGET_ADD, [(None, name, 0)], actor, why, told)
-        return before[0] if before else None
+        wanted = RegisteredTarget(name, f"{table_schema}.{table_name}", key, value, number, NOT_YET)
+        place = {"table_schema": table_schema, "table_name": table_name}
+        values = {**place, "key": key, "value": value, "number": number}
+        return self._registering(TARGET, wanted, values, actor, why, dry_run)
 
     def _remove_target(
         self, name: str, *, actor: str, why: str | None = None, dry_run: bool = False
@@ -152,23 +174,11 @@ class _Operations:
 
         Executables for it that are not executed yet go to `dead_letter`. The table itself is not changed.
         """
-        check_actor(actor, why)
-        name = executable_name(name)
-        yield IN_TRANSACTION
-        before = yield from self._finding_targets(name)
-        if before and not dry_run:
-            yield REMOVE_TARGET.at(schema=self.schema)(name=name)
-            told = changed(before, [])
-            yield from auditing(self.schema, acts.TARGET_REMOVE, [(None, name, 0)], actor, why, told)
-        return before[0] if before else None
+        return self._removing(TARGET, name, actor, why, dry_run)
 
     def _targets(self) -> Operation[list[RegisteredTarget]]:
         """Return the registered targets, ordered by name, without the built-in ones, store and accounting."""
-        found = []
-        for each in (yield from self._finding_targets()):
-            check = checking_table(_qualified(each.table, "table"), each.key, each.value, each.number)
-            found.append(replace(each, fault=(yield from _fault(check))))
-        return found
+        return self._listing(TARGET)
 
     def _register_function(
         self,
@@ -189,17 +199,10 @@ class _Operations:
         """
         check_actor(actor, why)
         name, (function_schema, function_name) = _own_name(name), _qualified(function, "function")
-        wanted = (f"{function_schema}.{function_name}", float(seconds(timeout_s, "timeout_s", MAX_TIMEOUT_S)))
-        yield IN_TRANSACTION
-        before = yield from self._finding_functions(name)
-        yield from checking_function((function_schema, function_name))
-        if not dry_run and [(each.function, each.timeout_s) for each in before] != [wanted]:
-            [(created_at,)] = yield SET_FUNCTION.at(schema=self.schema)(
-                name=name, function_schema=function_schema, function_name=function_name, timeout_s=wanted[1]
-            )
-            told = changed(before, [RegisteredFunction(name, *wanted, created_at)])
-            yield from auditing(self.schema, acts.FUNCTION_ADD, [(None, name, 0)], actor, why, told)
-        return before[0] if before else None
+        timeout_s = float(seconds(timeout_s, "timeout_s", MAX_TIMEOUT_S))
+        wanted = RegisteredFunction(name, f"{function_schema}.{function_name}", timeout_s, NOT_YET)
+        values = {"function_schema": function_schema, "function_name": function_name, "timeout_s": timeout_s}
+        return self._registering(FUNCTION, wanted, values, actor, why, dry_run)
 
     def _remove_function(
         self, name: str, *, actor: str, why: str | None = None, dry_run: bool = False
@@ -208,31 +211,43 @@ class _Operations:
 
         Executables for it that are not executed yet go to `dead_letter`. The function itself is not changed.
         """
-        check_actor(actor, why)
-        name = executable_name(name)
-        yield IN_TRANSACTION
-        before = yield from self._finding_functions(name)
-        if before and not dry_run:
-            yield REMOVE_FUNCTION.at(schema=self.schema)(name=name)
-            told = changed(before, [])
-            yield from auditing(self.schema, acts.FUNCTION_REMOVE, [(None, name, 0)], actor, why, told)
-        return before[0] if before else None
+        return self._removing(FUNCTION, name, actor, why, dry_run)
 
     def _functions(self) -> Operation[list[RegisteredFunction]]:
         """Return the registered functions, ordered by name."""
+        return self._listing(FUNCTION)
+
+    def _registering(
+        self, kind: Kind[R], wanted: R, values: Mapping[str, object], actor: str, why: str | None, dry_run: bool
+    ) -> Operation[R | None]:
+        yield IN_TRANSACTION
+        before = yield from self._finding(kind, wanted.name)
+        yield from kind.checking(wanted)
+        if not dry_run and before != [wanted]:
+            [(created_at,)] = yield kind.set.at(schema=self.schema)(name=wanted.name, **values)
+            told = changed(before, [replace(wanted, created_at=created_at)])
+            yield from auditing(self.schema, kind.add, [(None, wanted.name, 0)], actor, why, told)
+        return before[0] if before else None
+
+    def _removing(self, kind: Kind[R], name: str, actor: str, why: str | None, dry_run: bool) -> Operation[R | None]:
+        check_actor(actor, why)
+        name = executable_name(name)
+        yield IN_TRANSACTION
+        before = yield from self._finding(kind, name)
+        if before and not dry_run:
+            yield kind.remove.at(schema=self.schema)(name=name)
+            yield from auditing(self.schema, kind.removal, [(None, name, 0)], actor, why, changed(before, []))
+        return before[0] if before else None
+
+    def _listing(self, kind: Kind[R]) -> Operation[list[R]]:
         found = []
-        for each in (yield from self._finding_functions()):
-            check = checking_function(_qualified(each.function, "function"))
-            found.append(replace(each, fault=(yield from _fault(check))))
+        for each in (yield from self._finding(kind)):
+            found.append(replace(each, fault=(yield from _fault(kind.checking(each)))))
         return found
 
-    def _finding_targets(self, name: str | None = None) -> Operation[list[RegisteredTarget]]:
+    def _finding(self, kind: Kind[R], name: str | None = None) -> Operation[list[R]]:
         yield from checking(self.schema)
-        return [RegisteredTarget(*row) for row in (yield TARGETS.at(schema=self.schema)(name=name))]
-
-    def _finding_functions(self, name: str | None = None) -> Operation[list[RegisteredFunction]]:
-        yield from checking(self.schema)
-        return [RegisteredFunction(*row) for row in (yield FUNCTIONS.at(schema=self.schema)(name=name))]
+        return [kind.of(*row) for row in (yield kind.find.at(schema=self.schema)(name=name))]
 
 
 class Registrations(_Operations):

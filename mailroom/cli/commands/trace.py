@@ -68,8 +68,8 @@ def described(place: Location) -> str:
     about = f"(topic {place.topic}, key {place.key}, sent {shown(place.sent_at)})"
     # Of what follows from it nobody has counted what stands before it.
     ahead = "" if place.ahead is None else f", {place.ahead:,} before it"
-    ahead_in_inbox = ahead if place.is_total or place.ahead is None else f", {place.ahead:,} of its key before it"
-    what = "the inbox" if place.is_total else "its key"
+    ahead_in_inbox = ahead if place.is_one_queue or place.ahead is None else f", {place.ahead:,} of its key before it"
+    what = "the inbox" if place.is_one_queue else "its key"
     match place.where:
         case "outbox":
             return f"is in the outbox{ahead} {about}: the dispatcher has not taken it yet."

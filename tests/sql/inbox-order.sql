@@ -1,0 +1,2 @@
+-- ORDER in mailroom/order/traits.py
+SELECT "order" FROM "mailroom".inbox_registry WHERE name = 'shipping'

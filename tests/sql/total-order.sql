@@ -1,2 +1,0 @@
--- IS_TOTAL in mailroom/order/total.py
-SELECT "order" = 'total' FROM "mailroom".inbox_registry WHERE name = 'shipping'
