@@ -145,6 +145,7 @@ SELECT (SELECT clock FROM head) IS NOT NULL AND NOT EXISTS (SELECT FROM free)
 )
 # The one with the fewest attempts, or a message that fails for reasons of its own would be tried again and again. By
 # `suspect_to` it is one message; by its clock the janitor sees that there is something for the row to do.
+# D-reap-14: A breaker of a prefix has its keys wait as failing keys do.
 GIVE = Sql(
     """
 WITH given AS MATERIALIZED (

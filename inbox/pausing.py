@@ -97,6 +97,7 @@ def _listing(schema: str, inbox: str, limit: int | None) -> Operation[list[Pause
 # COMMITTED, where workers and Spark work. In-flight entries would not do: they are written after the claim, and only by
 # workers. A delivery has such a lock as well, for as long as it takes; one that begins later is not waited for. Locks
 # are seen as they are now, whatever the transaction's snapshot.
+# D-reap-11: Waiting for a pause to be complete means looking at `pg_locks`.
 HOLDERS = Sql(
     """
 SELECT DISTINCT virtualtransaction, pid::bigint

@@ -105,6 +105,7 @@ class Cron:
         return behind
 
 
+# D-daemon-5: Cron counts in wall times, and one place decides what these mean.
 @lru_cache(maxsize=1024)
 def cron(expression: str, zone: str) -> Cron:
     """Return the times of an expression, parsed once. Raises `InvalidMessage`."""

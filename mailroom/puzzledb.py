@@ -270,6 +270,7 @@ def _item(value: Any) -> bytes:
             return codec.encode(value)
 
 
+# D-messages-11: PuzzleDB's messages are written by hand.
 def _integer_of_eight_bytes(number: int) -> bytes:
     if number < -(2**63):
         raise EncodeError(

@@ -9,6 +9,7 @@ CREATE TABLE inbox (  -- Delivered messages, one partition per inbox; a key is r
     {message}
 ) PARTITION BY LIST (inbox);
 
+-- D-workers-2: By default the attempts last about three hours.
 CREATE TABLE inbox_registry (  -- The inboxes and their settings.
     name          text             COLLATE "C" PRIMARY KEY CHECK (name ~ '^[a-z][a-z0-9_]{0,40}$'),  -- The inbox's name; its partition is inbox_<name>.
     backoff_s     double precision NOT NULL DEFAULT 1 CHECK (backoff_s >= 0),  -- Wait after a key's first failure, in seconds; each further failure doubles it.

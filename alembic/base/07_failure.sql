@@ -22,6 +22,7 @@ CREATE INDEX key_state_due ON key_state (inbox, retry_at, key);
 -- claim may be older than the locks. In PL/pgSQL, which caches the plan; an SQL function would be planned for each
 -- claim. Key by key: no single plan is right both for few failing keys and for many. Entries are read only if a key was
 -- locked before, which is rare: there may be many dead versions of them.
+-- D-reap-9: A claim asks again after it has the locks.
 CREATE FUNCTION failing_keys(of_inbox text, of_keys text[], of_tried text[] DEFAULT '{}', but uuid[] DEFAULT '{}')  -- Which of these keys are failing, or orphaned if tried.
 
 RETURNS TABLE (key text, retry_at timestamptz)

@@ -84,6 +84,7 @@ BEGIN
 END $$;
 
 -- Its arguments: the column that the sequence numbers, and the table that the sequence is of.
+-- D-deliver-5: A copy is recognised by its transaction.
 CREATE FUNCTION raise_copied()  -- Raises the sequence of a table past a row that replication brings.
 RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -3,6 +3,7 @@
 -- Whoever may take messages out of an inbox may write what is recorded of them. A view's condition sees the role of the
 -- statement, also after SET ROLE; a function with its owner's rights would not. With a bound body: its names mean what
 -- they mean here, and its text becomes part of the queries that call it.
+-- D-roles-1: Consumers work through views, not functions.
 CREATE FUNCTION is_mine(inbox text)  -- Whether the current role may take messages out of this inbox.
 RETURNS boolean LANGUAGE sql STABLE
 RETURN coalesce(has_table_privilege(to_regclass('{schema}.' || quote_ident('inbox_' || inbox))::oid, 'DELETE'), false);
@@ -68,6 +69,7 @@ CREATE TRIGGER deleted AFTER UPDATE OF deleted ON spark_bulk FOR EACH ROW WHEN (
 -- for any inbox, or for none. Of dead letters a consumer writes those that an inbox has skipped: one of another stage
 -- would be sent or executed when it is requeued. Without SET search_path, which costs as much as the rest; so it names
 -- the schema of everything.
+-- D-roles-2: New rows are checked by a trigger before ON CONFLICT.
 CREATE FUNCTION refuse_others()  -- Refuses rows about an inbox that the current role may not take messages out of.
 RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE may boolean := {schema}.is_mine(NEW.inbox);

@@ -54,6 +54,7 @@ FILES = ("dashboard.css", "dashboard.js", "htmx.min.js", "icon.svg")
 Read = Callable[[ShownNode, Asked], dict[str, Any]]
 
 
+# D-dashboard-1: The dashboard is a room of the dispatcher.
 def app(
     dsn: str | None = None,
     *,

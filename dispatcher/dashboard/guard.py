@@ -29,6 +29,7 @@ SESSION_S = 12 * 3600
 BROWSER, LOGIN = "mailroom_browser", "mailroom_login"
 
 # Nothing is loaded from elsewhere, no script or style stands in a page, and no other site may show ours in a frame.
+# D-dashboard-3: Each of Host, Origin and the token of the form is checked.
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -200,6 +201,7 @@ def check_origin(headers: Headers, host: str) -> None:
         raise Refused(403, "This comes from another origin, or from none. Use the page's own buttons.")
 
 
+# D-dashboard-5: Forms are read by hand.
 async def read_form(request: Request) -> dict[str, str]:
     """Return the fields of a form, each of which it has once; raises `Refused` for anything else."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:

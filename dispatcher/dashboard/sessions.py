@@ -51,6 +51,7 @@ class NodeSessions:
         finally:
             self._turns.release()
 
+    # D-dashboard-6: An act has a session of its own.
     @contextmanager
     def operating(self) -> Iterator[Connection[Any]]:
         """Open a session for one act, in a transaction that is committed at the end."""

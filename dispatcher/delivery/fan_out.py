@@ -30,6 +30,7 @@ CHOSEN = filled(
     partitions=PARTITIONS,
 )
 # `refused` are copies that the database refuses, such as those for an inbox that is gone meanwhile.
+# D-deliver-2: Messages for many inboxes are fanned out.
 STEP = Sql(
     """
 WITH {chosen},

@@ -34,6 +34,7 @@ PLAIN_RESULT = {
 # The steps are those of `dispatcher.delivery.deliver`. `taken` and `delivered` read the same rows, since they have one
 # snapshot and one range, and the dispatch lock keeps every other deliverer away. If the batch is not plain, or the
 # clock would pass its ceiling, `last` is null and nothing is taken.
+# D-deliver-9: A plain batch has a statement of its own.
 DELIVER_PLAIN = Sql(
     """
 WITH {start},

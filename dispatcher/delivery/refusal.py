@@ -53,6 +53,7 @@ WHERE fits
 # one by one. A refusal undoes the inserts since the one before, but not the cursor's position, so each copy is tried
 # once however many are refused. With savepoints from the client, or by halving, one refused message cost 2 s. In the
 # end everything is undone.
+# D-deliver-8: A batch that fails on data is sifted in the server.
 TRY = Sql(
     """
 DO $sift$

@@ -37,6 +37,7 @@ HOLD = Sql(
 # session that waits for a row marked here sees the mark once it gets the lock, since PostgreSQL rereads a changed row;
 # at REPEATABLE READ it gets 40001. Messages that this snapshot does not see yet have higher clocks, or are being
 # replayed, and the replay lowers the floor. `healthy` only keeps the statement from locking more rows than it passes.
+# D-doorbell-9: The healthy floor is more than a hint.
 PASS = Sql(
     """
 WITH oldest AS MATERIALIZED (

@@ -58,6 +58,7 @@ def listing_due(schema: str, rows: int, held: list[str], now: datetime | None = 
 
 # A row that another session has locked is being sent by it, or changed by an operator. Of one that was sent meanwhile
 # PostgreSQL reads the conditions again, and leaves it out.
+# D-daemon-4: The next time of a periodic message is stored.
 TAKE = Sql(
     """
 SELECT p.name, cron, time_zone, missed, jitter_s, due_at, n.id, m.now

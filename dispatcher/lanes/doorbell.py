@@ -17,11 +17,14 @@ from mailroom.sql.runner import run_async
 
 FIRST_PAUSE_S = 0.004
 BUSY_PAUSE_S = 0.005  # pause between drains while messages keep coming: cheaper than one NOTIFY each
+# D-doorbell-5: A lane that is rung for a few messages sleeps on after them.
 BUSY = 4  # messages per pause that are worth another pause; for fewer the doorbell is cheaper
 UNSURE_POLL_S = 0.05  # longest sleep if the lock was not held: another session held it, so writers may not have rung
 
 AWAKE_KEY = locks.key("'{schema}.{outbox}'::regclass")
 # Never wait for this lock: a waiting session makes writers see it as taken, and nobody would be awake.
+# D-doorbell-2: NOTIFY only while the dispatcher sleeps.
+# D-doorbell-4: "Awake" is tried for, never waited for.
 TAKE = Sql(
     "SELECT pg_try_advisory_lock({awake_lock}, {awake_key})",
     columns=("boolean",),

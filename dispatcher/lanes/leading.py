@@ -51,6 +51,7 @@ LANE = settings.UNATTENDED | SESSION | {"statement_timeout": "10min"}
 # For the lease and for housekeeping, which pass over what is locked for longer and try it again later.
 KEEPER = settings.UNATTENDED | SESSION | {"lock_timeout": "500ms"}
 # When stopping: for the batch under way, then twice for cancelled statements and the lease. 9 s at the worst.
+# D-daemon-6: Stopping ends within 10 s whatever the database does.
 FINISH_WITHIN_S = 3.0
 DISCONNECT_AFTER_S = 2.0
 

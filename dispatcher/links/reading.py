@@ -28,6 +28,7 @@ log = logging.getLogger("mailroom.dispatcher")
 LONGEST_PAUSE_S = 4.0  # before connecting again, or saying hello again
 LONGEST_STOP_S = 30.0  # before trying again what stopped it behind a hello, which may cost more
 # Trouble is noted when it has lasted so long: while the source's server starts it is passing.
+# D-links-10: Trouble is recorded beside the state.
 PATIENCE_S = 3.0
 # What the source's server refuses until somebody acts there, by SQLSTATE.
 RIGHTS = "mailroom grant link-reader ROLE, and policies that show it all rows where there is row security"

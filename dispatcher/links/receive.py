@@ -65,6 +65,8 @@ GETS = "outcome = 'delivered' AND sent_clock > CASE WHEN kind IN ('M', 'E') THEN
 #
 # An expired message is dropped, but no total inbox may lack what another has. One that the database refused (`reason`)
 # is kept as a dead letter, but not if a total inbox wants it: the caller is told, and takes it back.
+# D-links-1: The target pulls.
+# D-links-20: Received rows are numbered without their messages.
 TEXT = """
 WITH moment AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now),
 source AS MATERIALIZED (
@@ -237,6 +239,7 @@ def _receive(*, spread: str = "", read: str = "", sender: str, letter: str, told
 RECEIVE = _receive(sender="(SELECT id FROM source)", letter="stage, reason", told="'receive', coalesce(reason, {why})")
 # From a broker, where messages of several nodes may stand in one log, and others that no node has sent. What cannot be
 # decoded has a reason.
+# D-bridges-19: A bridge in receives by the statement of links.
 TAKE_IN = _receive(
     spread=", pg_catalog.unnest(%(senders)s::uuid[]) AS sender",
     read=", sender",

@@ -44,10 +44,12 @@ from mailroom.sql.sqlstate import is_held_up
 
 log = logging.getLogger("mailroom.dispatcher")
 
+# D-links-18: A visit ends with each hello.
 FETCH_S = 45.0  # how long the source may take for a batch,
 COMPARE_S = 600.0  # and for telling what it has lost
 MATCH_S = 5.0  # between two looks whether the source has begun a new life, and which topics it allows
 CLAIM_PAUSE_S = 1.0  # until the source's dispatcher has looked at a claim
+# D-links-19: What a look finds wrong counts only after the newest receipt is read again.
 AGAIN_PAUSE_S = 0.5  # after something that another session's doing explains
 
 

@@ -37,12 +37,14 @@ log = logging.getLogger("mailroom.requests")
 # It does not wait for the disk: after a crash of the server a reply that was handed over may be back, and nobody waits
 # for it.
 SESSION = settings.UNATTENDED | PINNED | {"synchronous_commit": "off"}
+# D-messages-8: `Requests` looks for its replies by key.
 ANSWER_S = 10.0  # the server has so long to let replies be taken, before the session counts as dead
 LONGEST_PAUSE_S = 10.0
 
 OUTSIDE = "Nobody takes replies here: send requests inside of `with Requests(...)`."
 
 # A reply's key is its request's id, which no other message has. A reply that another transaction holds is left to it.
+# D-messages-7: All processes of a service share one inbox for replies.
 TAKE = Sql(
     """
 WITH bound AS MATERIALIZED (

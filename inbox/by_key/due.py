@@ -62,6 +62,7 @@ ORDER BY clock
 # so in batches of up to `limit`.
 # The statement also returns when the next key is due. Keys that are due already count only if this claim took one:
 # otherwise LOCK_HEAD has just skipped them.
+# D-workers-3: Recording does not move a message; the next claim does.
 OTHERS = (
     "retry_at > now() OR EXISTS (SELECT FROM gone WHERE gone.key <> d.key) "
     "OR (SELECT max(clock) FROM gone) < greatest(d.clock, d.alone_to)"
@@ -70,6 +71,7 @@ OTHERS = (
 # dispatcher's doorbell all the same, and a consumer that never answers needs no right to send. A dead letter that was
 # answered loses its reply_to, so that requeued it is not answered a second time. A role that may not send leaves the
 # reply_to, and so the answer to whoever requeues or discards the dead letter: no command may end a worker by asking.
+# D-messages-5: Status 500 is sent by a statement of its own.
 ANSWERED = listed(MOVING, headers=f"CASE WHEN {ASKS} AND {MAY_ANSWER} THEN headers - 'reply_to'::text ELSE headers END")
 # Null for what was sent here, where the clock is that of the send: a requeue stamps it anew.
 ELSEWHERE = ", ".join(

@@ -43,6 +43,7 @@ class MovedParked:
 # its next statement. `touched` is for a replay at REPEATABLE READ: its older snapshot would miss the moved messages and
 # leave them behind for ever. A row that was only locked it could lock; a row that was updated gives it 40001.
 # The moved values stay in the server as they are stored, so their stored size counts for the bound.
+# D-reap-18: Whoever moves or deletes messages of a parked key locks the key's row first.
 MOVE = Sql(
     """
 WITH checked AS MATERIALIZED (

@@ -47,6 +47,7 @@ from mailroom.sql.sqlstate import (
     was_invalidated,
 )
 
+# D-workers-16: Transient errors are forgiven twice per message.
 FORGIVEN = 2  # transient errors in a row that are not counted as attempts at the message being handled
 # The same of those that come of the transaction's level. A worker's sessions run the user's statements, and keep the
 # level that these rely on; above READ COMMITTED claims and deletions of healthy keys get 40001 from each other.
@@ -54,6 +55,7 @@ UNSERIALIZABLE = 100
 REMEMBERED = 10_000  # messages
 
 
+# D-workers-14: SystemExit of a handler ends the worker in order.
 class Ended(BaseException):
     """A handler ended the process, for example by SystemExit, which `error` holds.
 
@@ -74,6 +76,7 @@ class HandlerFailed(Coded):
 
 
 # Makes deferred constraints fail now instead of at the COMMIT.
+# D-workers-4: Blame is never guessed.
 SETTLE = Sql("SET CONSTRAINTS ALL IMMEDIATE")
 
 

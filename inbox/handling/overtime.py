@@ -87,6 +87,7 @@ class WatchedBatch:
     ended: Callable[[], None]
 
 
+# D-workers-13: The server ends a handler that hangs.
 class Overtime:
     """What ends the batches of one worker, in a thread of its own."""
 

@@ -37,6 +37,7 @@ TAKE_LOCK = Sql(
 )
 # A shared lock, so that two processes that check do not take each other's lock for a live process. It is held until the
 # end of the transaction, so that a process found dead cannot take its lock again meanwhile.
+# D-workers-11: A worker is alive while it holds the lock of its number.
 UNLOCKED = Sql(
     """
 WITH numbers AS MATERIALIZED (

@@ -25,6 +25,7 @@ ENDED = (
 )
 
 RELEASE = Sql("CLOSE mailroom_batch")
+# D-workers-8: The server refuses the handler's COMMIT.
 COMMIT = f"{RELEASE.template}; COMMIT"  # one simple query, so that it takes one round trip, like COMMIT alone
 
 

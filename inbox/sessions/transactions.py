@@ -43,6 +43,7 @@ RECONNECT_S = 10.0
 ANSWER_S = 5.0
 SHORT_S = 1.0  # the time to get a session of its own for a failing key, which can also use another one
 # How long a session for failing keys is kept that no key needs. There is none at first.
+# D-workers-7: Failing keys may get a session of their own.
 FAILING_IDLE_S = 60.0
 
 
@@ -217,6 +218,7 @@ def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, An
     return arguments(f"worker {inbox}", parallel), arguments(f"worker failing {inbox}", 0)
 
 
+# D-workers-6: Idle sessions are checked by poll(2).
 def _check(connection: "psycopg.Connection[Any]") -> None:
     """Raise an error if the session was lost while it was idle. It takes a round trip only if there is reason to."""
     if is_addressed(connection):

@@ -29,6 +29,7 @@ def most_connections() -> int:
     return MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, max(10, files - OWN_FILES))
 
 
+# D-bridges-23: When there are too many connections or bodies, the oldest of the largest user makes room.
 class BoundedProtocol(H11Protocol):
     """One connection of uvicorn's."""
 

@@ -50,6 +50,7 @@ class _OnNode(Operation):  # type: ignore[misc]  # Django has no types
         raise NotImplementedError
 
 
+# D-schema-8: An operation of Django's migrations never migrates a schema back.
 class MailroomSchema(_OnNode):
     """Migrate the node's schema to a revision, unless it is there already or beyond.
 

@@ -5,6 +5,7 @@ A code is never given another meaning, nor another name: people search for it, a
 
 from collections.abc import Mapping
 
+# D-statements-11: A code stands for a situation.
 CODES: Mapping[str, str] = {
     "MR-answered-twice": "A handler answers a command by hand, and what it returns would be a second answer.",
     "MR-arguments-conflict": "Two arguments that exclude each other are given.",

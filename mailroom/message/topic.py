@@ -35,6 +35,7 @@ VERSION = re.compile(r"[1-9][0-9]{0,5}\Z")
 MISFITS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, ExceptionGroup)
 
 
+# D-messages-2: A `Topic` is taken apart when an `Outgoing` is made.
 class Topic(Generic[T, A]):
     """A topic whose values have a type: every method that sends takes one in the place of text, as do subscriptions and
     `Handlers`.

@@ -16,6 +16,7 @@ from mailroom.sql.operation import Operation, Sql
 
 log = logging.getLogger("mailroom")
 
+# D-deliver-5: A copy is recognised by its transaction.
 RAISE = Sql('SELECT "table", "column", value FROM {schema}.raise_sequences()', columns=("text", "text", "bigint"))
 BEHIND = Sql('SELECT "table", "column", highest FROM {schema}.sequences_behind()', columns=("text", "text", "bigint"))
 

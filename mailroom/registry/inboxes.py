@@ -101,6 +101,7 @@ create_inbox, create_inbox_async = on_connections("create_inbox", creation)
 # The index on this expression finds the oldest messages of an inbox; the primary key (key, clock) finds those of a key.
 # An index on the plain column could be used for both. While an inbox is small, the planner would choose it to find a
 # key, and that cached plan would later scan the whole inbox. Seen on PostgreSQL 15 and 18.
+# D-reap-6: Each claim pins its plan.
 BY_CLOCK = "(clock + 0)"
 # Total inboxes have a second index, on this and the origin: the order in which they are reaped. Clocks rise with it for
 # the messages of one origin only.

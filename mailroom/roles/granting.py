@@ -163,6 +163,7 @@ WHERE to_regclass('{schema}.inbox_' || name) IS NOT NULL ORDER BY name
     columns=("text", "boolean"),
 )
 # What was granted to the role itself: not what it has as a member of another one, or because it is everybody's.
+# D-roles-4: What a role has been granted is read from the catalog.
 HELD = Sql(
     """
 WITH me AS (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = %(role)s::text::name)

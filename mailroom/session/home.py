@@ -24,6 +24,7 @@ from mailroom.sql.runner import run_async
 
 # The start time distinguishes the server from a copy and from a standby, which agree in all the rest. It needs no
 # right.
+# D-statements-13: A program's own sessions follow connections that its source opened.
 PLACE = Sql(
     """
 SELECT oid::bigint, pg_catalog.pg_postmaster_start_time(), datname::text

@@ -68,6 +68,7 @@ CONNECT_TIMES = ConnectTimes()
 # It also frees a large block. The C library of Linux gives memory back to the system whenever more than 128 kB are free
 # at the end of the heap, and so takes it back and has it cleared for each statement with a large plan: a third of the
 # server's time for a delivery of one message. Once a larger block was freed it keeps twice its size: mallopt(3).
+# D-statements-14: Sessions keep their memory.
 FIRST = "SELECT pg_backend_pid() WHERE octet_length(repeat('x', 1000000)) > 0"
 
 

@@ -25,6 +25,7 @@ PLACE = (
     "FROM pg_database WHERE datname = current_database()"
 )
 # Statements that only read, or move within a transaction. Functions change data too, which cannot be seen from outside.
+# D-schema-6: Django's writes are seen by `execute_wrapper`.
 READS = re.compile(
     r"(?:\s|/\*.*?\*/|--[^\n]*\n|\()*"
     r"(?:SELECT|VALUES|TABLE|SHOW|SET|RESET|EXPLAIN|FETCH|DECLARE|CLOSE|SAVEPOINT|RELEASE|ROLLBACK|BEGIN|START|COMMIT)\b",

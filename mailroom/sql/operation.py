@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 PARAMETER = re.compile(r"%\((\w+)\)s(?:::(\w+(?:\[\])?))?")
 # A parameter, or a percent sign: a column of the user's may be called %(k)s.
+# D-statements-1: Operations are generators.
+# D-statements-3: Our cursors take `$n`.
 UNNUMBERED = re.compile(r"%%|%\((\w+)\)s")
 
 
@@ -32,6 +34,7 @@ def filled(template: str, **parts: str | int) -> str:
     return template
 
 
+# D-statements-6: Every value has a cast.
 class Sql:
     """One statement with `{names}` for identifiers and `%(name)s::type` for values.
 

@@ -21,6 +21,7 @@ ADVICE = (
 )
 # The tables of which row security may hide rows from this role. One that it may not read as a whole does not count:
 # such as the outbox for a writer, who only inserts.
+# D-statements-9: Rows are seen or refused.
 HIDDEN = """
        (SELECT pg_catalog.string_agg(c.relname::text, ', '::text ORDER BY c.relname) FROM pg_catalog.pg_class AS c
         WHERE {tables} AND c.relrowsecurity AND row_security_active(c.oid) AND {readable})"""

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
+# D-bridges-23: When there are too many connections or bodies, the oldest of the largest user makes room.
 class Bodies:
     """The requests that are being read; `most` of them at once, each for at most `within_s`."""
 

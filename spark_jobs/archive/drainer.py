@@ -23,6 +23,7 @@ from spark_jobs.arrow.message_rows import RawCursor
 
 log = logging.getLogger("mailroom.spark")
 
+# D-spark-15: A drain's file is hidden until the COMMIT.
 SEGMENT_BYTES = 2**30  # of values
 CLAIM = 10_000  # messages; fewer if they hold `MAX_BYTES`
 # Keys of a claim. As few as fill it, since the transaction holds them and leaves the others to other shards; but never

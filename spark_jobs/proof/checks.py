@@ -212,6 +212,7 @@ def _origins_in_order(evidence: Evidence) -> DataFrame:
 
 
 # A dead letter that an inbox skipped is put back into it, and then written down, in one transaction: at most so long.
+# D-spark-13: Deliveries are not counted per inbox.
 PUTTING_BACK = "INTERVAL 1 HOUR"
 
 

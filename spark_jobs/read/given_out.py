@@ -167,6 +167,7 @@ def finding_read(schema: str, inbox: str, checkpoint: str, number: int) -> Opera
 
 
 # The last one says which numbers were given out.
+# D-spark-2: Batch numbers of a stream are the source's own.
 FORGET = Sql(
     """
 UPDATE {schema}.my_spark_stream AS s SET deleted = true

@@ -61,6 +61,8 @@ REGISTER = Sql(
 )
 
 
+# D-spark-3: A task only fills a table of its own.
+# D-spark-4: A table per task attempt stays.
 def stage(node: Node, batch: SparkBatch, shape: Shape, rows: Iterable[Any]) -> Staged:
     """Put the rows of Arrow record batches into a new staging table and commit it; no rows make no table.
 

@@ -131,6 +131,7 @@ def limiting_lock_wait(session: SessionState | None, seconds: float) -> Operatio
 IMMEDIATE = Sql("SET CONSTRAINTS ALL IMMEDIATE")
 # Resets a session in one trip, inside a transaction or outside. RESET ALL also reaches settings that nobody or an
 # extension has defined, which pg_settings does not list.
+# D-execute-4: After user code the session is reset.
 CLEAR = Sql(
     """
 DO $clear$

@@ -127,6 +127,7 @@ SELECT {names} FROM {schema}.outbox_executable WHERE position = coalesce(({under
     under_way=UNDER_WAY,
 )
 # By position, not by range: an executable with a lower position may have committed since the read.
+# D-execute-2: A batch ends after 0.25 s, or where it would wait for others.
 REMOVE = Sql(
     """
 WITH gone AS (DELETE FROM {schema}.outbox_executable WHERE position = ANY(%(positions)s::bigint[]) RETURNING 1)

@@ -64,6 +64,7 @@ class Bounds:
 # The position's row and the rows behind it in one snapshot. It starts at the position, so it meets nothing of what was
 # trimmed below, which a held snapshot may keep in the index. The text of JSON is measured, since it crosses as text and
 # its stored form may be much smaller; that of headers only if they are compressed.
+# D-links-5: Equal last rows mean equal histories before them.
 BOUNDS = Sql(
     """
 WITH ahead AS MATERIALIZED (
