@@ -2,7 +2,7 @@
 
 The claims know nothing of them. Before a claim, and in a transaction of its own, a worker has what waits of an open
 prefix wait (`deferring`): keys without a row in `key_state` get one, and failing keys are due later. When it is time,
-one key of the prefix is made due (`granting`), and whoever claims it tries one message of it. Whatever becomes of that,
+one key of the prefix is made due (`granting`), and the worker that claims it tries one message. Whatever becomes of it,
 the next one comes later: that is on record before the try begins, so the death of a worker changes nothing. The breaker
 is closed after the COMMIT of a message that was claimed while it was open.
 

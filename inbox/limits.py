@@ -181,9 +181,9 @@ def locking_slot(schema: str, inbox: str, concurrency: int) -> Operation[bool]:
 
 
 def trying(schema: str, inbox: str, now: datetime | None = None) -> Operation[Limited | None]:
-    """Lock the slot of the one who tries, until the transaction ends; None if somebody has it.
+    """Lock the slot of the worker that tries, until the transaction ends; None if another one has it.
 
-    Returns what is seen after that, since whoever had the slot before may have closed the breaker, or moved its time.
+    Returns what is seen after that, since the last holder may have closed the breaker, or moved its time.
     """
     if not (yield SLOT.at(schema=schema, inbox=inbox)(first=0, last=0)):
         return None

@@ -92,8 +92,8 @@ def _listing(schema: str, inbox: str, limit: int | None) -> Operation[list[Pause
 
 # -- What is in hand --------------------------------------------------------------------------------------------------
 
-# Everybody who takes messages has one of these locks on the inbox's table until the transaction ends. A statement takes
-# it before its snapshot: so whoever does not have it when the pause is committed sees the pause. That holds at READ
+# A session that takes messages has one of these locks on the inbox's table until its transaction ends. A statement takes
+# it before its snapshot: so a session without it when the pause is committed sees the pause. That holds at READ
 # COMMITTED, where workers and Spark work. In-flight entries would not do: they are written after the claim, and only by
 # workers. A delivery has such a lock as well, for as long as it takes; one that begins later is not waited for. Locks
 # are seen as they are now, whatever the transaction's snapshot.

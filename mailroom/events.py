@@ -62,7 +62,7 @@ class MessagesDelivered(NamedTuple):
 class DeliveryTraced(NamedTuple):
     """What `MessagesDelivered` tells, with the headers `traceparent` of up to 128 messages that were the oldest before.
 
-    Only whoever makes spans listens to it: the headers are read for it alone.
+    Only code that makes spans listens to it: the headers are read for it alone.
     """
 
     schema: str

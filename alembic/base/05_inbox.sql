@@ -58,8 +58,8 @@ CREATE TABLE slot (  -- Slots of the batches that workers have in hand, of an in
     PRIMARY KEY (inbox, slot)
 );
 
--- The keys of an open prefix wait by rows of `key_state`. It is locked by whoever has more of them wait, has one tried,
--- or closes it, and before any of those rows.
+-- The keys of an open prefix wait by rows of `key_state`. Making more of them wait, having one tried,
+-- and closing it lock this row, before any of those rows.
 CREATE TABLE breaker (  -- The open breakers of prefixes of keys; a closed one has no row.
     inbox      text        COLLATE "C" NOT NULL,  -- The inbox.
     prefix     text        COLLATE "C" NOT NULL,  -- What its keys have before the first separator.

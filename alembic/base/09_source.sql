@@ -105,7 +105,7 @@ BEGIN
 END $$;
 CREATE TRIGGER acknowledged_less BEFORE UPDATE OF acked ON link FOR EACH ROW WHEN (new.acked < old.acked) EXECUTE FUNCTION acknowledged_less();
 
--- Whoever writes a run into a link has the link. The functions below run as the owner, and ask for the same login.
+-- The daemon that wrote its run into a link has the link. The functions below run as the owner, and ask for the same login.
 CREATE FUNCTION greeted()  -- Notes which login has said hello.
 RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -13,7 +13,7 @@ EXCEPTION WHEN OTHERS THEN
     RETURN NULL;
 END $$;
 
--- to_jsonb calls the cast to json that a type has, with the rights of whoever calls it. The owner of a type can make
+-- to_jsonb calls the cast to json that a type has, with the rights of its caller. The owner of a type can make
 -- one at any moment, also while a statement is being told. So values of a type whose owner is not trusted are told as
 -- text, whether there is a cast or not. Trusted are those who may become the owner of the trigger's function anyway,
 -- and superusers, who own the types of extensions. Without a cast nothing changes: to_jsonb has the same text.
@@ -187,5 +187,5 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Else whoever owns a table could send what they like.
+-- Otherwise the owner of any table could send anything.
 REVOKE ALL ON FUNCTION watch, watch_query, watch_rest, watch_json, watch_told FROM PUBLIC;

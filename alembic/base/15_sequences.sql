@@ -1,6 +1,6 @@
 -- Sequences that are behind their rows, since these were copied from another database without them, are raised.
 --
--- Whoever copies rows brings their `xact` along, which is not the transaction that inserts them. So in both outboxes a
+-- Copied rows bring their `xact` along, which is not the transaction that inserts them. So in both outboxes a
 -- row of another transaction is a copy, and a send pays nothing for it. In other tables only replication is looked at.
 
 -- From the catalog, so that no identity is forgotten. What is scheduled keeps the position that the outbox gave it.

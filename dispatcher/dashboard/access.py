@@ -152,9 +152,9 @@ class ProxyHeader:
 
 
 class Local:
-    """A resolver for a dashboard that only this machine reaches: whoever asks is `user`."""
+    """A resolver for a dashboard that only this machine reaches: every request is made by `user`."""
 
-    # What a proxy adds. Behind one everybody seems to be on this machine.
+    # What a proxy adds. Behind a proxy every client seems to be on this machine.
     FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
     def __init__(self, user: User) -> None:

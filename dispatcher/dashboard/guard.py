@@ -90,7 +90,7 @@ class Logins:
         self._ended: dict[str, float] = {}  # each log-in that has been ended, and until when its cookie would be good
 
     def begin(self, token: str) -> str | None:
-        """Return the cookie of whoever has this token, None if nobody has."""
+        """Return a cookie for the user with this token, None if no user has it."""
         user = user_of(self._tokens, token)
         if user is None:
             return None

@@ -157,7 +157,7 @@ class Visit:
         while await receiving.transaction(forgetting(schema, self._origin, greeted.link)):
             pass
         self._origin = await receiving.transaction(pinning(schema, self._origin, greeted))
-        # Read behind the hello: whoever had the link before may have told the source of later ones than the lane knows.
+        # Read after the hello: the run that had the link before may have told the source of later ones than the lane knows.
         self._notes.subscriptions = await receiving.run(wanted_subscriptions(schema, self._origin.name))
         self._link, self._acked = greeted.link, greeted.acked
         if self._origin.incarnation is not None and greeted.incarnation > self._origin.incarnation:

@@ -196,7 +196,7 @@ DUE_IN_S = (
 # `Course`. OFFSET 0 keeps the sort below the look for a failure, which is then made for no more heads than are wanted,
 # and for none if the inbox has no failing key at all.
 # FOR UPDATE is inside LATERAL so that heads are looked up one by one and no more of them are locked than are wanted.
-# A worker records a failure before it rolls back, so whoever gets the key's lock next must find that record. The
+# A worker records a failure before it rolls back, so the next holder of the key's lock must find that record. The
 # statement's own snapshot may be older than the record; the key would then be tried at once instead of after its
 # backoff. So `failing` asks `failing_keys` after the locks are taken: a volatile function has a snapshot of its own.
 # A worker that died has recorded nothing, but its in-flight entry is there. So a worker's claim asks for those too, if

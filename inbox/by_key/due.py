@@ -19,7 +19,7 @@ from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 log = logging.getLogger("mailroom.inbox")
 
 # A worker does not take a key whose last try has killed its worker, until that is counted. Its entry was there before
-# the handler ran (`inbox.worker.in_flight`), so whoever has got the key's lock since finds it.
+# the handler ran (`inbox.worker.in_flight`), so the next holder of the key's lock finds it.
 BUT_ORPHANED = " AND key NOT IN (SELECT {schema}.orphaned_keys('{inbox}', %(mine)s::uuid[]))"
 # Keys are tried one by one until the head of one can be locked; those with a locked head are skipped. The time is the
 # statement's, not the transaction's: a failure recorded since the transaction began may be due.
@@ -70,7 +70,7 @@ OTHERS = (
 # A command that is skipped is answered here, and not by a part of the statement: an INSERT of no rows would ring the
 # dispatcher's doorbell all the same, and a consumer that never answers needs no right to send. A dead letter that was
 # answered loses its reply_to, so that requeued it is not answered a second time. A role that may not send leaves the
-# reply_to, and so the answer to whoever requeues or discards the dead letter: no command may end a worker by asking.
+# reply_to, and so the answer to the requeue or discard of the dead letter: no command may end a worker by asking.
 # D-messages-5: Status 500 is sent by a statement of its own.
 ANSWERED = listed(MOVING, headers=f"CASE WHEN {ASKS} AND {MAY_ANSWER} THEN headers - 'reply_to'::text ELSE headers END")
 # Null for what was sent here, where the clock is that of the send: a requeue stamps it anew.

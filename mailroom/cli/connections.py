@@ -3,7 +3,7 @@
 uvicorn leaves these open. Which parser it uses depends on what else is installed, and one of them reads a head of any
 size; and a connection on which nothing or half a request comes stays as long as its client wishes. So here the parser
 is always `h11`, which has a bound, and each connection has a time. When there is no room for another connection, the
-one goes that has waited longest for bytes, of whoever has most: who sends a request at once is never the one.
+client with most connections loses the one that has waited longest for bytes: never one that sends its request at once.
 """
 
 import asyncio

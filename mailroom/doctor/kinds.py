@@ -283,8 +283,8 @@ KINDS = {
     ),
     "M050": Kind(
         "commits wait for a synchronous standby",
-        "The server answers a COMMIT once a standby has it. None answers, so whoever commits hangs with its locks: "
-        "writers, dispatchers and workers. They have done nothing wrong, and to end them mends nothing.",
+        "The server answers a COMMIT once a standby has it. None answers, so every session that commits hangs with its "
+        "locks: writers, dispatchers and workers. They are victims: ending them repairs nothing.",
         "Start the standby. The command goes on without it: then what is committed is on this server alone.",
     ),
     "M051": Kind(

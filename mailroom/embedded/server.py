@@ -141,7 +141,7 @@ class Server:
             return self._cluster.major() is not None
 
     def runs(self) -> bool:
-        """Return whether the server runs, whoever uses it. Waits for one that is starting or stopping."""
+        """Return whether the server runs, for any user of it. Waits for one that is starting or stopping."""
         with _os_errors_explained(self.directory), self._alone():
             return self._cluster.wait_until_ready() is not None
 

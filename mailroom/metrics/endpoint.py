@@ -78,7 +78,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log what an answer failed with, unless whoever asked has gone away."""
+        """Log what an answer failed with, unless the client has gone away."""
         if not isinstance(sys.exception(), OSError):
             log.error("an answer to a scrape or probe failed", exc_info=True)  # socketserver calls it
 

@@ -104,7 +104,7 @@ FROM (SELECT coalesce(%(now)s::timestamptz, clock_timestamp())) AS at (now)
     columns=("float8", "float8", "bigint", "bigint", "timestamptz"),
     most=EXACT + 1,
 )
-# A key whose time has come is no longer late on purpose. Whoever waits for it is first by `key_state_due`.
+# A key whose time has come is no longer late on purpose. The one that has waited longest is first by `key_state_due`.
 # D-metrics-1: The leader counts failing keys, on its own clock.
 KEYS = Sql(
     """
@@ -155,7 +155,7 @@ FROM ({each}) AS oldest (inbox, delivered_at)
 """,
     columns=("text", "float8"),
 )
-# Whoever reads a link notes there since when it does not; nobody may be there to note it. A batch that came a while
+# A reader notes on its link since when it does not read, but may be gone itself. A batch that came a while
 # ago says nothing of now: had something waited, it would have come since.
 LINKS = Sql(
     """

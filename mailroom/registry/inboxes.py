@@ -126,10 +126,10 @@ WHERE t.typrelid = 0::oid
 """,
     columns=("text", "boolean"),
 )
-# All statements in one trip, since the server does each in about a millisecond. Not PARTITION OF, which blocks behind
+# All statements in one trip, since the server does each in about a millisecond. Not PARTITION OF, which waits for
 # every open delivery; ATTACH does not. The names of the indexes do not begin with inbox_, since they could be names of
-# partitions: an inbox may be called wall_pkey. The names are quoted in the array, since one may be null. Whoever
-# creates a partition, it belongs to the owner of the others: of one that belonged to a member of that role, or to a
+# partitions: an inbox may be called wall_pkey. The names are quoted in the array, since one may be null. A
+# partition always belongs to the owner of the others: of one that belonged to a member of that role, or to a
 # superuser, the owner could neither grant nor rename nor migrate anything.
 PARTITIONS = Sql(
     """

@@ -145,7 +145,7 @@ def _role_name(role: str) -> str:
     return role
 
 
-# Also whoever creates an inbox takes this lock. And two sessions that change the rights on one object at once would
+# Creating an inbox takes this lock too. And two sessions that change the rights on one object at once would
 # fail, one of them with "tuple concurrently updated".
 LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
 ROLE = Sql(

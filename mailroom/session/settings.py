@@ -192,7 +192,7 @@ async def connect_async(text: str, role: str, settings: Mapping[str, str] = SESS
     except psycopg.OperationalError as error:
         raise connection_failed(error) from None
     except asyncio.CancelledError as error:
-        # The traceback holds the half-made connection: whoever keeps the cancellation would keep it open.
+        # The traceback holds the half-made connection: code that keeps the cancellation would keep it open.
         raise error.with_traceback(None) from None
 
 

@@ -1,6 +1,6 @@
-"""Tables that nobody can read now: whoever looks at a node passes over them, and says who has them.
+"""Tables that cannot be read now: a look at a node passes over them, and says which session has locked them.
 
-Only ACCESS EXCLUSIVE keeps readers out, and so does one that waits for it: readers stand behind it in the queue.
+Only ACCESS EXCLUSIVE keeps readers out, and so does a session that waits for it: readers queue after it.
 """
 
 from dataclasses import dataclass

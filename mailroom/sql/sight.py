@@ -1,4 +1,4 @@
-"""Whoever works on a node sees all rows of its tables, or gets an error that says so.
+"""A program that works on a node sees all rows of its tables, or gets an error that says so.
 
 Row security hides rows in silence, and work on some of them would lose messages or overtake them. So what reads a node
 asks before it begins (`seeing`, and `mailroom.schema.checks`). While it goes on, `row_security = off` has the server

@@ -1,7 +1,7 @@
 """Waits: which sessions of Mailroom wait for a lock, for which, and who has it.
 
 Every session that Mailroom opens has an application name that begins with `mailroom `; so one session can tell of all
-others, whoever owns them. Who blocks is the server's own answer (`pg_blocking_pids`). What a role may not see of a
+others, also of other owners. Who blocks is the server's own answer (`pg_blocking_pids`). What a role may not see of a
 session of another one, such as since when its transaction is open, is left out.
 """
 

@@ -148,7 +148,7 @@ PATIENCE = Sql(
     "SELECT set_config('lock_timeout', '20ms', true), set_config('synchronous_commit', 'off', true)",
     columns=("text", "text"),
 )
-# A part of a batch that was decided is still to be moved, whoever failed since. A trigger deletes what is marked: a
+# A part of a batch that was decided is still to be moved, whatever failed since. A trigger deletes what is marked: a
 # right to DELETE would be one to lock the table.
 FORGET = Sql(
     "UPDATE {schema}.spark_staging SET deleted = true WHERE token = %(token)s::uuid AND part IS NULL RETURNING schema",

@@ -70,7 +70,7 @@ def grant(
       mailroom grant writer shop
       mailroom grant writer reaper shop_shipping --inbox shipping --inbox billing
       mailroom grant operator ada --inbox shipping --why "on call"
-      mailroom grant dispatcher mailroom_daemon --print          # for whoever owns the schema
+      mailroom grant dispatcher mailroom_daemon --print          # for the schema's owner
     """
     for purpose, change in _changed(call, grant_rights, purposes, role, inboxes, staging_schema, prints, actor, why):
         article = "an" if purpose[0] in "aeo" else "a"
