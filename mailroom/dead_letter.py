@@ -51,7 +51,7 @@ class DeadLetter:
     could not be applied; its `topic` is target and operation, such as store.put. `receive`: it came from another
     node, and no inbox got it. `order`: it came from another node too late for the total order of `inbox`. `publish`:
     the broker of the `bridge` refused it. `take in`: it came by the `bridge`, and no inbox got it; or it is a record
-    that is no message, and its value is the record's, as bytes.
+    that is not a message, and its value is the record's, as bytes.
     """
 
     id: int

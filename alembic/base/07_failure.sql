@@ -7,7 +7,7 @@ CREATE TABLE key_state (  -- The failing keys: those with a message whose last a
     attempts   integer     NOT NULL,              -- How often that message failed; 0 if only its batch failed.
     retry_at   timestamptz NOT NULL,              -- The key waits until this time, infinity while it is parked or paused. Other keys go on.
     last_error text,                              -- The last failure, truncated.
-    parked_at  timestamptz,                       -- Since when the key is parked: its messages wait, in order, in `parked` until somebody acts.
+    parked_at  timestamptz,                       -- Since when the key is parked: its messages wait, in order, in `parked` until an operator acts.
     alone_to   bigint      NOT NULL DEFAULT 0,    -- Up to this clock the key is claimed by itself, and keeps this row.
     suspect_to bigint      NOT NULL DEFAULT 0,    -- Up to this clock the key is tried one message at a time.
     paused_at  timestamptz,                       -- Since when the key is paused; null if it is not.

@@ -207,7 +207,7 @@ class _Site:
         except Exception as error:
             return self._failed(request, error, "operator")
         base = request.scope.get("root_path", "")
-        # Only to a page of ours: what a browser reads as the start of another site's address is no path.
+        # Only to a page of ours: what a browser reads as the start of another site's address is not a path.
         is_ours = back.startswith("/") and not back.startswith(("//", "/\\")) and back.isprintable()
         response = RedirectResponse(base + (back if is_ours else "/"), 303)
         set_cookie(request, response, TOLD, self._signer.signed(TOLD, told), 60)

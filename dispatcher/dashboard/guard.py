@@ -220,7 +220,7 @@ async def read_form(request: Request) -> dict[str, str]:
             strict_parsing=True,
         )
     except ValueError:
-        raise Refused(400, "That is no form.") from None
+        raise Refused(400, "That is not a form.") from None
     if any(len(values) > 1 for values in fields.values()):
         raise Refused(400, "A field is given twice.")
     return {name: value for name, [value] in fields.items()}

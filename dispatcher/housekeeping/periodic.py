@@ -1,7 +1,8 @@
 """Periodic messages: sends those that are due, each in the transaction that moves its row on to the next time.
 
-So for each time one message is sent, by whichever daemon. Several daemons, such as an old leader and the next one, share
-the rows out by their locks. A row whose message the database refuses stops no other: it is tried again a while later.
+So one message is sent for each time, by whichever daemon. Several daemons, such as an old leader and the next one,
+share the rows out by their locks. A row whose message the database refuses stops no other: it is tried again a while
+later.
 """
 
 import logging

@@ -58,10 +58,10 @@ GETS = "outcome = 'delivered' AND sent_clock > CASE WHEN kind IN ('M', 'E') THEN
 
 # The steps, in order: `source` (who sent it, unless that was stopped), `newest` (the position here), `came` (the clocks
 # of its rows), `furthest` and `batch` (how many are taken: those before a clock that is too high), `numbered` (the
-# rows' clocks by Lamport's rule; a mark is no event and gets none, but what comes behind it is later), `stamp` (whether
-# it goes on), `route` and `reach` (who gets what), `stamped` (each message's outcome). Scalar subqueries where DELIVER
-# joins: see SESSION. Rows are numbered without their messages, which each step would copy; the clocks are an array
-# beside theirs.
+# rows' clocks by Lamport's rule; a mark is not an event and gets none, but what comes after it is later), `stamp`
+# (whether it goes on), `route` and `reach` (who gets what), `stamped` (each message's outcome). Scalar subqueries where
+# DELIVER joins: see SESSION. Rows are numbered without their messages, which each step would copy; the clocks are an
+# array beside theirs.
 #
 # An expired message is dropped, but no total inbox may lack what another has. One that the database refused (`reason`)
 # is kept as a dead letter, but not if a total inbox wants it: the caller is told, and takes it back.

@@ -157,7 +157,7 @@ class Visit:
         while await receiving.transaction(forgetting(schema, self._origin, greeted.link)):
             pass
         self._origin = await receiving.transaction(pinning(schema, self._origin, greeted))
-        # Read after the hello: the run that had the link before may have told the source of later ones than the lane knows.
+        # Read after the hello: the last holder of the link may have told the source of later ones than the lane knows.
         self._notes.subscriptions = await receiving.run(wanted_subscriptions(schema, self._origin.name))
         self._link, self._acked = greeted.link, greeted.acked
         if self._origin.incarnation is not None and greeted.incarnation > self._origin.incarnation:
@@ -373,6 +373,6 @@ def _gap(name: str, seq: int, missing: int) -> str:
 
 def _not_in_doubt(name: str, seq: int) -> str:
     return (
-        f"{name} lacks row {seq}, which was received from it, and does not know that it lost any: it was put back "
-        f"while it ran, or changed by hand; at {name}: mailroom node restored"
+        f"{name} no longer has row {seq}, which we received from it. It was restored from a backup while running, or "
+        f"changed by hand; at {name}: mailroom node restored"
     )

@@ -37,7 +37,7 @@ WHERE y.by NOT IN (SELECT w.pid FROM waiting AS w) ORDER BY 1, 2
 
 @dataclass(frozen=True, slots=True)
 class WaitCause:
-    """What a session waits for: `pid` is whom to end, empty if it is no session; `what` says it in words."""
+    """What a session waits for: `pid` is whom to end, empty if it is not a session; `what` says it in words."""
 
     pid: str
     what: str

@@ -74,7 +74,7 @@ WHERE NOT EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = c.oid
 UNION ALL
 SELECT pg_catalog.format('ALTER TABLE {schema}.inbox ATTACH PARTITION %%s FOR VALUES IN (%%L);', c.oid::regclass,
               substr(c.relname::text, 7)),
-       pg_catalog.format('%%s is no partition, and no inbox is registered for it', c.oid::regclass)
+       pg_catalog.format('%%s is not a partition, and no inbox is registered for it', c.oid::regclass)
 FROM pg_class AS c
 WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind = 'r' AND NOT c.relispartition
   AND c.relname LIKE 'inbox\\_%%'

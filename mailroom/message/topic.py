@@ -177,7 +177,7 @@ class Topic(Generic[T, A]):
             return 1
         if not VERSION.match(sent):
             raise DecodeError(
-                f"The header {SCHEMA} is no version: it is the text of an int from 1 to {MAX_VERSION:,}.",
+                f"The header {SCHEMA} is not a version: it is the text of an int from 1 to {MAX_VERSION:,}.",
                 code="MR-value-version-invalid",
             )
         version = int(sent)
@@ -203,7 +203,7 @@ def topic_headers(topic: "Topic[Any, Any]", given: Mapping[str, str] | None) -> 
     if given is None:
         return None if topic.version == 1 else {SCHEMA: str(topic.version)}
     if not isinstance(given, Mapping) or (topic.version == 1 and SCHEMA not in given):
-        return given  # what is no mapping is refused with the other parts of the message
+        return given  # what is not a mapping is refused with the other parts of the message
     return {**given, SCHEMA: str(topic.version)}
 
 

@@ -55,7 +55,7 @@ INBOX_OLDEST = Family(
 INBOX_KEYS = Family(
     "inbox_keys",
     "gauge",
-    "Failing keys: waiting for their next attempt, or parked until somebody acts. Paused ones are neither.",
+    "Failing keys: waiting for their next attempt, or parked until an operator acts. Paused ones are neither.",
     ("inbox", "state"),
 )
 SCHEDULED = Family(

@@ -343,7 +343,7 @@ def troubles(
         if not lane.leads:
             command = "executor" if lane.role == "executor" else "dispatcher"
             why = f", and {failing}" if failing else ""
-            yield Trouble(f"nobody leads as {lane.role}; {lane.host} pid {lane.pid} did{why}",
+            yield Trouble(f"no process leads as {lane.role}; {lane.host} pid {lane.pid} did{why}",
                           run or f"mailroom {command} run{option}")  # fmt: skip
         elif failing:
             yield Trouble(f"the {lane.role} leads, and {failing}", run or f"mailroom doctor{option}")

@@ -5,7 +5,7 @@ do that. The sequences then begin again below the rows, and what is sent overtak
 twice. So each sequence that is behind its rows is raised beyond them: by a leader, before it works, and by `mailroom
 migrate`. Triggers do it for each row that is copied, before the first send.
 
-The clock is no sequence in this sense: it is recovered, or jumps, under the dispatch lock (`mailroom.links.start`).
+The clock is not a sequence in this sense: it is recovered, or jumps, under the dispatch lock (`mailroom.links.start`).
 """
 
 import logging

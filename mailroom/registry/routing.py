@@ -64,7 +64,7 @@ link_route AS MATERIALIZED (
 # Whether a link in `link_route` carries a message of this kind.
 CARRIES = "(kind IN ('M', 'E') OR named)"
 
-# The ways to each inbox, for the audit, which knows topics from files. What is no pattern is the way of one topic.
+# The ways to each inbox, for the audit, which knows topics from files. What is not a pattern is the way of one topic.
 # D-messages-9: Spark's audit uses the text of the route.
 WAYS = """SELECT topic, inbox, true, fits IS NULL, fits, words::bigint FROM {schema}.subscription
     WHERE origin IN ('', '*')

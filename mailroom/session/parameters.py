@@ -39,7 +39,7 @@ def parameters(driver: Any, database: str) -> str:
     elif isinstance(getattr(driver, "_usock", None), socket.socket):
         found = _of_pg8000(driver, database)
     else:
-        raise unknown(f"Nobody knows where a {type(driver).__module__}.{type(driver).__qualname__} leads")
+        raise unknown(f"Cannot tell where a {type(driver).__module__}.{type(driver).__qualname__} leads")
     return conninfo.make_conninfo("", **_of_libpq(found))
 
 

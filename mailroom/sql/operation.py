@@ -26,7 +26,7 @@ UNNUMBERED = re.compile(r"%%|%\((\w+)\)s")
 
 
 def filled(template: str, **parts: str | int) -> str:
-    """Return a piece of SQL with each `{name}` of `parts` replaced; other names stay for the code that uses the piece."""
+    """Return a piece of SQL with each `{name}` of `parts` replaced; other names stay for the caller's own pieces."""
     for name, part in parts.items():
         if f"{{{name}}}" not in template:
             raise AssertionError(f"a part without a place in the statement: {name}")
