@@ -502,7 +502,7 @@ def resume(call: Call, name: str, at: str | None, actor: str, why: str | None) -
 @answering
 @pass_call
 def skip(call: Call, name: str, row: int, actor: str, why: str | None) -> None:
-    """Let one row that waits for the bridge NAME go to dead_letter, and what is behind it go on.
+    """Move one row that waits for the bridge NAME to dead_letter, so that the rows after it go on.
 
     `mailroom bridge show NAME` shows what waits; `mailroom dead-letter requeue` gives it to the bridge again.
 

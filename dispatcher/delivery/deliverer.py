@@ -106,7 +106,7 @@ class Deliverer:
             if started.moved:
                 log.warning(
                     "this node is in another database or server than before, so its links may not be read: run "
-                    "mailroom node moved, or for a copy of a node that lives on mailroom node new-id"
+                    "mailroom node moved; or, if it is a copy of a node that lives on, mailroom node new-id"
                 )
             elif started.jumped:
                 log.info("the server has started anew: the clock goes on at %d", started.clock)

@@ -191,7 +191,7 @@ def answering_skipped(
         elif may_answer is not None:
             log.warning(
                 "%s: command %s was skipped and not answered, since this role may not send. Give it the writer's "
-                "grants; who requeues or discards the dead letter has it answered.",
+                "grants; requeuing or discarding the dead letter answers it.",
                 inbox, message.id,
             )  # fmt: skip
     yield from answering_undone(schema, undone)

@@ -90,7 +90,7 @@ def revoke(
     """Take from a database role what it needs for a purpose.
 
     What it needs for its other purposes stays: those for which it has all rights. The PURPOSE is one of
-    `mailroom grant`. A part of it goes with it: who is no dispatcher any more is no executor either.
+    `mailroom grant`. A purpose that is a part of it goes too: a former dispatcher is no executor.
 
     \b
     Examples:
