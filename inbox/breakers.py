@@ -56,7 +56,7 @@ SELECT coalesce((SELECT clock FROM {schema}.inbox_{inbox} ORDER BY {by_clock} DE
     columns=("bigint",),
     by_clock=BY_CLOCK,
 )
-# Only keys without a row get one, by the snapshot: so nobody waits for a batch that has such a row in hand.
+# Only keys without a row get one, by the snapshot: so there is no wait for a batch that has such a row in hand.
 MAKE = """made AS (
     INSERT INTO {schema}.my_key_state (inbox, key, clock, attempts, retry_at, last_error)
     SELECT '{inbox}', w.key, 0, 0, {now} + interval '{deferred_s} s', %(why)s::text FROM wanted AS w

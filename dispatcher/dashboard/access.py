@@ -41,7 +41,7 @@ class User:
             )
 
 
-# Says who asks, None for nobody that is known. It is called for each request, and has to be quick or async.
+# Says who asks, None for an unknown user. It is called for each request, and has to be quick or async.
 Resolver: TypeAlias = Callable[[Request], User | Awaitable[User | None] | None]
 
 

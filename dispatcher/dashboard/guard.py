@@ -1,7 +1,7 @@
 """What stands before every page: which Host, Origin and user a request has, and what a browser may do with the answer.
 
 A page in another tab can have the user's browser ask for anything here. So the Host has to be a name that is known (a
-name of the attacker's can be made to lead to 127.0.0.1), and what changes something has to come from a page of ours: by
+name of the attacker's can be made to lead to 127.0.0.1), and a change has to come from one of our pages: by
 its Origin, and with a token that only our pages hold.
 """
 

@@ -61,7 +61,7 @@ class NodeSessions:
                 yield connection
 
     def close(self) -> None:
-        """Close the sessions that nobody uses now, and each of the others after its use."""
+        """Close the sessions that are not in use, and each of the others after its use."""
         with self._lock:
             idle, self._idle, self._closed = self._idle, [], True
         for connection in idle:

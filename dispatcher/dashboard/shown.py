@@ -39,7 +39,7 @@ class ShownNode:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the path and the query of a request say, each checked; raises `Refused` for what no page of ours asks."""
+    """What the path and the query of a request say, each checked; raises `Refused` for what none of our pages asks."""
 
     fields: dict[str, str]
 

@@ -267,7 +267,7 @@ def delivering(
 ) -> Operation[Delivery]:
     """Deliver up to `rows` messages and `max_bytes` of values (at least one message) from `start` on.
 
-    It meets at most so many `partitions`, None for what the server has room for: what is for more inboxes `waits`, and
+    It meets at most `partitions` inboxes, None for as many as the server has room for: the rest `waits`, and
     is to be fanned out. `has_links`, `has_many`, `has_total` and `is_plain`, as the delivery before has found them,
     only save time.
 

@@ -52,7 +52,7 @@ class Deliverer:
     """Delivers over an autocommit connection of its own, one transaction per batch.
 
     `rows` and `max_bytes` limit a full batch (at least one message); `portion` says how much of it to try. `progress`
-    is called with each delivery. `monotonic` is the clock of the `Floor`. A transaction meets at most so many
+    is called with each delivery. `monotonic` is the clock of the `Floor`. A transaction meets at most that many
     `partitions`, None for what the server has room for.
     """
 

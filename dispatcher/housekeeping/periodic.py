@@ -144,7 +144,7 @@ def failing(schema: str, name: str, reason: str) -> Operation[None]:
 
 
 class PeriodicSends:
-    """Sends what is due over an autocommit connection of ours; `monotonic` is its clock for pauses, in seconds.
+    """Sends what is due over one of our autocommit connections; `monotonic` is its clock for pauses, in seconds.
 
     Between two looks it asks the database nothing.
     """

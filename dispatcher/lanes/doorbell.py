@@ -1,7 +1,7 @@
 """The doorbell: writers send NOTIFY only while the dispatcher sleeps, and no wake-up is lost when it goes to sleep.
 
 A NOTIFY takes a lock at commit that the whole cluster shares: one per commit divides writers' throughput by 2 to 10. So
-the dispatcher holds a session lock while it is awake, and the outbox's trigger rings only when nobody holds it.
+the dispatcher holds a session lock while it is awake, and the outbox's trigger rings only when it is free.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ BUSY = 4  # messages per pause that are worth another pause; for fewer the doorb
 UNSURE_POLL_S = 0.05  # longest sleep if the lock was not held: another session held it, so writers may not have rung
 
 AWAKE_KEY = locks.key("'{schema}.{outbox}'::regclass")
-# Never wait for this lock: a waiting session makes writers see it as taken, and nobody would be awake.
+# Never wait for this lock: a waiting session makes writers see it as taken, and no dispatcher would be awake.
 # D-doorbell-2: NOTIFY only while the dispatcher sleeps.
 # D-doorbell-4: "Awake" is tried for, never waited for.
 TAKE = Sql(

@@ -45,7 +45,7 @@ log = logging.getLogger("mailroom.dispatcher")
 
 LONGEST_PAUSE_S = 5.0  # before reconnecting; short, since all messages of the node wait for a dispatcher
 KEEP_INTERVAL_S = RENEW_S / 2
-SILENT_S = 15.0  # a lane whose database has not answered for so long is not ready
+SILENT_S = 15.0  # a lane whose database has not answered for that long is not ready
 # A batch for many inboxes may legitimately take minutes; retrying would not be faster.
 LANE = settings.UNATTENDED | SESSION | {"statement_timeout": "10min"}
 # For the lease and for housekeeping, which pass over what is locked for longer and try it again later.

@@ -26,7 +26,7 @@ from mailroom.sql.sqlstate import primary_message, sqlstate
 log = logging.getLogger("mailroom.dispatcher")
 
 LONGEST_PAUSE_S = 4.0  # before connecting again, or saying hello again
-LONGEST_STOP_S = 30.0  # before trying again what stopped it behind a hello, which may cost more
+LONGEST_STOP_S = 30.0  # before trying again what stopped it after a hello, which may cost more
 # Trouble is noted when it has lasted so long: while the source's server starts it is passing.
 # D-links-10: Trouble is recorded beside the state.
 PATIENCE_S = 3.0

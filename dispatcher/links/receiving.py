@@ -74,7 +74,7 @@ class Room:
 
     @contextlib.asynccontextmanager
     async def taken(self, size: int) -> AsyncIterator[None]:
-        """Hold so many bytes in this block."""
+        """Hold that many bytes in this block."""
         if size <= self.share:
             yield
         else:

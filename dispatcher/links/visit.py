@@ -67,7 +67,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """The batch behind row `after`, fetched while the rows up to there were received."""
+    """The batch after row `after`, fetched while the rows up to there were received."""
 
     after: int
     bounds: Bounds
@@ -265,7 +265,7 @@ class Visit:
             self._ahead = None
         rows, max_bytes = self._most()
         if self._ahead is not None:
-            rows = 0  # they are here; the source must be asked whether it still has the history behind them
+            rows = 0  # they are here; the source must be asked whether it still has the history after them
         look = bounding(self._source.schema, self._link, position, rows=rows, max_bytes=max_bytes)
         bounds = await self._source.ask(look)
         if self._ahead is not None and bounds.verdict == "agrees":
@@ -308,7 +308,7 @@ class Visit:
     async def _looking_ahead(self, after: int) -> AsyncIterator[None]:
         """Fetch the next batch while this block receives the rows up to `after`: the two servers work at once.
 
-        Nothing else in the block may use the source's session; behind it the session is free again.
+        Nothing else in the block may use the source's session; after it the session is free again.
         """
         looking = asyncio.create_task(self._look_ahead(after))
         try:

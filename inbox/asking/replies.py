@@ -82,7 +82,7 @@ KEPT = Sql("SELECT expire_s FROM {schema}.inbox_registry WHERE name = '{inbox}'"
 
 
 def checking_kept(schema: str, inbox: str) -> Operation[None]:
-    """Raise an error unless there is such an inbox, which drops replies that nobody waits for any more."""
+    """Raise an error unless there is such an inbox, which drops replies that no request waits for any more."""
     yield from checking(schema)
     yield from finding(schema, inbox)
     if (yield KEPT.at(schema=schema, inbox=inbox)()) in ([], [(None,)]):

@@ -55,7 +55,7 @@ ORDER BY clock
 )
 # This is a statement of its own, run with the head's lock held: its snapshot sees everything that was recorded before
 # the lock was released. The last attempt recorded for this message says whether it ends here. Only this message is
-# parked; the dispatcher moves the messages behind it (`inbox.by_key.parked_keys`). The key_state row of a message that
+# parked; the dispatcher moves the messages after it (`inbox.by_key.parked_keys`). The key_state row of a message that
 # is taken stays until its handler is done (`healing`), so that another session can record a failure while the message
 # is locked.
 # Messages above suspect_to are not suspected. They are claimed here only because they are below the healthy floor, and

@@ -2,7 +2,7 @@
 
 A thread cannot be ended, nor can a task that does not await. So a thread of our own, which no handler can block, marks
 the batch as one that cannot be committed, records the failure, and has the server end the session. Then the loop goes
-on with another thread or task, and nobody waits for the handler any longer.
+on with another thread or task, and the handler is no longer waited for.
 """
 
 import asyncio

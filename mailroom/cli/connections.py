@@ -1,4 +1,4 @@
-"""What a stranger may hold of a server of ours before anything is known of him: bytes, time and connections.
+"""What a stranger may hold of one of our servers before anything is known of him: bytes, time and connections.
 
 uvicorn leaves these open. Which parser it uses depends on what else is installed, and one of them reads a head of any
 size; and a connection on which nothing or half a request comes stays as long as its client wishes. So here the parser

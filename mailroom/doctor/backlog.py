@@ -1,4 +1,4 @@
-"""What waits for an operator: parked keys, dead letters, open breakers, stopped links, days that nobody makes."""
+"""What waits for an operator: parked keys, dead letters, open breakers, stopped links, days that are not made."""
 
 from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.sql.operation import Sql

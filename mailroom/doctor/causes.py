@@ -44,7 +44,7 @@ class WaitCause:
 
 
 def reading_causes(lock_s: float) -> Operation[dict[str, list[WaitCause]]]:
-    """Return by process id what the sessions wait for that have waited for so long."""
+    """Return by process id what the sessions wait for that have waited for that long."""
     causes: dict[str, list[WaitCause]] = {}
     for pid, by, what in (yield CAUSES.at()(lock_s=lock_s)):
         causes.setdefault(pid, []).append(WaitCause(by, what))

@@ -15,7 +15,7 @@ ORDER BY 1
     columns=FOUND,
 )
 # Of a partition the indexes are found by what they are on. The first column is none: it is an expression, of which
-# each is the only one with so many columns. All indexes are read once, and names are looked up only where one is
+# each is the only one with that many columns. All indexes are read once, and names are looked up only where one is
 # missing: with 1,000 inboxes that takes 3/5 of what a look at each partition does.
 MISSING = Sql(
     """

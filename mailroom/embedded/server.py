@@ -4,7 +4,7 @@ Its folder holds the cluster, two lock files and perhaps a mark:
 
 - `start.lock` is locked exclusively while a process starts or stops the server, so two processes start only one.
 - `users.lock` is locked in shared mode by every user of the server. The last one to release it stops the server. The
-  kernel releases it when its holder dies, so nobody waits for a user that was killed.
+  kernel releases it when its holder dies, so there is no wait for a user that was killed.
 - `kept` exists while the server is to run without users. It survives a crash and a restart of the machine: the next
   user starts the server again, and it stays up.
 """

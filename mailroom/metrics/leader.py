@@ -253,7 +253,7 @@ def sampling(
     [(outbox_s, executables_s, scheduled, live, at)] = yield NODE.at(schema=schema)(now=now)
     names = yield NAMES.at(schema=schema)(partitions=None)
     inboxes = [name for name, *_ in names]
-    # One that nobody can read now costs no other its figures, and has none itself: no 0, which would be a promise.
+    # One that cannot be read now costs no other its figures, and has none itself: no 0, which would be a promise.
     locked = locked_inboxes((yield from reading_locked(schema)))
     oldest_of = {name: OLDEST_OF if may_read else OLDEST_THROUGH_PARENT for name, _, may_read in names}
     keys = {(name, state): 0 for name in inboxes for state in ("waiting", "parked")}

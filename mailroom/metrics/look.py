@@ -31,7 +31,7 @@ from mailroom.sql.operation import Operation, Sql
 from mailroom.status import LaneFailure, failing_of
 
 SHOWN = 20  # keys, batches and errors of a look
-# As in the alert rules. Where no worker is at all, nobody has to wait for so long to know it.
+# As in the alert rules. Where no worker is at all, nobody has to wait for that long to know it.
 UNLED_S = 30.0
 LATE_S = 300.0
 UNREAD_S = 5.0

@@ -73,7 +73,7 @@ class Recorder:
     """Writes the statistics of what `process` counts from now on, in a thread of its own, until it is closed.
 
     `home` says where the database is, which a worker knows only once it has connected. `now` is the wall clock; what it
-    is off by is known once the database has been asked. Whatever fails is logged, and disturbs nobody.
+    is off by is known once the database has been asked. Whatever fails is logged, and disturbs nothing else.
     """
 
     def __init__(

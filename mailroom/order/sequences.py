@@ -33,7 +33,7 @@ class Numbers:
 def raising_sequences(schema: str) -> Operation[list[Numbers]]:
     """Raise each sequence that is behind its rows by a million beyond them; return these, with their values now.
 
-    That stays done even if the transaction is undone. Nobody waits for it, and if the sequences are right, nothing
+    That stays done even if the transaction is undone. There is no wait for it, and if the sequences are right, nothing
     changes.
     """
     return [Numbers(*row) for row in (yield RAISE.at(schema=schema)())]

@@ -53,7 +53,7 @@ def creation(
     but none that a transaction holds, and none of parked keys, which count anew from a replay: for replies that nobody
     waits for any more (`Requests`). By default it drops none.
 
-    With `keep_reaped_days` (1 to 366) what is reaped is kept in an archive for so many whole days, to be found and
+    With `keep_reaped_days` (1 to 366) what is reaped is kept in an archive for that many whole days, to be found and
     replayed (`inbox.Archive`); 0 ends that, and what is kept stays until its day. By default nothing is kept.
     Limits hold for all workers of the inbox together, and not for claims by hand (`reap`, `reap_any`, Spark). By
     default there are none, and 0 ends one. `rate` is how many messages per second they may claim (up to 1,000,000), and

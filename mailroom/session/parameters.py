@@ -75,7 +75,7 @@ def _of_asyncpg(driver: Any, database: str) -> dict[str, object]:
     password = given.password() if callable(given.password) else given.password
     if not isinstance(password, str | None):
         if hasattr(password, "close"):
-            password.close()  # a coroutine, which nobody would await
+            password.close()  # a coroutine, which would not be awaited
         raise unknown("This source gets its password from a coroutine")
     options = " ".join(f"-c {name}={_escaped(value)}" for name, value in (given.server_settings or {}).items())
     return {

@@ -153,7 +153,7 @@ async def run_async(connection: AnyAsyncConnection, operation: Operation[T], *, 
 async def run_in_transaction(
     connection: "psycopg.AsyncConnection[Any]", operation: Operation[T], *, prepared: bool = True
 ) -> T:
-    """Run `operation` on an autocommit connection of ours, in a transaction of its own; return its result.
+    """Run `operation` on one of our autocommit connections, in a transaction of its own; return its result.
 
     BEGIN goes with the first statement in one round trip. `prepared` is that of `run`. After a `Together` that was a
     transaction by itself, what follows is another.
@@ -654,7 +654,7 @@ def _sqlalchemy_connection(connection: object) -> "Connection":
 
 
 async def _async_sqlalchemy_connection(connection: object) -> "AsyncConnection":
-    # Without greenlet, an optional dependency of SQLAlchemy, this module cannot be imported. Then nobody uses it.
+    # Without greenlet, an optional dependency of SQLAlchemy, this module cannot be imported. Then it is not used.
     if "sqlalchemy.ext.asyncio" in sys.modules:
         from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 

@@ -13,7 +13,7 @@ from mailroom.sql.operation import Operation, Sql
 
 APPLICATION = "mailroom "
 LONG_S = 2.0  # a wait that is worth telling
-GONE_S = 5.0  # a wait that was not seen for so long has ended; shorter gaps are those between two tries
+GONE_S = 5.0  # a wait that was not seen for that long has ended; shorter gaps are those between two tries
 
 # What is locked: in words, since names of lock types say little. `pg_locks` names no relation for a transaction.
 LOCKED = """pg_catalog.concat(w.mode, ' on ', CASE w.locktype

@@ -57,7 +57,7 @@ Rows = Callable[[Evidence], DataFrame]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A rule: what it proves of so many things if it holds, and its DataFrame, a row for each of them."""
+    """A rule: what it proves of that many things if it holds, and its DataFrame, a row for each of them."""
 
     proves: str
     rows: Rows

@@ -184,7 +184,7 @@ def paging(
     schema: str, inbox: str, above: int, upto: int, chosen: Chosen, rows: int, *, digested: bool = True,
     even: bool = True,
 ) -> Operation[Page]:  # fmt: skip
-    """Read the first messages above a clock and up to another, at most so many: a page.
+    """Read the first messages above a clock and up to another, at most that many: a page.
 
     If it should be `even`, it ends before a message with more than its share, unless that is the first one.
     """
@@ -277,7 +277,7 @@ WHERE inbox = %(inbox)s::text AND checkpoint = %(checkpoint)s::text AND batch = 
 
 
 def reporting(schema: str, inbox: str, read: Range, planned: Planned) -> Operation[None]:
-    """Report a range as read: only what was reported is deleted. Raises `ConfigurationError` if nobody wants it."""
+    """Report a range as read: only what was reported is deleted. Raises `ConfigurationError` if it is not wanted."""
     reported = yield REPORT.at(schema=schema)(
         inbox=inbox, checkpoint=planned.checkpoint, batch=planned.batch, above=read.above, upto=read.upto
     )

@@ -130,7 +130,7 @@ def _demand_ours(schema: StructType, chosen: Chosen) -> None:
 # next query too, which then lacks rows. Options are the DataFrame's own.
 # D-spark-12: No filter is pushed to a read.
 class InboxReader(DataSourceReader):
-    """Reads an inbox without locks: it waits for nobody, and nobody waits for it.
+    """Reads an inbox without locks: it waits for no session, and no session waits for it.
 
     It reads nothing twice and nothing above the highest clock at the time of the plan. A message that is reaped
     meanwhile may be missing.

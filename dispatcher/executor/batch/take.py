@@ -59,7 +59,7 @@ UNDER_WAY = """
 """
 # Stops before a delete_range, which has transactions of its own: everything before it is applied, and nothing after it
 # is begun. Reads nothing while a range is under way: a lower position may commit meanwhile, and would see half of the
-# range. Rows behind the barrier are not read: with many ranges that would cost the square of their number.
+# range. Rows after the barrier are not read: with many ranges that would cost the square of their number.
 OLDEST = Sql(
     """
 WITH {start},
