@@ -198,7 +198,7 @@ async def run_until_signalled(lanes: Sequence[Leading]) -> None:
     # Not FIRST_EXCEPTION: a cancelled lane would end, and the daemon go on without it.
     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     stop()
-    # Of all of them: asyncio logs an error that nobody has taken, with its traceback.
+    # Of all of them: asyncio logs an error that was not taken, with its traceback.
     for error in await asyncio.gather(*running, return_exceptions=True):
         if error is not None:
             raise error

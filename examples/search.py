@@ -1,7 +1,7 @@
 """A full-text index kept by executables: a document is saved at once, its many index entries soon after.
 
 Saving a document of a thousand words would put a thousand entries, and count up a thousand busy counters of how many
-documents have a word, in the transaction of whoever saves it. Here that transaction writes the document and one COPY of
+documents have a word, in the transaction that saves it. Here that transaction writes the document and one COPY of
 executables; writers never wait for each other over a word that both use.
 
 An entry is the key `word/<word>/<document>` of the store, with how often the word occurs as its value; the counter

@@ -2,7 +2,7 @@
 
 The claims know nothing of them. Before a claim, and in a transaction of its own, a worker has what waits of an open
 prefix wait (`deferring`): keys without a row in `key_state` get one, and failing keys are due later. When it is time,
-one key of the prefix is made due (`granting`), and whoever claims it tries one message of it. Whatever becomes of that,
+one key of the prefix is made due (`granting`), and the worker that claims it tries one message. Whatever becomes of it,
 the next one comes later: that is on record before the try begins, so the death of a worker changes nothing. The breaker
 is closed after the COMMIT of a message that was claimed while it was open.
 
@@ -56,7 +56,7 @@ SELECT coalesce((SELECT clock FROM {schema}.inbox_{inbox} ORDER BY {by_clock} DE
     columns=("bigint",),
     by_clock=BY_CLOCK,
 )
-# Only keys without a row get one, by the snapshot: so nobody waits for a batch that has such a row in hand.
+# Only keys without a row get one, by the snapshot: so there is no wait for a batch that has such a row in hand.
 MAKE = """made AS (
     INSERT INTO {schema}.my_key_state (inbox, key, clock, attempts, retry_at, last_error)
     SELECT '{inbox}', w.key, 0, 0, {now} + interval '{deferred_s} s', %(why)s::text FROM wanted AS w
@@ -145,6 +145,7 @@ SELECT (SELECT clock FROM head) IS NOT NULL AND NOT EXISTS (SELECT FROM free)
 )
 # The one with the fewest attempts, or a message that fails for reasons of its own would be tried again and again. By
 # `suspect_to` it is one message; by its clock the janitor sees that there is something for the row to do.
+# D-reap-14: A breaker of a prefix has its keys wait as failing keys do.
 GIVE = Sql(
     """
 WITH given AS MATERIALIZED (

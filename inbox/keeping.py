@@ -11,6 +11,7 @@ from mailroom.sql.operation import filled
 
 KEEPS = "keep_reaped_days IS NOT NULL"
 # Whether the text of a statement fits the row of `inbox_registry`; see `keeping`.
+# D-reap-15: Two texts per claim, with and without the archive.
 FITS = "keep_reaped_days {keeps}"
 # A view, which refuses rows of other inboxes. The last day that has a partition counts, if the one that is wanted has
 # none: a reap does not fail because no daemon has made it.

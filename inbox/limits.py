@@ -29,6 +29,7 @@ NOW = "coalesce(%(now)s::timestamptz, clock_timestamp())"
 # The time is read after the row is locked, and once: with an earlier one the wait for the lock would be counted again
 # by the next. A clock that was set back by less than a second fills nothing until it is where it was; by more, the
 # rate goes on from now.
+# D-reap-12: Limits are asked for before a claim, and are not part of it.
 TAKE = Sql(
     """
 WITH held AS MATERIALIZED (
@@ -97,6 +98,7 @@ WHERE inbox = '{inbox}' AND opened_at IS NULL AND breaker_percent IS NOT NULL RE
     first_s=str(TRY_S),
 )
 # The power is bounded, or after a thousand tries it would be no number any more.
+# D-reap-13: An open breaker is not a pause.
 MOVE_ON = Sql(
     """
 UPDATE {schema}.my_limit
@@ -179,9 +181,9 @@ def locking_slot(schema: str, inbox: str, concurrency: int) -> Operation[bool]:
 
 
 def trying(schema: str, inbox: str, now: datetime | None = None) -> Operation[Limited | None]:
-    """Lock the slot of the one who tries, until the transaction ends; None if somebody has it.
+    """Lock the slot of the worker that tries, until the transaction ends; None if another one has it.
 
-    Returns what is seen after that, since whoever had the slot before may have closed the breaker, or moved its time.
+    Returns what is seen after that, since the last holder may have closed the breaker, or moved its time.
     """
     if not (yield SLOT.at(schema=schema, inbox=inbox)(first=0, last=0)):
         return None

@@ -21,6 +21,7 @@ from mailroom.schema import finding
 from mailroom.sql.operation import Operation, Row
 
 
+# D-reap-1: The order of an inbox is looked up in one place.
 class Order(Protocol):
     """The order of one inbox."""
 

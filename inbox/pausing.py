@@ -96,11 +96,12 @@ def _listing(schema: str, inbox: str, limit: int | None) -> Operation[list[Pause
 
 # -- What is in hand --------------------------------------------------------------------------------------------------
 
-# Everybody who takes messages has one of these locks on the inbox's table until the transaction ends. A statement takes
-# it before its snapshot: so whoever does not have it when the pause is committed sees the pause. That holds at READ
+# A session that takes messages has one of these locks on the inbox's table until its transaction ends. A statement
+# takes it before its snapshot: so a session without it when the pause is committed sees the pause. That holds at READ
 # COMMITTED, where workers and Spark work. In-flight entries would not do: they are written after the claim, and only by
 # workers. A delivery has such a lock as well, for as long as it takes; one that begins later is not waited for. Locks
 # are seen as they are now, whatever the transaction's snapshot.
+# D-reap-11: Waiting for a pause to be complete means looking at `pg_locks`.
 HOLDERS = Sql(
     """
 SELECT DISTINCT virtualtransaction, pid::bigint
@@ -137,7 +138,7 @@ def _waiting_for_batches(schema: str, inbox: str, timeout_s: float) -> Operation
         if time.monotonic() >= until:
             who = sorted(f"pid {holders[each]}" if holders[each] else "a prepared transaction" for each in left)
             raise MailroomError(
-                f"After {timeout_s:g} s somebody may still have messages of inbox {inbox!r} in hand: "
+                f"After {timeout_s:g} s a worker may still have messages of inbox {inbox!r} in hand: "
                 f"{', '.join(who)}. The pause holds; wait again, or end that transaction.",
                 code="MR-batches-unfinished",
             )

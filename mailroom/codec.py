@@ -31,6 +31,7 @@ MAX_DEPTH = 32
 MAX_ITEMS = 250_000
 MIN_INT, MAX_INT = -(2**64), 2**64 - 1
 # Together what PostgreSQL's numeric(1000, s) holds.
+# D-messages-10: Decimals have up to 1,000 digits.
 MAX_DECIMAL_DIGITS = 1_000
 MAX_DECIMAL_EXPONENT = 1_000
 

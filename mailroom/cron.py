@@ -60,7 +60,7 @@ class Cron:
             for instant in self._instants(each):
                 if instant > moment and (found is None or instant < found):
                     found = instant
-            # Those that are shown once more come in the order of their second time only behind all others.
+            # Those that are shown once more come in the order of their second time only after all others.
             if found is not None and each > wall:
                 break
         if found is None:
@@ -105,6 +105,7 @@ class Cron:
         return behind
 
 
+# D-daemon-5: Cron counts in wall times, and one place decides what these mean.
 @lru_cache(maxsize=1024)
 def cron(expression: str, zone: str) -> Cron:
     """Return the times of an expression, parsed once. Raises `InvalidMessage`."""

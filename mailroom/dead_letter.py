@@ -53,7 +53,7 @@ class DeadLetter:
     could not be applied; its `topic` is target and operation, such as store.put. `receive`: it came from another
     node, and no inbox got it. `order`: it came from another node too late for the total order of `inbox`. `publish`:
     the broker of the `bridge` refused it. `take in`: it came by the `bridge`, and no inbox got it; or it is a record
-    that is no message, and its value is the record's, as bytes.
+    that is not a message, and its value is the record's, as bytes.
     """
 
     id: int
@@ -267,7 +267,7 @@ EXECUTABLES = Sql(
     "SELECT id, value FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id",
     columns=("bigint", "bytea"),
 )
-# Back to the outbox of executables, behind those that wait there. The other columns never leave the database.
+# Back to the outbox of executables, after those that wait there. The other columns never leave the database.
 EXECUTE = Sql(
     """
 WITH gone AS (
@@ -359,7 +359,7 @@ class _Operations:
         """Send dead letters again, with their own message ids, and return how many.
 
         One that was not delivered goes back to the outbox and is routed again; if it has expired, it is dropped there.
-        An executable goes back to the outbox of executables, behind those that wait there. One that an inbox skipped
+        An executable goes back to the outbox of executables, after those that wait there. One that an inbox skipped
         goes into that inbox only, after the other messages of its key. For those, the node's dispatch lock is held
         until the caller commits, and nothing is delivered meanwhile: so commit soon. One that came from another node is
         routed again by the subscriptions to that node, with the same lock, and keeps its origin and sent_clock; so is

@@ -62,7 +62,7 @@ class MessagesDelivered(NamedTuple):
 class DeliveryTraced(NamedTuple):
     """What `MessagesDelivered` tells, with the headers `traceparent` of up to 128 messages that were the oldest before.
 
-    Only whoever makes spans listens to it: the headers are read for it alone.
+    Only code that makes spans listens to it: the headers are read for it alone.
     """
 
     schema: str
@@ -238,7 +238,7 @@ def subscribe(listener: Listener, *kinds: type[Any]) -> Callable[[], None]:
 
     The listener is called where the event happens, so whatever waits for it waits too: it must return at once. It must
     not use the connection of a handler. What it raises is logged by its class, and disturbs nothing else. What it
-    returns is ignored. Raises `ConfigurationError` for an async listener, or for what is no kind of event.
+    returns is ignored. Raises `ConfigurationError` for an async listener, or for what is not a kind of event.
     """
     if not callable(listener) or inspect.iscoroutinefunction(listener):
         raise ConfigurationError(
@@ -247,7 +247,7 @@ def subscribe(listener: Listener, *kinds: type[Any]) -> Callable[[], None]:
         )
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ConfigurationError(
-            f"{unknown[0]!r} is no kind of event; those are in mailroom.events.", code="MR-invalid-argument"
+            f"{unknown[0]!r} is not a kind of event; those are in mailroom.events.", code="MR-invalid-argument"
         )
     chosen = kinds or KINDS
     with _changing:

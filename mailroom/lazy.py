@@ -1,4 +1,4 @@
-"""Public names that are imported when they are asked for: whoever imports a package need not load all of it."""
+"""Public names that are imported when they are asked for: importing a package does not load all of it."""
 
 from collections.abc import Collection, Mapping
 from importlib import import_module

@@ -38,7 +38,7 @@ def schema_name(name: str) -> str:
 def inbox_name(name: str) -> str:
     """Return `name` if it is valid as an inbox, else raise `InvalidName`."""
     inbox = _identifier(name, "inbox")
-    # The partition of an inbox is inbox_<name>. No other table of ours begins like that (a test checks it).
+    # The partition of an inbox is inbox_<name>. No other table of Mailroom begins like that (a test checks it).
     if inbox == "registry":
         raise InvalidName(f"Inbox name {shown(name)} is not valid: inbox_registry is a table of Mailroom's own.")
     return inbox

@@ -157,11 +157,11 @@ def _fault(given: Any) -> str | None:
     if not isinstance(given.object, bytes):
         return "its object is not bytes, such as mailroom.puzzledb.encode returns"
     if not isinstance(given.from_id, UUID):
-        return "its from_id is no UUID"
+        return "its from_id is not a UUID"
     if not isinstance(given.from_cluster, str) or not isinstance(given.from_host, str):
         return "its from_cluster or from_host is not text"
     if not _is_integer(given.clock, MAX_CLOCK):
-        return "its clock is no integer of 64 bits without a sign"
+        return "its clock is not an integer of 64 bits without a sign"
     return None
 
 
@@ -209,7 +209,7 @@ def _arguments(found: object) -> dict[str, Any]:
 def _integer(found: dict[str, Any], name: str, largest: int) -> int:
     value = found.get(name, 0)
     if not _is_integer(value, largest):
-        raise DecodeError(f"its {name} is no integer from 0 to {largest}")
+        raise DecodeError(f"its {name} is not an integer from 0 to {largest}")
     return cast(int, value)
 
 
@@ -224,7 +224,7 @@ def _id(value: object, name: str) -> UUID:
         case list() if len(value) == 16 and all(_is_integer(each, MAX_BYTE) for each in value):
             return UUID(bytes=bytes(value))
         case _:
-            raise DecodeError(f"its {name} is no UUID: not 16 integers of a byte or 16 bytes, not tag 37, not text")
+            raise DecodeError(f"its {name} is not a UUID: not 16 integers of a byte or 16 bytes, not tag 37, not text")
 
 
 def _user_event(message: Message) -> str | None:
@@ -232,7 +232,7 @@ def _user_event(message: Message) -> str | None:
     if number is None:
         return None
     if not re.fullmatch("[0-9]{1,3}", number):
-        raise DecodeError(f"its header {USER_EVENT} is no integer from 1 to {MAX_BYTE}")
+        raise DecodeError(f"its header {USER_EVENT} is not an integer from 1 to {MAX_BYTE}")
     return chr(int(number))
 
 
@@ -270,6 +270,7 @@ def _item(value: Any) -> bytes:
             return codec.encode(value)
 
 
+# D-messages-11: PuzzleDB's messages are written by hand.
 def _integer_of_eight_bytes(number: int) -> bytes:
     if number < -(2**63):
         raise EncodeError(

@@ -150,7 +150,7 @@ class Status:
     `clock_ceiling` the highest that may be given out before the ceiling is raised. `dispatcher` and `executor` are None
     if there has never been one. `links` are the nodes that read messages of this one, `sources` those that it reads.
     `waits` are the sessions of Mailroom in this database that wait for a lock now, with who has it. `locked` are the
-    tables that nobody can read now: an inbox among them is not in `inboxes`. `behind` are the
+    tables that cannot be read now: an inbox among them is not in `inboxes`. `behind` are the
     columns whose sequences are behind their rows, as after a move without them, as far as this role may read them.
     `set_back` tells that the server's clock was set back within the last hour.
     """

@@ -168,7 +168,7 @@ CAUSED = Sql(
 def tracing(id: UUID, *, but: Collection[str] = (), schema: str = DEFAULT_SCHEMA) -> Operation[list[Location]]:
     """Return where the message `id` is: several places if several inboxes get it.
 
-    Inboxes in `but` are not looked at: those that somebody has locked would have to be waited for.
+    Inboxes in `but` are not looked at: those that another session has locked would have to be waited for.
 
     The list is empty if it is nowhere: it was reaped from an inbox that does not keep that (or no longer), it expired,
     it was an event without subscribers, the nodes that it went to have received it, or its transaction has not

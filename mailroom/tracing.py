@@ -67,7 +67,7 @@ def instrument(provider: "TracerProvider | None" = None) -> Callable[[], None]:
 
 
 class Instrumentor:
-    """Has `opentelemetry-instrument` call `instrument`, so that commands of ours make spans without a program.
+    """Has `opentelemetry-instrument` call `instrument`, so that our commands make spans without a program.
 
     For example `opentelemetry-instrument mailroom dispatcher run`. It has the two methods of its `BaseInstrumentor`
     that are called, so nobody needs that package for ours.

@@ -22,6 +22,7 @@ from mailroom.shell import quoted
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 # Other messages queue behind one chunk. A dispatcher delivers this much in a fraction of a second.
+# D-spark-5: A large batch is decided at once and moves in chunks.
 CHUNK_ROWS = 10_000
 CHUNK_BYTES = 32 * 1024 * 1024
 
@@ -72,6 +73,7 @@ BY_NUMBER = Sql(
 # The lock comes first, so that the table stays as the next statement finds it. The table's owner may have fewer rights
 # than the role that moves it, so no code of the owner may run here: no view, no policy, no type of the owner's, and no
 # expression of an index or of statistics, in which the planner computes what is constant. The lock keeps new ones away.
+# D-spark-7: A mover runs no code of the staging table's owner.
 HOLD = Sql("LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE")
 OF_MESSAGES = ", ".join(
     f"('{name}'::name, 'pg_catalog.{kind}'::regtype::oid)" for name, kind in (STAGED | {NTH: "int8"}).items()
@@ -259,6 +261,7 @@ WHERE name = %(name)s::text AND batch = %(number)s::bigint AND part IS NOT NULL 
 # How many rows a chunk has, and the bytes of their values. So many rows are mostly within the bytes, and then one sum
 # will do. Else CHUNK finds by a running sum where the bytes end the chunk, which has at least one row. It takes three
 # times as long, a tenth of the move.
+# D-spark-6: Chunks move one after the other, in one session.
 ROWS = Sql(
     """
 SELECT count(*), coalesce(pg_catalog.sum(octet_length(value)), 0::bigint)

@@ -50,7 +50,7 @@ SELECT key FROM sent UNION ALL SELECT key FROM scheduled
 """,
     columns=("text",),
 )
-# Whoever sends the same text meanwhile waits for this transaction, as for any that has the id.
+# A send of the same text meanwhile waits for this transaction, as for any that has the id.
 FREE_ONCE = Sql("DELETE FROM {schema}.outbox_jdbc_id WHERE id = %(id)s::uuid")
 
 

@@ -35,6 +35,7 @@ def identified(message: Outgoing, once: str) -> Outgoing:
 
 # One statement: id and message come together, even if the caller is cancelled in it and goes on to the COMMIT. The
 # function waits for an open transaction that has the id, and gives no row if it is known.
+# D-messages-4: `once` is one statement.
 SEND = Sql(
     "INSERT INTO {schema}.outbox ({names}) SELECT {schema}.outbox_jdbc_take({message_id}), {values}",
     names=", ".join(INSERT.values),

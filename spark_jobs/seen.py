@@ -15,6 +15,7 @@ POLL_INTERVAL_S = 0.1
 
 # A copy has the node's id too; a standby or an older state of the server's files has the server's identity too, but not
 # the log as far as the driver has seen it. A crash of the server may take back what was visible and not yet durable.
+# D-spark-1: A driver sends what it saw along.
 SEE = Sql(
     """
 SELECT n.id::text, c.system_identifier, d.oid::bigint, w.visible - '0/0'::pg_lsn, w.durable - '0/0'::pg_lsn, w.standby

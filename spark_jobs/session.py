@@ -76,7 +76,7 @@ def jdbc_jar(environment: Mapping[str, str] = os.environ) -> Path | None:
     named = environment.get(JAR_VARIABLE)
     if named:
         if not Path(named).is_file():
-            raise ConfigurationError(f"{JAR_VARIABLE} names {named}, which is no file.", code="MR-spark-jar-missing")
+            raise ConfigurationError(f"{JAR_VARIABLE} names {named}, which is not a file.", code="MR-spark-jar-missing")
         return Path(named)
     return DEBIANS_JAR if DEBIANS_JAR.is_file() else None
 

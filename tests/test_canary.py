@@ -418,7 +418,7 @@ def test_what_others_see_of_a_session_shows_no_payload(node: Node, kind: str) ->
 def test_message_that_is_refused_is_refused_without_its_payload(node: Node) -> None:
     refused: list[dict[str, Any]] = [
         {"value": {**VALUE, "bad": object()}},
-        {"value": {CANARY + " is no name": {1}}},
+        {"value": {CANARY + " is not a name": {1}}},
         {"value": [CANARY + "\ud800"]},
         {"value": VALUE, "headers": {**HEADERS, "x": 1}},
         {"value": VALUE, "headers": HEADERS, "key": ""},

@@ -145,8 +145,8 @@ def test_the_text_lacks_the_code_and_the_traceback_ends_with_it() -> None:
 
 
 def test_a_failed_attempt_is_recorded_with_the_code() -> None:
-    error = DecodeError("It is no map.")
-    assert described(error) == "DecodeError [MR-value-unreadable]: It is no map."
+    error = DecodeError("It is not a map.")
+    assert described(error) == "DecodeError [MR-value-unreadable]: It is not a map."
     assert described(ValueError("no")) == "ValueError: no"
 
 

@@ -1,5 +1,6 @@
 -- The node itself, its clock, and how transactions ended.
 
+-- D-links-11: Every node records its place when it is made.
 CREATE TABLE node (  -- This node: one row, not touched in the hot path.
     single        boolean     PRIMARY KEY DEFAULT true CHECK (single),  -- Limits the table to one row.
     id            uuid        NOT NULL DEFAULT gen_random_uuid(),  -- The node's id: the `origin` of its messages.
@@ -41,6 +42,7 @@ END $$;
 -- nodes have started, and their clocks are passed on here. With the owner's rights, since writers may not read the
 -- clock; it tells one number. It never falls while the server's time does not, so what was taken in once is taken
 -- again.
+-- D-deliver-6: No send or reader raises a clock by much.
 CREATE FUNCTION clock_reach()  -- The largest clock to which one send may raise the node's: 2^32 beyond its own.
 RETURNS bigint LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 RETURN (

@@ -2,6 +2,7 @@
 
 -- `xact` comes first, so that a transaction has its id before it draws a position: pg_locks then shows the id of every
 -- writer that holds a position. The floor depends on this.
+-- D-doorbell-7: `xact` stands before `position` in the outbox.
 CREATE TABLE outbox (  -- Where writers commit messages. Inserted once, deleted once by the dispatcher, never updated.
     xact         xid8        NOT NULL DEFAULT pg_current_xact_id(),  -- The writer's transaction. Writers do not set it.
     position     bigint      GENERATED ALWAYS AS IDENTITY (CACHE 1) PRIMARY KEY,  -- Order of sending within a transaction. Writers do not set it.
@@ -25,6 +26,7 @@ CREATE TABLE outbox (  -- Where writers commit messages. Inserted once, deleted 
 -- cluster shares. The check is one expression that releases at once what it locks, so nothing is held until commit. It
 -- is not a WHEN of the trigger, which PostgreSQL parses again for each statement. Parentheses, since IF reads to the
 -- first THEN. Without SET search_path, which takes as long as the rest; so it names the schema of everything.
+-- D-doorbell-3: The check is in the trigger's function.
 CREATE FUNCTION doorbell()  -- Wakes a sleeping dispatcher: NOTIFY mailroom:<oid of the table>.
 RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE node CONSTANT integer := (tg_relid::bigint OPERATOR(pg_catalog.-) 2147483648)::integer;
@@ -50,6 +52,7 @@ CREATE TRIGGER doorbell BEFORE INSERT ON outbox FOR EACH STATEMENT EXECUTE FUNCT
 -- within any node's reach, and so is the clock of a start, which takes no look at the node: mostly those are given.
 -- Beyond, the node is asked, but not for replicated rows, which were sent before. A row that breaks no rule may be a
 -- copy: one of another transaction.
+-- D-execute-7: Triggers, not CHECKs, refuse invalid messages and executables.
 CREATE FUNCTION check_message()  -- Refuses rows that are not valid messages.
 RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE

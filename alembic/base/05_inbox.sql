@@ -9,6 +9,7 @@ CREATE TABLE inbox (  -- Delivered messages, one partition per inbox; a key is r
     {message}
 ) PARTITION BY LIST (inbox);
 
+-- D-workers-2: By default the attempts last about three hours.
 CREATE TABLE inbox_registry (  -- The inboxes and their settings.
     name          text             COLLATE "C" PRIMARY KEY CHECK (name ~ '^[a-z][a-z0-9_]{0,40}$'),  -- The inbox's name; its partition is inbox_<name>.
     backoff_s     double precision NOT NULL DEFAULT 1 CHECK (backoff_s >= 0),  -- Wait after a key's first failure, in seconds; each further failure doubles it.
@@ -57,8 +58,8 @@ CREATE TABLE slot (  -- Slots of the batches that workers have in hand, of an in
     PRIMARY KEY (inbox, slot)
 );
 
--- The keys of an open prefix wait by rows of `key_state`. It is locked by whoever has more of them wait, has one tried,
--- or closes it, and before any of those rows.
+-- The keys of an open prefix wait by rows of `key_state`. Making more of them wait, having one tried,
+-- and closing it lock this row, before any of those rows.
 CREATE TABLE breaker (  -- The open breakers of prefixes of keys; a closed one has no row.
     inbox      text        COLLATE "C" NOT NULL,  -- The inbox.
     prefix     text        COLLATE "C" NOT NULL,  -- What its keys have before the first separator.

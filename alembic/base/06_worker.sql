@@ -1,6 +1,6 @@
 -- Batches of workers: held until their worker ends them, and on record while their handlers run.
 
--- The rows of a cursor WITH HOLD are computed at COMMIT, whoever sends it; an error then rolls the transaction back.
+-- The rows of a cursor WITH HOLD are computed at COMMIT, however it is sent; an error then rolls the transaction back.
 CREATE FUNCTION refuse_commit()  -- Fails the COMMIT of a batch that its worker has not allowed.
 RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -34,9 +34,10 @@ CREATE TABLE worker (  -- In-flight entries: each loop of a worker has one. If i
     xact           bigint                             -- The full id of the batch's transaction; null if unknown, or lost while its worker lives.
 ) WITH ({busy});
 
--- An entry stays when its process died. An abort is on record before the locks of its rows go, so whoever gets one of
+-- An entry stays when its process died. An abort is on record before the locks of its rows go, so the next holder of
 -- these locks sees it here. What a node brought along from elsewhere may name transactions that its server has not had
 -- yet, or has forgotten: they have ended.
+-- D-workers-9: A dead worker's keys are passed over until its death is counted.
 CREATE FUNCTION orphaned_keys(of_inbox text, but uuid[])  -- The keys of batches that have ended and that nobody has accounted for.
 RETURNS SETOF text LANGUAGE plpgsql VOLATILE ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

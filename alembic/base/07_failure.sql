@@ -7,7 +7,7 @@ CREATE TABLE key_state (  -- The failing keys: those with a message whose last a
     attempts   integer     NOT NULL,              -- How often that message failed; 0 if only its batch failed.
     retry_at   timestamptz NOT NULL,              -- The key waits until this time, infinity while it is parked or paused. Other keys go on.
     last_error text,                              -- The last failure, truncated.
-    parked_at  timestamptz,                       -- Since when the key is parked: its messages wait, in order, in `parked` until somebody acts.
+    parked_at  timestamptz,                       -- Since when the key is parked: its messages wait, in order, in `parked` until an operator acts.
     alone_to   bigint      NOT NULL DEFAULT 0,    -- Up to this clock the key is claimed by itself, and keeps this row.
     suspect_to bigint      NOT NULL DEFAULT 0,    -- Up to this clock the key is tried one message at a time.
     paused_at  timestamptz,                       -- Since when the key is paused; null if it is not.
@@ -22,6 +22,7 @@ CREATE INDEX key_state_due ON key_state (inbox, retry_at, key);
 -- claim may be older than the locks. In PL/pgSQL, which caches the plan; an SQL function would be planned for each
 -- claim. Key by key: no single plan is right both for few failing keys and for many. Entries are read only if a key was
 -- locked before, which is rare: there may be many dead versions of them.
+-- D-reap-9: A claim asks again after it has the locks.
 CREATE FUNCTION failing_keys(of_inbox text, of_keys text[], of_tried text[] DEFAULT '{}', but uuid[] DEFAULT '{}')  -- Which of these keys are failing, or orphaned if tried.
 
 RETURNS TABLE (key text, retry_at timestamptz)

@@ -3,6 +3,7 @@
 -- By the day on which a message is dropped, and not by inbox or the day of its reaping: so all inboxes share the
 -- partitions, whatever they keep, and what is over is a whole partition. Without a default partition: with one, a new
 -- partition could not be attached beside open batches.
+-- D-reap-16: The archive's partitions are by the day of the drop.
 CREATE TABLE reaped (  -- Messages that were reaped, of inboxes that keep them; a partition per day.
     LIKE inbox INCLUDING DEFAULTS INCLUDING COMMENTS,
     reaped_at timestamptz NOT NULL DEFAULT statement_timestamp(),  -- When it was taken, in the transaction that reaped it.

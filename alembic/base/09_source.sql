@@ -34,6 +34,7 @@ CREATE TABLE link_allowed (  -- What a reader may ask for; without rows all mess
     {fits_and_words},
     PRIMARY KEY (link, topic)
 );
+-- D-links-17: No reader changes who gets a command.
 CREATE UNIQUE INDEX link_allowed_commands ON link_allowed (topic) WHERE commands;
 
 CREATE TABLE link_topic (  -- What each reader wants, written by the reader from its subscriptions.
@@ -61,6 +62,7 @@ RETURN (
 -- With its owner's rights: readers need none on what other readers are allowed. Without limits all is allowed, so
 -- limits that row security hides from the owner are an error. What is not allowed is passed over and not refused, so
 -- that the reader gets the rest, and sees what is missing.
+-- D-links-16: What a reader may ask for is the source's word.
 CREATE FUNCTION link_topic_asked()  -- Passes over what the link is not allowed, and sets commands.
 RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 BEGIN
@@ -103,7 +105,7 @@ BEGIN
 END $$;
 CREATE TRIGGER acknowledged_less BEFORE UPDATE OF acked ON link FOR EACH ROW WHEN (new.acked < old.acked) EXECUTE FUNCTION acknowledged_less();
 
--- Whoever writes a run into a link has the link. The functions below run as the owner, and ask for the same login.
+-- The daemon that wrote its run into a link has the link. The functions below run as the owner, and ask for the same login.
 CREATE FUNCTION greeted()  -- Notes which login has said hello.
 RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -170,6 +172,7 @@ END $$;
 REVOKE ALL ON FUNCTION link_hold, link_hello, link_ask, link_acknowledge FROM PUBLIC;
 
 -- Each returns whether it changed anything, and null if another daemon or login has the link.
+-- D-roles-3: A reader's acts on its source's clock and history are functions.
 CREATE FUNCTION link_want(of_link bigint, by_run uuid, clock bigint)  -- A reader asks for a mark with a clock, or as far as it may.
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

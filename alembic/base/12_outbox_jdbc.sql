@@ -51,6 +51,7 @@ WHERE false;
 -- conditions of the INSERT's own SELECT, for rows that are then dropped or doubled: their ids would be known without a
 -- message. message_id occurs once, since its expression, such as gen_random_uuid(), is computed for each occurrence. A
 -- cast to "char" truncates: Event would become E, and Refund a reply.
+-- D-spark-16: `outbox_jdbc` is a rule.
 CREATE RULE once AS ON INSERT TO outbox_jdbc DO INSTEAD
 INSERT INTO outbox (message_id, topic, key, kind, message_type, event_type, value, value_json, headers, deliver_at,
                     expires_at, after_clock)

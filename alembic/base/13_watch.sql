@@ -13,7 +13,7 @@ EXCEPTION WHEN OTHERS THEN
     RETURN NULL;
 END $$;
 
--- to_jsonb calls the cast to json that a type has, with the rights of whoever calls it. The owner of a type can make
+-- to_jsonb calls the cast to json that a type has, with the rights of its caller. The owner of a type can make
 -- one at any moment, also while a statement is being told. So values of a type whose owner is not trusted are told as
 -- text, whether there is a cast or not. Trusted are those who may become the owner of the trigger's function anyway,
 -- and superusers, who own the types of extensions. Without a cast nothing changes: to_jsonb has the same text.
@@ -23,6 +23,7 @@ END $$;
 --
 -- `concat` calls the output functions of types, which only superusers make; a cast to text might call a user's
 -- function. IS DISTINCT FROM NULL calls no operator, and is true for a row of nulls.
+-- D-watch-4: A row is measured before it is turned into JSON.
 CREATE FUNCTION watch_told(given text, of_type oid)  -- What is told in place of a value whose type could run code of a user's; null if the value is.
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE kind pg_type; parts text; is_same boolean;
@@ -67,6 +68,8 @@ END $$;
 -- The types are bytea, bpchar, varchar and text, whose size is known without reading what is stored apart; and those
 -- that have a JSON whatever they hold: these, numbers, dates, times, uuid, inet, cidr and macaddr. No type of
 -- PostgreSQL's own is worth a call of `watch_told`.
+-- D-watch-2: The query of a watch is made at each call.
+-- D-watch-3: Rows are paired by key as multisets.
 CREATE FUNCTION watch_query(relid oid, hidden_as text, hidden text[], event text, is_row boolean)  -- The query over the changes that a trigger has seen.
 
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -191,5 +194,5 @@ RETURNS void LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SELECT by_actor, act, watched, 0, changed, why WHERE act IN ('watch', 'unwatch')
 $$;
 
--- Else anybody who owns a table could send what they like.
+-- Otherwise the owner of any table could send anything.
 REVOKE ALL ON FUNCTION watch, watch_query, watch_rest, watch_json, watch_told, watch_audit FROM PUBLIC;

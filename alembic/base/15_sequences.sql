@@ -1,6 +1,6 @@
 -- Sequences that are behind their rows, since these were copied from another database without them, are raised.
 --
--- Whoever copies rows brings their `xact` along, which is not the transaction that inserts them. So in both outboxes a
+-- Copied rows bring their `xact` along, which is not the transaction that inserts them. So in both outboxes a
 -- row of another transaction is a copy, and a send pays nothing for it. In other tables only replication is looked at.
 
 -- From the catalog, so that no identity is forgotten. What is scheduled keeps the position that the outbox gave it.
@@ -84,6 +84,7 @@ BEGIN
 END $$;
 
 -- Its arguments: the column that the sequence numbers, and the table that the sequence is of.
+-- D-deliver-5: A copy is recognised by its transaction.
 CREATE FUNCTION raise_copied()  -- Raises the sequence of a table past a row that replication brings.
 RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

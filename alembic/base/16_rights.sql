@@ -1,8 +1,9 @@
 -- Rights: a role reads and writes what is recorded of its own inboxes, through views.
 
--- Whoever may take messages out of an inbox may write what is recorded of them. A view's condition sees the role of the
+-- A role that may take messages out of an inbox may write what is recorded of them. A view's condition sees the role of the
 -- statement, also after SET ROLE; a function with its owner's rights would not. With a bound body: its names mean what
 -- they mean here, and its text becomes part of the queries that call it.
+-- D-roles-1: Consumers work through views, not functions.
 CREATE FUNCTION is_mine(inbox text)  -- Whether the current role may take messages out of this inbox.
 RETURNS boolean LANGUAGE sql STABLE
 RETURN coalesce(has_table_privilege(to_regclass('{schema}.' || quote_ident('inbox_' || inbox))::oid, 'DELETE'), false);
@@ -39,9 +40,9 @@ CREATE VIEW my_spark_stream WITH (security_barrier) AS SELECT * FROM spark_strea
 COMMENT ON VIEW my_spark_stream IS
     'The rows of spark_stream about inboxes that the current role may take messages out of.';
 
--- Whoever may DELETE may also lock the table, and to lock a view locks the table below it: a consumer could stop all
--- others. Not so whoever may UPDATE some columns. So a consumer marks a row as deleted, under the conditions that its
--- DELETE would have, and the mark has it deleted at the end of the statement, whoever set it.
+-- A role that may DELETE may also lock the table, and to lock a view locks the table below it: a consumer could stop all
+-- others. A right to UPDATE some columns does not allow that. So a consumer marks a row as deleted, under the conditions
+-- that its DELETE would have, and a trigger deletes marked rows at the end of the statement.
 CREATE FUNCTION delete_marked()  -- Deletes a row whose column deleted was set.
 RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -68,6 +69,7 @@ CREATE TRIGGER deleted AFTER UPDATE OF deleted ON spark_bulk FOR EACH ROW WHEN (
 -- for any inbox, or for none. Of dead letters a consumer writes those that an inbox has skipped: one of another stage
 -- would be sent or executed when it is requeued. Without SET search_path, which costs as much as the rest; so it names
 -- the schema of everything.
+-- D-roles-2: New rows are checked by a trigger before ON CONFLICT.
 CREATE FUNCTION refuse_others()  -- Refuses rows about an inbox that the current role may not take messages out of.
 RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE may boolean := {schema}.is_mine(NEW.inbox);

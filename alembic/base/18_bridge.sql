@@ -5,7 +5,7 @@
 CREATE TABLE bridge_out (  -- Links of which a broker is the reader.
     link     bigint      PRIMARY KEY,  -- The link.
     settings jsonb       NOT NULL,     -- Which broker, and how messages become records.
-    state    text        COLLATE "C" NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'stopped')),  -- The state: open, or stopped (for the reason in why) until somebody acts; both are tried again.
+    state    text        COLLATE "C" NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'stopped')),  -- The state: open, or stopped (for the reason in why) until an operator acts; both are tried again.
     trouble  text        COLLATE "C" CHECK (trouble IN ('unreachable', 'refused', 'failing')),  -- Why something is not published now: the broker is unreachable, messages are refused, or it is failing; null while neither.
     why      text,                     -- Why, and what to do.
     since    timestamptz,              -- Since when nothing is published; null while it is.

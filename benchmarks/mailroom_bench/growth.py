@@ -51,7 +51,7 @@ async def _deliver_us(node: Node) -> float:
 
 
 def _reap_us(node: Node, messages: int) -> float:
-    """Let a Worker handle so many messages; return the cost of a message, NaN if there are too few."""
+    """Let a Worker handle that many messages; return the cost of a message, NaN if there are too few."""
     with Pipeline(node) as pipeline:
         pipeline.work(1)
         pipeline.wait_handled(1)

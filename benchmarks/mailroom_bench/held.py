@@ -43,7 +43,7 @@ def _tenths(setup: Setup, held: bool) -> tuple[tuple[float, float], tuple[float,
 
 
 def _measured(pipeline: Pipeline, begin: int, messages: int) -> tuple[float, float]:
-    """Return the rate and the cost in microseconds of so many messages."""
+    """Return the rate and the cost in microseconds of that many messages."""
     before = pipeline.wait_handled(begin)
     used, counted_from = pipeline.used_s(*ROLES), pipeline.handled
     after = pipeline.wait_handled(begin + messages)

@@ -74,7 +74,7 @@ class Live:
         self._sent = pipeline.publish(ENDLESS, keys, ahead)
 
     def read(self, handled: int) -> Reading:
-        """Return what has happened once so many messages are handled."""
+        """Return what has happened once that many messages are handled."""
         pipeline = self._pipeline
         pipeline.wait_handled(handled)
         pids: dict[str, list[int]] = {name: [] for name in PROCESSES}

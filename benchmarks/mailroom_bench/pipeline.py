@@ -244,7 +244,7 @@ def _publish(
 
 
 def reap_rate(pipeline: Pipeline, messages: int) -> float:
-    """Return the rate at which the workers handle so many messages.
+    """Return the rate at which the workers handle that many messages.
 
     The start of the workers is not counted, nor are the messages they handled before the first reading.
     """

@@ -124,7 +124,7 @@ def beside(
     """
     if not (directory / "mailroom" / "__init__.py").is_file():
         raise ConfigurationError(
-            f"{directory} is no checkout of Mailroom: it has no package mailroom.", code="MR-invalid-argument"
+            f"{directory} is not a checkout of Mailroom: it has no package mailroom.", code="MR-invalid-argument"
         )
     lines = (
         each

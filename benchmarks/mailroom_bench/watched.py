@@ -48,7 +48,7 @@ class _Tables:
         return table
 
     def fill(self, table: str, rows: int, *, by_hand: bool = False) -> float:
-        """Return how many seconds one transaction takes that inserts so many rows."""
+        """Return how many seconds one transaction takes that inserts that many rows."""
         start = time.monotonic()
         self._connection.execute(ROWS.format(table=table).encode(), (1, rows))
         if by_hand:

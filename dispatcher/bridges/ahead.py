@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from mailroom.bridges.publisher import Publisher, PublishesAround, WaitingRow
 
 
+# D-bridges-24: A webhook's keys wait each for itself.
 class Ahead:
     """Knows which of the rows that a publisher was given are done. Most publishers have none that wait."""
 

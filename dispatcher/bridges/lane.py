@@ -22,6 +22,7 @@ class _Tended:
     task: "asyncio.Task[None]"
 
 
+# D-bridges-2: The lane of links tends bridges.
 class BridgesBeside:
     """The bridges of a node, a task each, while its lane leads. `on_received` is called with what comes in."""
 

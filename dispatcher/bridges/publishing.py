@@ -76,6 +76,7 @@ LOST = (
     "lack it. To go on with what waits: mailroom bridge resume {name}"
 )
 # While a broker is away for long this session idles, outside of any transaction.
+# D-bridges-3: No transaction is open while a broker is asked.
 READING = SESSION | {"idle_session_timeout": "0"}
 
 

@@ -58,6 +58,7 @@ GONE = "MR-bridge-position-gone"
 CUT_BACK = "there is a record at {} now, where none was: the log was cut back and written anew"
 
 
+# D-bridges-15: The last record that was taken in is read again before a log is read on.
 class TakingIn(Tending):
     """Takes in by one bridge; see `Tending`. `make` makes its sources; `on_received` is called with each reception."""
 
@@ -243,6 +244,7 @@ class TakingIn(Tending):
                 if stopped.code != "MR-link-clock-too-high":
                     raise
                 # Whoever may write there may say so; it must not hold up the others.
+                # D-bridges-21: A clock that a broker tells is believed up to `wire.FURTHEST`.
                 first = sources[0]
                 self._refused[first.topic, first.part, first.offset] = "its clock is beyond what a node may have"
                 return 0

@@ -38,7 +38,7 @@ def place(text: str) -> BrokerPosition:
     """Return the place that a text names: TOPIC/PART=OFFSET."""
     found = re.fullmatch(r"(.+)/(\d{1,9})=(\d{1,18})", text, re.ASCII)
     if found is None:
-        raise ConfigurationError(f"{text!r} is no place: give TOPIC/PART=OFFSET.", code="MR-invalid-argument")
+        raise ConfigurationError(f"{text!r} is not a place: give TOPIC/PART=OFFSET.", code="MR-invalid-argument")
     return BrokerPosition(found[1], int(found[2]), int(found[3]))
 
 
@@ -118,7 +118,7 @@ def bridge() -> None:
     type=OneOf(get_args(OnFailure)),
     default="stop",
     show_default=True,
-    help="What to do about a message that the broker refuses: stop until somebody acts, or move it to dead_letter.",
+    help="What to do about a message that the broker refuses: stop until an operator acts, or move it to dead_letter.",
 )
 @click.option(
     "--keep-s",
@@ -219,7 +219,7 @@ def out(
     type=OneOf(get_args(OnFailure)),
     default="skip",
     show_default=True,
-    help="What to do about a record that is no message: move it to dead_letter, or stop until somebody acts.",
+    help="What to do about a record that is not a message: move it to dead_letter, or stop until an operator acts.",
 )
 @click.option(
     "--max-origins",
@@ -227,7 +227,7 @@ def out(
     default=MAX_ORIGINS,
     show_default=True,
     metavar="N",
-    help="How many links of nodes it may know that publish there. A record of one more is no message.",
+    help="How many links of nodes it may know that publish there. A record of one more is not a message.",
 )
 @answering
 @pass_call
@@ -282,7 +282,7 @@ def status(call: Call) -> None:
     """Show the bridges of this node: what waits for each, and if nothing is published, why and what to do.
 
     A bridge is open, or something is not published: it is unreachable or failing, or a message is refused, which is
-    tried again and again; it is stopped until somebody acts, or cut. Then the command exits with 1.
+    tried again and again; it is stopped until an operator acts, or cut. Then the command exits with 1.
 
     \b
     Examples:
@@ -372,7 +372,7 @@ def test(call: Call, name: str) -> None:
         say(_TESTED.get(row.settings.broker, f"{row.settings.broker} at {row.settings.address} is reached."))
 
 
-# Brokers that are not asked anything: there is no request that is no message.
+# Brokers that are not asked anything: there is no request that is not a message.
 _TESTED = {"webhook": "Its URL and its options can be used. Nothing was sent, so whether it answers is not known."}
 
 
@@ -502,7 +502,7 @@ def resume(call: Call, name: str, at: str | None, actor: str, why: str | None) -
 @answering
 @pass_call
 def skip(call: Call, name: str, row: int, actor: str, why: str | None) -> None:
-    """Let one row that waits for the bridge NAME go to dead_letter, and what is behind it go on.
+    """Move one row that waits for the bridge NAME to dead_letter, so that the rows after it go on.
 
     `mailroom bridge show NAME` shows what waits; `mailroom dead-letter requeue` gives it to the bridge again.
 

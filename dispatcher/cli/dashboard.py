@@ -61,7 +61,7 @@ def dashboard(
     """Show a node in a browser, and act on it there. Runs until SIGTERM or Ctrl-C.
 
     It has what is in trouble first, then inboxes, parked keys, dead letters, the path of a message, routes, workers,
-    links, the doctor's findings and the audit. Who may, replays, discards, requeues, pauses, resumes and cancels there,
+    links, the doctor's findings and the audit. Users with the right replay, discard, requeue, pause, resume and cancel,
     each with a reason; the audit has the user.
 
     Without --auth only this machine reaches it, and every visitor acts as you. Beyond this machine --auth is needed.

@@ -41,7 +41,7 @@ class User:
             )
 
 
-# Says who asks, None for nobody that is known. It is called for each request, and has to be quick or async.
+# Says who asks, None for an unknown user. It is called for each request, and has to be quick or async.
 Resolver: TypeAlias = Callable[[Request], User | Awaitable[User | None] | None]
 
 
@@ -52,7 +52,7 @@ def rights(text: str) -> frozenset[Action]:
     names = {each.strip() for each in text.split(",")}
     if unknown := sorted(names - EVERYTHING):
         raise ConfigurationError(
-            f"{shown(unknown[0])} is no right: give everything, read-only, or some of {', '.join(ACTIONS)}, with "
+            f"{shown(unknown[0])} is not a right: give everything, read-only, or some of {', '.join(ACTIONS)}, with "
             "commas between them.",
             code="MR-dashboard-access",
         )
@@ -130,7 +130,7 @@ class ProxyHeader:
             self._proxies = [ipaddress.ip_network(each) for each in proxies]
         except ValueError as error:
             raise ConfigurationError(
-                f"That is no address of a proxy: {error}. Give one such as 10.0.0.5, or a network such as 10.0.0.0/24.",
+                f"That is not a proxy's address: {error}. Give one such as 10.0.0.5, or a network such as 10.0.0.0/24.",
                 code="MR-dashboard-access",
             ) from None
         if not self._proxies:
@@ -152,9 +152,9 @@ class ProxyHeader:
 
 
 class Local:
-    """A resolver for a dashboard that only this machine reaches: whoever asks is `user`."""
+    """A resolver for a dashboard that only this machine reaches: every request is made by `user`."""
 
-    # What a proxy adds. Behind one everybody seems to be on this machine.
+    # What a proxy adds. Behind a proxy every client seems to be on this machine.
     FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
     def __init__(self, user: User) -> None:

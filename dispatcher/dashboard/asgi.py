@@ -54,6 +54,7 @@ FILES = ("dashboard.css", "dashboard.js", "htmx.min.js", "icon.svg")
 Read = Callable[[ShownNode, Asked], dict[str, Any]]
 
 
+# D-dashboard-1: The dashboard is a room of the dispatcher.
 def app(
     dsn: str | None = None,
     *,
@@ -65,8 +66,8 @@ def app(
 ) -> Starlette:
     """Return the dashboard of the node `schema` as an ASGI app, to be run or mounted below any path.
 
-    `auth` says who asks and what that user may do: `Tokens`, `ProxyHeader`, or a function of yours that is given the
-    request and returns a `User`, or None for nobody that is known; it may be async. `hosts` are the names, without
+    `auth` says who asks and what that user may do: `Tokens`, `ProxyHeader`, or your own function that is given the
+    request and returns a `User`, or None for an unknown user; it may be async. `hosts` are the names, without
     port, that requests may have in their Host beside those of this machine. With `payloads` the page of a message shows
     its headers and its value. `secret` signs what browsers are given; give all processes that serve one dashboard the
     same 32 bytes, by default each has its own.
@@ -206,7 +207,7 @@ class _Site:
         except Exception as error:
             return self._failed(request, error, "operator")
         base = request.scope.get("root_path", "")
-        # Only to a page of ours: what a browser reads as the start of another site's address is no path.
+        # Only to one of our pages: what a browser reads as the start of another site's address is not a path.
         is_ours = back.startswith("/") and not back.startswith(("//", "/\\")) and back.isprintable()
         response = RedirectResponse(base + (back if is_ours else "/"), 303)
         set_cookie(request, response, TOLD, self._signer.signed(TOLD, told), 60)

@@ -1,7 +1,7 @@
 """What stands before every page: which Host, Origin and user a request has, and what a browser may do with the answer.
 
 A page in another tab can have the user's browser ask for anything here. So the Host has to be a name that is known (a
-name of the attacker's can be made to lead to 127.0.0.1), and what changes something has to come from a page of ours: by
+name of the attacker's can be made to lead to 127.0.0.1), and a change has to come from one of our pages: by
 its Origin, and with a token that only our pages hold.
 """
 
@@ -29,6 +29,7 @@ SESSION_S = 12 * 3600
 BROWSER, LOGIN = "mailroom_browser", "mailroom_login"
 
 # Nothing is loaded from elsewhere, no script or style stands in a page, and no other site may show ours in a frame.
+# D-dashboard-3: Each of Host, Origin and the token of the form is checked.
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -89,7 +90,7 @@ class Logins:
         self._ended: dict[str, float] = {}  # each log-in that has been ended, and until when its cookie would be good
 
     def begin(self, token: str) -> str | None:
-        """Return the cookie of whoever has this token, None if nobody has."""
+        """Return a cookie for the user with this token, None if no user has it."""
         user = user_of(self._tokens, token)
         if user is None:
             return None
@@ -200,6 +201,7 @@ def check_origin(headers: Headers, host: str) -> None:
         raise Refused(403, "This comes from another origin, or from none. Use the page's own buttons.")
 
 
+# D-dashboard-5: Forms are read by hand.
 async def read_form(request: Request) -> dict[str, str]:
     """Return the fields of a form, each of which it has once; raises `Refused` for anything else."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
@@ -218,7 +220,7 @@ async def read_form(request: Request) -> dict[str, str]:
             strict_parsing=True,
         )
     except ValueError:
-        raise Refused(400, "That is no form.") from None
+        raise Refused(400, "That is not a form.") from None
     if any(len(values) > 1 for values in fields.values()):
         raise Refused(400, "A field is given twice.")
     return {name: value for name, [value] in fields.items()}

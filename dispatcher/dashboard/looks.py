@@ -19,7 +19,8 @@ from mailroom.sql.runner import run
 log = logging.getLogger("mailroom.dashboard")
 
 FRESH_S = 1.0
-SHOWN_S = 10.0  # an older look is shown to nobody: who comes then waits for the next
+# D-dashboard-2: The dashboard reads what `mailroom top` reads, once a second at most.
+SHOWN_S = 10.0  # an older look is not shown: who comes then waits for the next
 KEPT = 120  # looks whose rates are drawn
 # The rates of a look are those since the one before. After a longer time without any it begins anew.
 APART_S = 60.0

@@ -40,7 +40,7 @@ def again(at: datetime, now: datetime) -> str:
 
 
 def unit(what: str, number: str) -> str:
-    """Return a unit in the plural as it stands behind this number: 1 message, 2 messages."""
+    """Return a unit in the plural as it stands after this number: 1 message, 2 messages."""
     return (
         what[: -2 if what.endswith("sses") else -1]
         if number == "1" and what.endswith("s") and "/" not in what
@@ -54,7 +54,7 @@ def option(schema: str) -> str:
 
 
 def query(path: str, **fields: object) -> str:
-    """Return a path of ours with a query; fields that are None are left out."""
+    """Return one of our paths with a query; fields that are None are left out."""
     given = {name: value for name, value in fields.items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path
 
@@ -65,6 +65,7 @@ def digest(name: str) -> str:
     return hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
 
 
+# D-dashboard-4: Without scripts the dashboard works.
 def environment() -> Environment:
     """Return the templates, with what they use."""
     found = Environment(

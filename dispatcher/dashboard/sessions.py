@@ -51,6 +51,7 @@ class NodeSessions:
         finally:
             self._turns.release()
 
+    # D-dashboard-6: An act has a session of its own.
     @contextmanager
     def operating(self) -> Iterator[Connection[Any]]:
         """Open a session for one act, in a transaction that is committed at the end."""
@@ -60,7 +61,7 @@ class NodeSessions:
                 yield connection
 
     def close(self) -> None:
-        """Close the sessions that nobody uses now, and each of the others after its use."""
+        """Close the sessions that are not in use, and each of the others after its use."""
         with self._lock:
             idle, self._idle, self._closed = self._idle, [], True
         for connection in idle:

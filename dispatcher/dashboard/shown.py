@@ -39,7 +39,7 @@ class ShownNode:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the path and the query of a request say, each checked; raises `Refused` for what no page of ours asks."""
+    """What the path and the query of a request say, each checked; raises `Refused` for what none of our pages asks."""
 
     fields: dict[str, str]
 
@@ -57,7 +57,7 @@ class Asked:
         if text is None:
             return None
         if not text.isascii() or not text.isdecimal() or len(text) > 18:
-            raise Refused(400, f"{name} is no number.")
+            raise Refused(400, f"{name} is not a number.")
         return int(text)
 
     def id(self) -> UUID | None:
@@ -66,14 +66,14 @@ class Asked:
         try:
             return UUID(text) if text else None
         except ValueError:
-            raise Refused(400, "That is no message id: it is the one that the send returned.") from None
+            raise Refused(400, "That is not a message id: it is the one that the send returned.") from None
 
     def time(self, name: str) -> datetime | None:
         """Return a time, None if it is not given."""
         try:
             return datetime.fromisoformat(self.fields[name]) if name in self.fields else None
         except ValueError:
-            raise Refused(400, f"{name} is no time.") from None
+            raise Refused(400, f"{name} is not a time.") from None
 
 
 def page_of(rows: Sequence[T]) -> tuple[list[T], T | None]:

@@ -22,6 +22,7 @@ from mailroom.sql.sight import NODE_ROW, the_one
 
 # A batch is sorted and joined in memory. A plan that was made for an empty outbox must not scan a full one. Planning
 # costs as much as delivering ten messages, and without force_generic_plan PostgreSQL plans each delivery anew.
+# D-deliver-7: A delivery commits asynchronously.
 SESSION = {"work_mem": "64MB", "enable_seqscan": "off", "enable_bitmapscan": "off", "synchronous_commit": "off"}
 SESSION |= {"plan_cache_mode": "force_generic_plan"}
 
@@ -129,6 +130,7 @@ PARTS: dict[str, Any] = {
 # Parts for links cost a small delivery a quarter of its time even if they find nothing. So a node without links, and
 # with no more inboxes than one transaction may meet, does without them. That rests on the snapshot of the delivery
 # itself: if there is a link in it, nothing is taken.
+# D-deliver-10: Parts for links are in a text of their own.
 DELIVER = Sql(
     TEXT,
     RESULT,
@@ -150,6 +152,7 @@ DELIVER = Sql(
 # it has committed. `departed` makes the transaction commit synchronously, and only one from which something leaves: a
 # reader may keep what it saw here, and if a crash then undid that, other messages would get the same seq and clock.
 # `departure.at` is read once per execution, whatever `now` a caller gives, and so tells two histories apart.
+# D-links-3: What leaves commits synchronously, by the delivery's own decision.
 CARRY = """
 ends AS MATERIALIZED (
     SELECT link, coalesce((SELECT t.seq FROM {schema}.transit AS t WHERE t.link = l.link ORDER BY t.seq DESC LIMIT 1),
@@ -264,7 +267,7 @@ def delivering(
 ) -> Operation[Delivery]:
     """Deliver up to `rows` messages and `max_bytes` of values (at least one message) from `start` on.
 
-    It meets at most so many `partitions`, None for what the server has room for: what is for more inboxes `waits`, and
+    It meets at most `partitions` inboxes, None for as many as the server has room for: the rest `waits`, and
     is to be fanned out. `has_links`, `has_many`, `has_bounds` and `is_plain`, as the delivery before has found them,
     only save time.
 
@@ -308,6 +311,7 @@ def _the_result(statement: Sql, schema: str, rows: list[Any]) -> dict[str, Any]:
 
 # Due messages go back to the outbox, so that only DELIVER stamps, routes and expires messages. The INSERT rings the
 # doorbell.
+# D-deliver-11: Scheduled messages go back to the outbox.
 RELEASE = Sql(
     """
 WITH due AS MATERIALIZED (
@@ -354,6 +358,7 @@ def reading_oldest(schema: str) -> Operation[int | None]:
 
 # Whether a delivery could do anything: it would take a row that this snapshot has, fan out what was left, or a link's
 # reader asks for a mark.
+# D-doorbell-1: On the way to sleep the dispatcher looks once more.
 LOOK = Sql(
     """
 WITH {start}

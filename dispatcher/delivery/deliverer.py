@@ -53,7 +53,7 @@ class Deliverer:
     """Delivers over an autocommit connection of its own, one transaction per batch.
 
     `rows` and `max_bytes` limit a full batch (at least one message); `portion` says how much of it to try. `progress`
-    is called with each delivery. `monotonic` is the clock of the `Floor`. A transaction meets at most so many
+    is called with each delivery. `monotonic` is the clock of the `Floor`. A transaction meets at most that many
     `partitions`, None for what the server has room for.
     """
 
@@ -107,7 +107,7 @@ class Deliverer:
             if started.moved:
                 log.warning(
                     "this node is in another database or server than before, so its links may not be read: run "
-                    "mailroom node moved, or for a copy of a node that lives on mailroom node new-id"
+                    "mailroom node moved; or, if it is a copy of a node that lives on, mailroom node new-id"
                 )
             elif started.jumped:
                 log.info("the server has started anew: the clock goes on at %d", started.clock)

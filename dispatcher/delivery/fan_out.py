@@ -5,7 +5,7 @@ the server share its table of locks: one message to 1,500 inboxes could exhaust 
 would meet more than `PARTITIONS` only stamps its messages, and moves them from the outbox into `fan_out`, once each,
 with the ways to their inboxes in `fan_out_way`. Then each transaction takes the ways to the next inboxes and inserts
 all that waits for those. Nothing else is delivered or received meanwhile, under the same dispatch lock: so every inbox
-gets its messages in order, exactly once, whoever goes on after a crash.
+gets its messages in order, exactly once, also if another process goes on after a crash.
 """
 
 from collections.abc import Sequence
@@ -29,6 +29,7 @@ CHOSEN = filled(
     partitions=PARTITIONS,
 )
 # `refused` are copies that the database refuses, such as those for an inbox that is gone meanwhile.
+# D-deliver-2: Messages for many inboxes are fanned out.
 STEP = Sql(
     """
 WITH {chosen},

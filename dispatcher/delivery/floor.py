@@ -42,6 +42,7 @@ FIRST = ScanStart()
 
 # This must be the snapshot of the scan itself. If a transaction ended between two snapshots, messages sent after its
 # commit would overtake its own.
+# D-doorbell-8: Gaps above the floor are decided by the delivery's own snapshot.
 START = """
 start AS MATERIALIZED (
     SELECT coalesce(min(gap) FILTER (WHERE has_ended), %(start)s::bigint) AS position,

@@ -13,7 +13,7 @@ from mailroom.sql.operation import Sql
 OLDEST = """
     FROM {schema}.outbox WHERE position > (SELECT position FROM start) ORDER BY position LIMIT %(rows)s::bigint"""
 # It may meet no more inboxes than one transaction has room for: each message alone is counted, which costs nothing.
-# Without IS TRUE, bool_and would pass over a message whose topic nobody gets. A batch of no messages is plain.
+# Without IS TRUE, bool_and would pass over a message whose topic no inbox gets. A batch of no messages is plain.
 IS_PLAIN = """bool_and((
         deliver_at IS NULL AND expires_at IS NULL
         AND CASE kind WHEN 'M' THEN receivers IS NOT NULL WHEN 'E' THEN subscribed
@@ -34,6 +34,7 @@ PLAIN_RESULT = {
 # The steps are those of `dispatcher.delivery.deliver`. `taken` and `delivered` read the same rows, since they have one
 # snapshot and one range, and the dispatch lock keeps every other deliverer away. If the batch is not plain, or the
 # clock would pass its ceiling, `last` is null and nothing is taken.
+# D-deliver-9: A plain batch has a statement of its own.
 DELIVER_PLAIN = Sql(
     """
 WITH {start},

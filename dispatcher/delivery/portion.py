@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# D-statements-7: What timed out is not tried again unchanged.
 MOST_HALVINGS = 20  # makes one row of a million
 
 

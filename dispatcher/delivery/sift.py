@@ -15,6 +15,7 @@ from mailroom.message.columns import MESSAGE, MOVING, listed
 from mailroom.sql.operation import Execute, Operation, Sql
 from mailroom.sql.sqlstate import OF_THE_DATA
 
+# D-deliver-8: A batch that fails on data is sifted in the server.
 # {copies} is the query, in the order in which they would be inserted. {passing} comes before each insert, and {noting}
 # after a refusal: it adds to `refused` what tells the copy, and the names of the error.
 TEXT = """

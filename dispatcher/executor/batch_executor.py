@@ -64,7 +64,7 @@ class BatchExecutor:
     async def execute(self) -> Execution:
         """Execute one batch, or one step of a range."""
         if not self._started:
-            # Rows may have been copied here without their sequence: what is sent from now on comes behind them.
+            # Rows may have been copied here without their sequence: what is sent from now on comes after them.
             sequences.tell(await run_in_transaction(self._connection, raising_sequences(self._schema)))
             self._started = True
         start, began = self._floor.start(), self._monotonic()

@@ -18,6 +18,7 @@ def listing_expiring(schema: str) -> Operation[list[str]]:
 # time of its delivery, and would expire at once: so its time counts from the replay. A pause stops no time: it is
 # as if the consumers were down. What a stream of Spark has given out stays until it is read: the stream would end for
 # good if a batch that it has planned were not all there.
+# D-reap-17: What expires is found by reading the oldest rows, and then their age.
 EXPIRED = Sql(
     """
 WITH registered AS MATERIALIZED (

@@ -2,8 +2,8 @@
 
 So the cost of a claim does not depend on how many keys wait for their next attempt. Unlike the other floors it affects
 correctness: a claim above it must not take a key that has messages below, or those would be overtaken. So each key that
-the floor passes is marked (`key_state.alone_to`) and stays a failing key until it is reaped up to that clock. Whoever
-deletes its key_state row checks this in the same statement.
+the floor passes is marked (`key_state.alone_to`) and stays a failing key until it is reaped up to that clock. A
+statement that deletes its key_state row checks this too.
 """
 
 from inbox.by_key.claim import HEALTHY
@@ -37,6 +37,7 @@ HOLD = Sql(
 # session that waits for a row marked here sees the mark once it gets the lock, since PostgreSQL rereads a changed row;
 # at REPEATABLE READ it gets 40001. Messages that this snapshot does not see yet have higher clocks, or are being
 # replayed, and the replay lowers the floor. `healthy` only keeps the statement from locking more rows than it passes.
+# D-doorbell-9: The healthy floor is more than a hint.
 PASS = Sql(
     """
 WITH oldest AS MATERIALIZED (

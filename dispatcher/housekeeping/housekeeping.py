@@ -19,6 +19,7 @@ log = logging.getLogger("mailroom.dispatcher")
 
 # Pause between two rounds. Short while floors move, since under a held snapshot a claim reads all rows that were reaped
 # since the last round; and while messages of parked keys move to `parked`.
+# D-daemon-3: Housekeeping has a session of its own.
 INTERVAL_S = 0.5
 BUSY_INTERVAL_S = 0.1
 LONGEST_PAUSE_S = 30.0

@@ -1,7 +1,8 @@
 """Periodic messages: sends those that are due, each in the transaction that moves its row on to the next time.
 
-So for each time one message is sent, whoever sends it. Several daemons, such as an old leader and the next one, share
-the rows out by their locks. A row whose message the database refuses stops no other: it is tried again a while later.
+So one message is sent for each time, by whichever daemon. Several daemons, such as an old leader and the next one,
+share the rows out by their locks. A row whose message the database refuses stops no other: it is tried again a while
+later.
 """
 
 import logging
@@ -58,6 +59,7 @@ def listing_due(schema: str, rows: int, held: list[str], now: datetime | None = 
 
 # A row that another session has locked is being sent by it, or changed by an operator. Of one that was sent meanwhile
 # PostgreSQL reads the conditions again, and leaves it out.
+# D-daemon-4: The next time of a periodic message is stored.
 TAKE = Sql(
     """
 SELECT p.name, cron, time_zone, missed, jitter_s, due_at, n.id, m.now
@@ -142,7 +144,7 @@ def failing(schema: str, name: str, reason: str) -> Operation[None]:
 
 
 class PeriodicSends:
-    """Sends what is due over an autocommit connection of ours; `monotonic` is its clock for pauses, in seconds.
+    """Sends what is due over one of our autocommit connections; `monotonic` is its clock for pauses, in seconds.
 
     Between two looks it asks the database nothing.
     """

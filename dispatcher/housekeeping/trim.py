@@ -47,6 +47,7 @@ ORDER BY l.number
 # For each link, what it has acknowledged by now; recorded at most `parts` times within the time for which it is kept.
 # Of older records only the newest counts. If the server's clock was set back, a time in the future becomes now. A
 # locked row is recorded in a later round.
+# D-links-13: What is kept counts from the acknowledgement.
 NOTE = Sql(
     """
 WITH moment AS MATERIALIZED (SELECT clock_timestamp() AS now),

@@ -1,7 +1,7 @@
 """The doorbell: writers send NOTIFY only while the dispatcher sleeps, and no wake-up is lost when it goes to sleep.
 
 A NOTIFY takes a lock at commit that the whole cluster shares: one per commit divides writers' throughput by 2 to 10. So
-the dispatcher holds a session lock while it is awake, and the outbox's trigger rings only when nobody holds it.
+the dispatcher holds a session lock while it is awake, and the outbox's trigger rings only when it is free.
 """
 
 import asyncio
@@ -17,11 +17,14 @@ from mailroom.sql.runner import run_async
 
 FIRST_PAUSE_S = 0.004
 BUSY_PAUSE_S = 0.005  # pause between drains while messages keep coming: cheaper than one NOTIFY each
+# D-doorbell-5: A lane that is rung for a few messages sleeps on after them.
 BUSY = 4  # messages per pause that are worth another pause; for fewer the doorbell is cheaper
 UNSURE_POLL_S = 0.05  # longest sleep if the lock was not held: another session held it, so writers may not have rung
 
 AWAKE_KEY = locks.key("'{schema}.{outbox}'::regclass")
-# Never wait for this lock: a waiting session makes writers see it as taken, and nobody would be awake.
+# Never wait for this lock: a waiting session makes writers see it as taken, and no dispatcher would be awake.
+# D-doorbell-2: NOTIFY only while the dispatcher sleeps.
+# D-doorbell-4: "Awake" is tried for, never waited for.
 TAKE = Sql(
     "SELECT pg_try_advisory_lock({awake_lock}, {awake_key})",
     columns=("boolean",),

@@ -9,7 +9,7 @@ from mailroom.roles.advice import grant_command, is_denied
 from mailroom.session.repeats import cause
 from mailroom.sql.sqlstate import AGAIN, CANCELLED, OF_THE_SERVER, primary_message, sqlstate
 
-OVER_AFTER_S = 60.0  # what does not strike again for so long is over, whatever the lane does
+OVER_AFTER_S = 60.0  # what does not strike again for that long is over, whatever the lane does
 # What runs beside the batches fails between batches that succeed: those end no failure that is younger than this.
 YOUNG_S = 10.0
 SHORT = 300

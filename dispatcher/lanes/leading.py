@@ -45,12 +45,13 @@ log = logging.getLogger("mailroom.dispatcher")
 
 LONGEST_PAUSE_S = 5.0  # before reconnecting; short, since all messages of the node wait for a dispatcher
 KEEP_INTERVAL_S = RENEW_S / 2
-SILENT_S = 15.0  # a lane whose database has not answered for so long is not ready
+SILENT_S = 15.0  # a lane whose database has not answered for that long is not ready
 # A batch for many inboxes may legitimately take minutes; retrying would not be faster.
 LANE = settings.UNATTENDED | SESSION | {"statement_timeout": "10min"}
 # For the lease and for housekeeping, which pass over what is locked for longer and try it again later.
 KEEPER = settings.UNATTENDED | SESSION | {"lock_timeout": "500ms"}
 # When stopping: for the batch under way, then twice for cancelled statements and the lease. 9 s at the worst.
+# D-daemon-6: Stopping ends within 10 s whatever the database does.
 FINISH_WITHIN_S = 3.0
 DISCONNECT_AFTER_S = 2.0
 

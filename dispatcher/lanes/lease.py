@@ -34,6 +34,7 @@ BOUND = Sql(
     "UPDATE {schema}.lease SET until = {latest} WHERE role = %(role)s::text AND until > {latest}", latest=LATEST
 )
 # Takes and renews: it succeeds for the holder, and for anybody once the lease has expired.
+# D-daemon-1: Safety never rests on the lease.
 TAKE = Sql(
     """
 INSERT INTO {schema}.lease AS l
@@ -96,7 +97,7 @@ class Lease:
     def taking(self, backend: Backend, state: str, counts: Mapping[str, object]) -> Operation[bool]:
         """Take or renew the lease; return whether this process leads. A new leader ends its predecessor's session.
 
-        It also ends a session of its own that it has lost: that may still run a batch that nobody will commit, and make
+        It also ends a session of its own that it has lost: that may still run a batch that never commits, and make
         all others wait.
         """
         before = yield HOLDER.at(schema=self._schema)(role=self._role, lease_s=LEASE_S)

@@ -16,6 +16,7 @@ from mailroom.sql.operation import Operation
 TABLES = ("outbox", "outbox_executable")
 
 
+# D-daemon-2: The lanes of a program listen over one session.
 @dataclass(eq=False)
 class _Line:
     """What the lanes of one schema share."""

@@ -26,10 +26,11 @@ from mailroom.sql.sqlstate import primary_message, sqlstate
 log = logging.getLogger("mailroom.dispatcher")
 
 LONGEST_PAUSE_S = 4.0  # before connecting again, or saying hello again
-LONGEST_STOP_S = 30.0  # before trying again what stopped it behind a hello, which may cost more
+LONGEST_STOP_S = 30.0  # before trying again what stopped it after a hello, which may cost more
 # Trouble is noted when it has lasted so long: while the source's server starts it is passing.
+# D-links-10: Trouble is recorded beside the state.
 PATIENCE_S = 3.0
-# What the source's server refuses until somebody acts there, by SQLSTATE.
+# What the source's server refuses until an operator acts there, by SQLSTATE.
 RIGHTS = "mailroom grant link-reader ROLE, and policies that show it all rows where there is row security"
 REFUSED = {
     "42501": RIGHTS,
@@ -94,8 +95,8 @@ class Reading:
                 diverged = await visit.run(claims=diverged)
                 if diverged and origin.state == "open":
                     await self._waits(
-                        f"{self._name} lacks the last row that was received from it, and its dispatcher has not "
-                        f"answered yet; at {self._name}: mailroom dispatcher run"
+                        f"{self._name} no longer has the last row that we received from it, and its dispatcher has "
+                        f"not answered yet; at {self._name}: mailroom dispatcher run"
                     )
                 origin = await self._origin()
 

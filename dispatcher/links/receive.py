@@ -58,13 +58,15 @@ GETS = "outcome = 'delivered' AND sent_clock > CASE WHEN kind IN ('M', 'E') THEN
 
 # The steps, in order: `source` (who sent it, unless that was stopped), `newest` (the position here), `came` (the clocks
 # of its rows), `furthest` and `batch` (how many are taken: those before a clock that is too high), `numbered` (the
-# rows' clocks by Lamport's rule; a mark is no event and gets none, but what comes behind it is later), `stamp` (whether
-# it goes on), `route` and `reach` (who gets what), `stamped` (each message's outcome). Scalar subqueries where DELIVER
-# joins: see SESSION. Rows are numbered without their messages, which each step would copy; the clocks are an array
-# beside theirs.
+# rows' clocks by Lamport's rule; a mark is not an event and gets none, but what comes after it is later), `stamp`
+# (whether it goes on), `route` and `reach` (who gets what), `stamped` (each message's outcome). Scalar subqueries where
+# DELIVER joins: see SESSION. Rows are numbered without their messages, which each step would copy; the clocks are an
+# array beside theirs.
 #
 # An expired message is dropped, but no total inbox may lack what another has. One that the database refused (`reason`)
 # is kept as a dead letter, but not if a total inbox wants it: the caller is told, and takes it back.
+# D-links-1: The target pulls.
+# D-links-20: Received rows are numbered without their messages.
 TEXT = """
 WITH moment AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now),
 source AS MATERIALIZED (
@@ -237,6 +239,7 @@ def _receive(*, spread: str = "", read: str = "", sender: str, letter: str, told
 RECEIVE = _receive(sender="(SELECT id FROM source)", letter="stage, reason", told="'receive', coalesce(reason, {why})")
 # From a broker, where messages of several nodes may stand in one log, and others that no node has sent. What cannot be
 # decoded has a reason.
+# D-bridges-19: A bridge in receives by the statement of links.
 TAKE_IN = _receive(
     spread=", pg_catalog.unnest(%(senders)s::uuid[]) AS sender",
     read=", sender",

@@ -32,7 +32,7 @@ class LinkStopped(MailroomError):
 class Taking:
     """What belongs to a batch that is taken in from a broker.
 
-    For each row its `senders`, None for no node of ours, and its `reasons`, if it cannot be decoded. `moving` is given
+    For each row its `senders`, None for a foreign one, and its `reasons`, if it cannot be decoded. `moving` is given
     how many of the rows are received, and moves the position at the broker behind them, in the same transaction. So
     does `opening` before them record that the broker is read, if trouble may be recorded: it would bar them.
     """
@@ -44,7 +44,7 @@ class Taking:
 
 
 class _Fewer(Exception):  # no error either
-    """Undo the transaction: only so many rows would be received, and the position at the broker was to move further."""
+    """Undo the transaction: fewer rows would be received, and the position at the broker was to move further."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -69,7 +69,7 @@ class _Part:
 class Receiver:
     """Receives over an autocommit connection of its own, with `receive.SESSION`; one transaction per batch.
 
-    All origins share it, one batch after another. A transaction meets at most so many `partitions`, None for what the
+    All origins share it, one batch after another. A transaction meets at most that many `partitions`, None for what the
     server has room for.
     """
 

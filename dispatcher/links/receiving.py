@@ -18,6 +18,7 @@ from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run_async, run_in_transaction
 
 # What all batches in memory may have together, and one of them, in bytes.
+# D-links-21: Memory is shared out, not reserved.
 TOTAL_BYTES = 64 * 1024 * 1024
 BATCH_BYTES = 16 * 1024 * 1024
 
@@ -73,7 +74,7 @@ class Room:
 
     @contextlib.asynccontextmanager
     async def taken(self, size: int) -> AsyncIterator[None]:
-        """Hold so many bytes in this block."""
+        """Hold that many bytes in this block."""
         if size <= self.share:
             yield
         else:

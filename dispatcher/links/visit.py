@@ -44,10 +44,12 @@ from mailroom.sql.sqlstate import is_held_up
 
 log = logging.getLogger("mailroom.dispatcher")
 
+# D-links-18: A visit ends with each hello.
 FETCH_S = 45.0  # how long the source may take for a batch,
 COMPARE_S = 600.0  # and for telling what it has lost
 MATCH_S = 5.0  # between two looks whether the source has begun a new life, and which topics it allows
 CLAIM_PAUSE_S = 1.0  # until the source's dispatcher has looked at a claim
+# D-links-19: What a look finds wrong counts only after the newest receipt is read again.
 AGAIN_PAUSE_S = 0.5  # after something that another session's doing explains
 
 
@@ -65,7 +67,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """The batch behind row `after`, fetched while the rows up to there were received."""
+    """The batch after row `after`, fetched while the rows up to there were received."""
 
     after: int
     bounds: Bounds
@@ -155,7 +157,7 @@ class Visit:
         while await receiving.transaction(forgetting(schema, self._origin, greeted.link)):
             pass
         self._origin = await receiving.transaction(pinning(schema, self._origin, greeted))
-        # Read behind the hello: whoever had the link before may have told the source of later ones than the lane knows.
+        # Read after the hello: the last holder of the link may have told the source of later ones than the lane knows.
         self._notes.subscriptions = await receiving.run(wanted_subscriptions(schema, self._origin.name))
         self._link, self._acked = greeted.link, greeted.acked
         if self._origin.incarnation is not None and greeted.incarnation > self._origin.incarnation:
@@ -263,7 +265,7 @@ class Visit:
             self._ahead = None
         rows, max_bytes = self._most()
         if self._ahead is not None:
-            rows = 0  # they are here; the source must be asked whether it still has the history behind them
+            rows = 0  # they are here; the source must be asked whether it still has the history after them
         look = bounding(self._source.schema, self._link, position, rows=rows, max_bytes=max_bytes)
         bounds = await self._source.ask(look)
         if self._ahead is not None and bounds.verdict == "agrees":
@@ -306,7 +308,7 @@ class Visit:
     async def _looking_ahead(self, after: int) -> AsyncIterator[None]:
         """Fetch the next batch while this block receives the rows up to `after`: the two servers work at once.
 
-        Nothing else in the block may use the source's session; behind it the session is free again.
+        Nothing else in the block may use the source's session; after it the session is free again.
         """
         looking = asyncio.create_task(self._look_ahead(after))
         try:
@@ -371,6 +373,6 @@ def _gap(name: str, seq: int, missing: int) -> str:
 
 def _not_in_doubt(name: str, seq: int) -> str:
     return (
-        f"{name} lacks row {seq}, which was received from it, and does not know that it lost any: it was put back "
-        f"while it ran, or changed by hand; at {name}: mailroom node restored"
+        f"{name} no longer has row {seq}, which we received from it. It was restored from a backup while running, or "
+        f"changed by hand; at {name}: mailroom node restored"
     )

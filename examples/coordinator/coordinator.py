@@ -54,7 +54,7 @@ class Coordinator:
         self.set_status(connection, Status.JOINING)
 
     def follow_states(self, connection: Connection) -> None:
-        """Hear, too, of each state object that is created, updated or deleted, whoever does it: messages of type O.
+        """Hear, too, of each state object that is created, updated or deleted, by any client: messages of type O.
 
         Their object is the CBOR of `{"old": row, "new": row, "changed": [...]}`. What happens to one state object is
         heard in order; there is no order between these and what is posted.

@@ -37,12 +37,14 @@ log = logging.getLogger("mailroom.requests")
 # It does not wait for the disk: after a crash of the server a reply that was handed over may be back, and nobody waits
 # for it.
 SESSION = settings.UNATTENDED | PINNED | {"synchronous_commit": "off"}
+# D-messages-8: `Requests` looks for its replies by key.
 ANSWER_S = 10.0  # the server has so long to let replies be taken, before the session counts as dead
 LONGEST_PAUSE_S = 10.0
 
-OUTSIDE = "Nobody takes replies here: send requests inside of `with Requests(...)`."
+OUTSIDE = "Replies are not taken here: send requests inside of `with Requests(...)`."
 
 # A reply's key is its request's id, which no other message has. A reply that another transaction holds is left to it.
+# D-messages-7: All processes of a service share one inbox for replies.
 TAKE = Sql(
     """
 WITH bound AS MATERIALIZED (
@@ -80,13 +82,13 @@ KEPT = Sql("SELECT expire_s FROM {schema}.inbox_registry WHERE name = '{inbox}'"
 
 
 def checking_kept(schema: str, inbox: str) -> Operation[None]:
-    """Raise an error unless there is such an inbox, which drops replies that nobody waits for any more."""
+    """Raise an error unless there is such an inbox, which drops replies that no request waits for any more."""
     yield from checking(schema)
     yield from finding(schema, inbox)
     if (yield KEPT.at(schema=schema, inbox=inbox)()) in ([], [(None,)]):
         option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
         raise ConfigurationError(
-            f"Inbox {inbox!r} would keep replies that nobody waits for any more. Let it drop them: "
+            f"Inbox {inbox!r} would keep replies that no request waits for any more. Let it drop them: "
             f"mailroom inbox create {inbox} --expire-s 600{option}",
             code="MR-replies-kept",
         )

@@ -251,7 +251,7 @@ class Requests(_Service):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the sessions. Whoever still waits gets `NoReply`."""
+        """Close the sessions. Calls that still wait get `NoReply`."""
         if self._end():
             self._thread.stop()
             self._senders.shutdown(wait=False, cancel_futures=True)
@@ -372,7 +372,7 @@ class AsyncRequests(_Service):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the sessions. Whoever still waits gets `NoReply`."""
+        """Close the sessions. Calls that still wait get `NoReply`."""
         if self._end():
             self._taking.cancel()
             for sending in self._sendings:

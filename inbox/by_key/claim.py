@@ -27,6 +27,7 @@ NULLS = ", ".join(f"NULL::{kind}" for kind in COLUMNS.values())
 # statement, and again after every rollback, since psycopg then forgets its prepared statements. The claim's last row
 # restores the caller's settings: by then the statement is planned. Nobody reads what PIN returns, so it declares no
 # columns, and goes with the BEGIN before it (`mailroom.sql.runner`).
+# D-reap-6: Each claim pins its plan.
 PINNED = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 PINNED |= {"jit": "off", "plan_cache_mode": "force_generic_plan"}
 # A policy that hides some rows would make a claim overtake them, or find nothing for ever: the server refuses instead.
@@ -70,6 +71,7 @@ healed AS (
 # A paused inbox gives nothing: each claim reads the registry's row anyway, and takes a floor from it that no clock is
 # above. So nothing is scanned, a claim costs no more where nothing is paused, and a row that is missing is told apart.
 # A paused key has a row in key_state with `retry_at = 'infinity'`, as a parked one (`inbox.by_key.paused_keys`).
+# D-reap-10: A paused inbox has a floor that no clock is above.
 NO_CLOCK = str(2**63 - 1)
 OPEN = f"CASE WHEN paused_at IS NULL THEN %s ELSE {NO_CLOCK} END"
 FLOOR = OPEN % "floor" + " AS floor"
@@ -84,6 +86,7 @@ TAKEN = OPEN.replace("paused_at IS NULL", IS_OPEN)
 # oldest message always, then as many of the next oldest as fit. JSON counts as text: it is stored compressed, and
 # 1e9999 takes a few bytes. `fitting` measures in order and stops at the first message that does not fit, so SIZE is
 # here and not in `picked`, which is materialized as a whole before.
+# D-reap-2: A key's head is selected by its clock, and then locked.
 SIZE = "coalesce(bytes, octet_length(value_json::text))"
 LIGHT = f"""CASE WHEN value_json IS NULL THEN octet_length(value)
              WHEN pg_catalog.pg_column_size(value_json) < 2000 THEN octet_length(value_json::text)
@@ -193,7 +196,7 @@ DUE_IN_S = (
 # `Course`. OFFSET 0 keeps the sort below the look for a failure, which is then made for no more heads than are wanted,
 # and for none if the inbox has no failing key at all.
 # FOR UPDATE is inside LATERAL so that heads are looked up one by one and no more of them are locked than are wanted.
-# A worker records a failure before it rolls back, so whoever gets the key's lock next must find that record. The
+# A worker records a failure before it rolls back, so the next holder of the key's lock must find that record. The
 # statement's own snapshot may be older than the record; the key would then be tried at once instead of after its
 # backoff. So `failing` asks `failing_keys` after the locks are taken: a volatile function has a snapshot of its own.
 # A worker that died has recorded nothing, but its in-flight entry is there. So a worker's claim asks for those too, if
@@ -201,6 +204,7 @@ DUE_IN_S = (
 # counted.
 # A migration locks the registry before key_state, and so does a claim: a statement locks its tables in the order of its
 # CTEs, after those that stand in none of them. So `bound` comes first, and `due_next` is a CTE.
+# D-reap-3: What a claim takes stands in its window.
 WALK = f"""
         SELECT key, clock, ({HEALTHY % "i.key"})::integer AS found FROM (
             SELECT key, clock FROM {{schema}}.inbox_{{inbox}}
@@ -295,6 +299,7 @@ PARTS: dict[str, Any] = {
 # half as large, and starting the plan is most of what a small claim costs. If it turns out not to be plain, it takes
 # nothing, and `REAP_ANY` follows. A key that it takes has no row of `key_state`, so none has to be healed. Its messages
 # are those of the window, unless these make so few of a batch that it pays to search for more of each key (`by_key`).
+# D-reap-7: A plain claim has a statement of its own.
 REAP_PLAIN = Sql(
     TEXT,
     COLUMNS | ENDING,
@@ -373,6 +378,7 @@ locked AS MATERIALIZED (
 ORPHANED = Sql("SELECT key FROM {schema}.orphaned_keys('{inbox}', %(mine)s::uuid[]) AS o (key)", columns=("text",))
 
 DEEP_ENOUGH = 2  # messages of one key, for a smaller window
+# D-reap-5: Keys are not shared out among workers beforehand.
 DEEP = 10  # messages of one key; with more of them in one claim a message costs hardly less
 
 
@@ -430,7 +436,9 @@ class Claimed:
     ended: Message | None = None
 
 
+# D-reap-4: The window of a large batch has its rows, and twice as many beside others.
 CROWDED = 32  # claims with a larger window, after one that found keys of its window locked
+# D-reap-8: From a backlog a claim takes more messages of fewer keys.
 STEEP, GENTLE = 0.25, 0.005  # steps of `Course`: a batch that asks for too much of each key lacks as large a part
 
 
@@ -453,7 +461,7 @@ class Course:
     crowded: int = 0
 
     def after(self, cursor: str, is_plain: bool, share: Share, taken: int, keys: int | None, by_key: bool) -> "Course":
-        """Return the course after a claim within `share` that took so many messages from so many keys.
+        """Return the course after a claim within `share` that took that many messages from so many keys.
 
         `keys` is None if no more messages waited than it looked at. `by_key`: it searched for the messages of each key.
         """

@@ -19,7 +19,7 @@ from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 log = logging.getLogger("mailroom.inbox")
 
 # A worker does not take a key whose last try has killed its worker, until that is counted. Its entry was there before
-# the handler ran (`inbox.worker.in_flight`), so whoever has got the key's lock since finds it.
+# the handler ran (`inbox.worker.in_flight`), so the next holder of the key's lock finds it.
 BUT_ORPHANED = " AND key NOT IN (SELECT {schema}.orphaned_keys('{inbox}', %(mine)s::uuid[]))"
 # Keys are tried one by one until the head of one can be locked; those with a locked head are skipped. The time is the
 # statement's, not the transaction's: a failure recorded since the transaction began may be due.
@@ -55,13 +55,14 @@ ORDER BY clock
 )
 # This is a statement of its own, run with the head's lock held: its snapshot sees everything that was recorded before
 # the lock was released. The last attempt recorded for this message says whether it ends here. Only this message is
-# parked; the dispatcher moves the messages behind it (`inbox.by_key.parked_keys`). The key_state row of a message that
+# parked; the dispatcher moves the messages after it (`inbox.by_key.parked_keys`). The key_state row of a message that
 # is taken stays until its handler is done (`healing`), so that another session can record a failure while the message
 # is locked.
 # Messages above suspect_to are not suspected. They are claimed here only because they are below the healthy floor, and
 # so in batches of up to `limit`.
 # The statement also returns when the next key is due. Keys that are due already count only if this claim took one:
 # otherwise LOCK_HEAD has just skipped them.
+# D-workers-3: Recording does not move a message; the next claim does.
 OTHERS = (
     "retry_at > now() OR EXISTS (SELECT FROM gone WHERE gone.key <> d.key) "
     "OR (SELECT max(clock) FROM gone) < greatest(d.clock, d.alone_to)"
@@ -69,7 +70,8 @@ OTHERS = (
 # A command that is skipped is answered here, and not by a part of the statement: an INSERT of no rows would ring the
 # dispatcher's doorbell all the same, and a consumer that never answers needs no right to send. A dead letter that was
 # answered loses its reply_to, so that requeued it is not answered a second time. A role that may not send leaves the
-# reply_to, and so the answer to whoever requeues or discards the dead letter: no command may end a worker by asking.
+# reply_to, and so the answer to the requeue or discard of the dead letter: no command may end a worker by asking.
+# D-messages-5: Status 500 is sent by a statement of its own.
 ANSWERED = listed(MOVING, headers=f"CASE WHEN {ASKS} AND {MAY_ANSWER} THEN headers - 'reply_to'::text ELSE headers END")
 # Null for what was sent here, where the clock is that of the send: a requeue stamps it anew.
 ELSEWHERE = ", ".join(
@@ -189,7 +191,7 @@ def answering_skipped(
         elif may_answer is not None:
             log.warning(
                 "%s: command %s was skipped and not answered, since this role may not send. Give it the writer's "
-                "grants; who requeues or discards the dead letter has it answered.",
+                "grants; requeuing or discarding the dead letter answers it.",
                 inbox, message.id,
             )  # fmt: skip
     yield from answering_undone(schema, undone)

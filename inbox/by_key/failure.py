@@ -32,6 +32,7 @@ Outcome: TypeAlias = Literal["gone", "alone", "retry", "park", "skip"]
 # A parked key stays parked, whatever is recorded late for its other messages: its first one is held already. So does a
 # key that was paused while the message was in hand, and `resume_at` keeps when it is tried next.
 # The backoff is exponential with jitter, so that keys which failed together are not retried together.
+# D-workers-1: An attempt is recorded before the rollback.
 DECIDED = """decided AS MATERIALIZED (
     SELECT *, CASE WHEN %(failure)s::text IN ('park', 'skip') THEN %(failure)s::text
                    WHEN %(failure)s::text = 'fatal' OR attempt >= max_attempts THEN on_failure

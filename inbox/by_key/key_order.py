@@ -66,7 +66,7 @@ class KeyOrder:
         return counting(self.schema, self.inbox, key)
 
     def listing_parked(self, chosen: Mapping[str, object]) -> Operation[list[ParkedKey]]:
-        """With the messages of each key in `parked`, and those behind them in the inbox."""
+        """With the messages of each key in `parked`, and those after them in the inbox."""
         return parked_keys.listing(self.schema, self.inbox, chosen)
 
     def reading_parked(self, key: str | None, limit: int) -> Operation[list[Message]]:

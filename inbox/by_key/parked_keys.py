@@ -2,8 +2,8 @@
 
 A key is parked while its row in `key_state` has `parked_at`; then `retry_at` is infinity. Every claim leaves such a key
 out, in the same snapshot in which it reads the messages. So the messages may be in either table meanwhile: the claim
-that ends the first one moves it to `parked` (`inbox.by_key.due`), `moving_parked` moves those behind it, and deliveries
-still insert into the inbox. Whoever moves or deletes messages of a parked key locks the key's row first.
+that ends the first one moves it to `parked` (`inbox.by_key.due`), `moving_parked` moves those after it, and deliveries
+still insert into the inbox. Moving or deleting messages of a parked key takes a lock on the key's row first.
 """
 
 from collections.abc import Mapping
@@ -44,6 +44,7 @@ class MovedParked:
 # its next statement. `touched` is for a replay at REPEATABLE READ: its older snapshot would miss the moved messages and
 # leave them behind for ever. A row that was only locked it could lock; a row that was updated gives it 40001.
 # The moved values stay in the server as they are stored, so their stored size counts for the bound.
+# D-reap-18: A lock on a parked key's row comes before any change of its messages.
 MOVE = Sql(
     """
 WITH checked AS MATERIALIZED (
@@ -118,7 +119,7 @@ CHOSEN = """
       AND (%(keys)s::text[] IS NULL OR key = ANY(%(keys)s::text[]))
       AND (%(matching)s::text IS NULL OR position(%(matching)s::text IN last_error) > 0)
     ORDER BY parked_at, key LIMIT %(limit)s::bigint"""
-# Through the table of all inboxes, as whoever only reads does: a right to each would not cover new ones.
+# Through the table of all inboxes, as all that only read do: a right to each would not cover new ones.
 HELD = """
     SELECT {columns} FROM {{schema}}.parked WHERE inbox = '{{inbox}}' AND key = {key}
     UNION ALL SELECT {columns} FROM {{schema}}.inbox WHERE inbox = '{{inbox}}' AND key = {key}"""

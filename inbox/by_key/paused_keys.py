@@ -3,7 +3,7 @@
 A paused key has a row in `key_state` with `paused_at`, whether it has messages or not, and `retry_at = 'infinity'`. So
 claims see it as one that waits, and the healthy floor passes its messages as those of any failing key. What `retry_at`
 would be is kept in `resume_at`, also if a message that was in hand at the pause fails later. A key may be parked and
-paused. Only a resume ends a pause: whoever else deletes or frees rows of `key_state` leaves these.
+paused. Only a resume ends a pause: other code that deletes or frees rows of `key_state` leaves these.
 """
 
 from dataclasses import dataclass

@@ -19,6 +19,7 @@ from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.sqlstate import NO_CURSOR, is_lost, sqlstate
 
 # Makes deferred constraints fail now instead of at the COMMIT.
+# D-workers-4: Blame is never guessed.
 SETTLE = Sql("SET CONSTRAINTS ALL IMMEDIATE")
 
 

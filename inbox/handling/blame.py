@@ -14,6 +14,7 @@ from inbox.handling.batch import Batch
 from mailroom.sql.operation import Operation
 from mailroom.sql.sqlstate import BLAMES, is_unserializable, meaning
 
+# D-workers-16: Transient errors are forgiven twice per message.
 FORGIVEN = 2  # transient errors in a row that are not counted as attempts at the message being handled
 # The same of those that come of the transaction's level. A worker's sessions run the user's statements, and keep the
 # level that these rely on; above READ COMMITTED claims and deletions of healthy keys get 40001 from each other.

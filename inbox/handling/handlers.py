@@ -38,6 +38,7 @@ C = TypeVar("C")  # the handler's connection
 R = TypeVar("R")  # what a handler returns that does not answer by it
 
 # How many commands that ask for an answer are in hand: a handler may call handlers, these included.
+# D-messages-6: A savepoint only for commands that may be answered.
 _depth: ContextVar[int] = ContextVar("mailroom_handlers_depth", default=0)
 
 

@@ -2,7 +2,7 @@
 
 A thread cannot be ended, nor can a task that does not await. So a thread of our own, which no handler can block, marks
 the batch as one that cannot be committed, records the failure, and has the server end the session. Then the loop goes
-on with another thread or task, and nobody waits for the handler any longer.
+on with another thread or task, and the handler is no longer waited for.
 """
 
 import asyncio
@@ -87,6 +87,7 @@ class WatchedBatch:
     ended: Callable[[], None]
 
 
+# D-workers-13: The server ends a handler that hangs.
 class Overtime:
     """What ends the batches of one worker, in a thread of its own."""
 

@@ -23,6 +23,7 @@ from mailroom.sql.runner import is_closed, is_well
 from mailroom.sql.sqlstate import ABORTED, NOT_YOURS, Meaning, meaning, sqlstate, was_invalidated
 
 
+# D-workers-14: SystemExit of a handler ends the worker in order.
 class Ended(BaseException):
     """A handler ended the process, for example by SystemExit, which `error` holds.
 

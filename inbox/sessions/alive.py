@@ -23,7 +23,7 @@ from mailroom.sql.runner import run
 log = logging.getLogger("mailroom.worker")
 
 SESSION = {"idle_session_timeout": "30s"}
-# A process is dead if it was silent (did not hold its lock) at every check for so long, by the clock of the process
+# A process is dead if it was silent (did not hold its lock) at every check for that long, by the clock of the process
 # that checks: enough for two checks to open another session, and one more.
 DEAD_S = 3.0
 # A process whose connections are still there is paused, not dead, and may continue at any moment: late is better than
@@ -37,6 +37,7 @@ TAKE_LOCK = Sql(
 )
 # A shared lock, so that two processes that check do not take each other's lock for a live process. It is held until the
 # end of the transaction, so that a process found dead cannot take its lock again meanwhile.
+# D-workers-11: A worker is alive while it holds the lock of its number.
 UNLOCKED = Sql(
     """
 WITH numbers AS MATERIALIZED (

@@ -1,9 +1,9 @@
 """Only the worker may commit the transaction of its batch.
 
-A handler that commits would also commit the deletion of the messages after its own, which nobody would handle. One
+A handler that commits would also commit the deletion of the messages after its own, and these would be lost. One
 that rolls back would have the messages before its own handled twice. So the claim of a batch also declares a cursor
-WITH HOLD (`hold_batch`) whose query fails. The server runs that query at COMMIT or PREPARE TRANSACTION, whoever sends
-it and however, and rolls back. The worker closes the cursor first; if there is no such cursor, this is another
+WITH HOLD (`hold_batch`) whose query fails. The server runs that query at COMMIT or PREPARE TRANSACTION, however it
+is sent, and rolls back. The worker closes the cursor first; if there is no such cursor, this is another
 transaction.
 
 The server cannot refuse a ROLLBACK. So the claim also changes a setting for its transaction only, one whose changes the
@@ -25,6 +25,7 @@ ENDED = (
 )
 
 RELEASE = Sql("CLOSE mailroom_batch")
+# D-workers-8: The server refuses the handler's COMMIT.
 COMMIT = f"{RELEASE.template}; COMMIT"  # one simple query, so that it takes one round trip, like COMMIT alone
 
 

@@ -36,13 +36,14 @@ log = logging.getLogger("mailroom.worker")
 
 # A worker's sessions also run the user's statements, so they keep the user's search_path and timeouts.
 SESSION = {"jit": "off"}
-# How long a pool of ours tries to replace a lost connection in the background; after that it tries when a loop asks for
+# How long our own pool tries to replace a lost connection in the background; after that it tries when a loop asks for
 # one. By default the pool doubles its pauses up to minutes, and would keep pausing long after the server is back.
 RECONNECT_S = 10.0
-# The time for a pool of ours to give a connection; also the longest that a stopping worker waits for one.
+# The time for our own pool to give a connection; also the longest that a stopping worker waits for one.
 ANSWER_S = 5.0
 SHORT_S = 1.0  # the time to get a session of its own for a failing key, which can also use another one
 # How long a session for failing keys is kept that no key needs. There is none at first.
+# D-workers-7: Failing keys may get a session of their own.
 FAILING_IDLE_S = 60.0
 
 
@@ -70,7 +71,7 @@ class Transactions(Protocol):
         ...
 
     def spare(self, connections: int) -> None:
-        """Allow that many connections more (or less), which abandoned handlers keep; in pools of ours."""
+        """Allow that many connections more (or less), which abandoned handlers keep; in our own pools."""
         ...
 
     def close(self) -> None:
@@ -217,6 +218,7 @@ def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, An
     return arguments(f"worker {inbox}", parallel), arguments(f"worker failing {inbox}", 0)
 
 
+# D-workers-6: Idle sessions are checked by poll(2).
 def _check(connection: "psycopg.Connection[Any]") -> None:
     """Raise an error if the session was lost while it was idle. It takes a round trip only if there is reason to."""
     if is_addressed(connection):

@@ -25,6 +25,7 @@ from mailroom.sql.pooler import is_pooled
 from mailroom.sql.sqlstate import BLAMES, meaning
 
 # The time for the server to answer the last statement, and for the kernel to accept a new one.
+# D-workers-17: In-flight entries are sent and not waited for.
 WITHIN_S = 1.0
 
 

@@ -17,6 +17,7 @@ from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
 
 PARTITION_KEY = locks.key("'{schema}.inbox_{inbox}'::regclass")
+# D-doorbell-6: Workers are woken by the inverse rule.
 FALL_ASLEEP = Sql(
     "SELECT pg_advisory_lock_shared({asleep_lock}, {partition_key}) IS NULL",
     columns=("boolean",),

@@ -34,6 +34,7 @@ LOWEST = f"""FROM {{schema}}.inbox_{{inbox}}
 # FOR UPDATE, which would lock the second message if another transaction works on the first. A head that was deleted
 # since the snapshot counts as locked by others, who go on. A claim that does not get the lock runs no later statement,
 # so this one also reads the time and unpins the plans.
+# D-links-9: A total inbox is locked by its lowest message.
 LOCK = Sql(
     """
 WITH {bound},

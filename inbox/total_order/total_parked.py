@@ -1,7 +1,7 @@
 """A parked total inbox: no message of it is given out until an operator replays or discards.
 
-Its messages stay where they are. Its row in `key_state`, under the key '', says that it is parked; whoever changes that
-or deletes messages locks the row first.
+Its messages stay where they are. Its row in `key_state`, under the key '', says that it is parked. To change that,
+or to delete messages, takes a lock on the row first.
 """
 
 from inbox.by_key.parked_keys import CHOSEN, NOTIFY, Changed

@@ -22,6 +22,7 @@ class NotConnected(Exception):
         self.error = error
 
 
+# D-workers-5: An error counts as a lost connection by when it is raised.
 @contextlib.contextmanager
 def connecting() -> Iterator[None]:
     """Get a connection inside this context: raises `NotConnected`, or an error of ours that says what is wrong."""

@@ -25,6 +25,7 @@ from mailroom.session.repeats import Repeats
 
 log = logging.getLogger("mailroom.worker")
 
+# D-workers-15: One worker of a process dispatches.
 BEAT_S = 0.25  # between two looks whose turn it is
 SILENT_S = 3.0
 LONGEST_PAUSE_S = 10.0  # between two tries to connect at first

@@ -92,6 +92,7 @@ WHERE id = ANY (%(mine)s::uuid[])
 # behind a pooler) says nothing of its process, so it counts as soon as its batch has ended. So does one of several
 # messages whose process is silent: it blames none of them, so that waiting for certainty would only hold them up.
 # The time is a subselect, since a volatile condition on a view would be looked at only after the row was locked.
+# D-workers-10: A batch of several messages is taken over once its worker is silent.
 TAKE_OVER = Sql(
     """
 WITH ended AS MATERIALIZED (

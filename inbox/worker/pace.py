@@ -1,5 +1,6 @@
 """How large a loop's batches are, by the time that they take: no message should wait long for its batch."""
 
+# D-workers-12: Batches double up to a quarter of `batch_s`.
 FIRST = 1  # messages in a loop's first batch: it is not known yet how long they take
 
 

@@ -71,7 +71,7 @@ def published(form: Form) -> Schema:
 
 
 def read(key: str) -> Schema:
-    """Return the schema of the headers of records that are taken in, whoever writes them; `key` is that of `Intake`."""
+    """Return the schema of the headers of records that are taken in, from any writer; `key` is that of `Intake`."""
     known = {name: schema for names in IDENTITY.values() for name, schema in names.items()} | dict(CARRIAGE)
     # CloudEvents of others have ids, times and versions of their own.
     known |= {"ce_specversion": _TEXT, "ce_id": _TEXT, "ce_time": _TEXT, "ce_sequence": _TEXT, "id": _TEXT}

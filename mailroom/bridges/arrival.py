@@ -291,6 +291,7 @@ def _letters(text: str) -> tuple[str, str, str | None]:
     return text[0], text[1], text[2:] or None
 
 
+# D-bridges-20: Our own records are known by (origin, link, clock) per partition.
 def _sender(named: Mapping[str, bytes | None]) -> tuple[UUID, int, int] | tuple[None, None, None]:
     sender = _of_few(named, "mailroom-origin", UUID_TEXT, _uuid)
     link = _of_few(named, "mailroom-link", COUNT, int)

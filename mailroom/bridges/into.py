@@ -321,6 +321,7 @@ def knowing_taken(schema: str, ids: Collection[UUID]) -> Operation[set[UUID]]:
 
 # -- What is lost at the broker ---------------------------------------------------------------------------------------
 
+# D-bridges-16: That records are lost is a column of its own.
 LOST = Sql("SELECT lost FROM {schema}.bridge_in WHERE origin = %(origin)s::bigint", columns=("text",))
 # Not over what somebody has done about it since.
 LOSE = Sql(

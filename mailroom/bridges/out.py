@@ -238,6 +238,7 @@ def settling_doubt(schema: str, link: int, run: UUID, published: Collection[tupl
     return int(lost)
 
 
+# D-bridges-8: A node that was put back in time asks the broker what it has.
 def knowing_published(schema: str, link: int, ids: Collection[UUID]) -> Operation[frozenset[UUID]]:
     """Return which of these messages were published in a history that this node has lost."""
     return frozenset(id for (id,) in (yield KNOWN.at(schema=schema)(link=link, ids=list(ids))))
@@ -254,6 +255,7 @@ SELECT clock_timestamp(), pg_catalog.pg_logical_emit_message(true, 'mailroom'::t
 )
 
 
+# D-bridges-4: Rows are made durable before they are published.
 def making_published(schema: str, link: int, run: UUID) -> Operation[tuple[datetime, bool | None]]:
     """Make durable what was read for publishing, in a transaction that commits before.
 

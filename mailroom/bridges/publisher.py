@@ -76,6 +76,7 @@ class WaitingRow:
     error: RecordRefused | None = None
 
 
+# D-bridges-5: Marks are clocks and not seqs.
 class Publisher(Protocol):
     """Publishes the records of one bridge, in order. Its class is called with an `OutBridge`."""
 

@@ -49,6 +49,7 @@ def _decoded(secret: str, nth: int) -> bytes:
     return found
 
 
+# D-bridges-22: What signs a webhook is its id, not the `Idempotency-Key`.
 def sign(id: str, timestamp: int, body: bytes, secrets: Sequence[str]) -> str:
     """Return the header `webhook-signature` of a request: a signature by each of the secrets.
 

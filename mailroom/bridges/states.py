@@ -89,6 +89,7 @@ def cut_text(name: str, max_rows: int | None) -> str:
     )
 
 
+# D-bridges-1: A bridge is a link or an origin, not a third thing.
 OUTS = Sql(
     "SELECT link, settings::text, coalesce(trouble, state), why, since FROM {schema}.bridge_out",
     columns=("bigint", "text", "text", "text", "timestamptz"),

@@ -50,7 +50,7 @@ def listening(host: str, port: int, code: str) -> socket.socket:
         )
     except OSError as error:
         raise ConfigurationError(
-            f"Nobody can listen at {host}, port {port} ({error.strerror or error}). Give another --port or --host.",
+            f"Cannot listen at {host}, port {port} ({error.strerror or error}). Give another --port or --host.",
             code=code,
         ) from None
 

@@ -1,9 +1,9 @@
-"""What a stranger may hold of a server of ours before anything is known of him: bytes, time and connections.
+"""What a stranger may hold of one of our servers before anything is known of him: bytes, time and connections.
 
 uvicorn leaves these open. Which parser it uses depends on what else is installed, and one of them reads a head of any
 size; and a connection on which nothing or half a request comes stays as long as its client wishes. So here the parser
 is always `h11`, which has a bound, and each connection has a time. When there is no room for another connection, the
-one goes that has waited longest for bytes, of whoever has most: who sends a request at once is never the one.
+client with most connections loses the one that has waited longest for bytes: never one that sends its request at once.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ def most_connections() -> int:
     return MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, max(10, files - OWN_FILES))
 
 
+# D-bridges-23: When there are too many connections or bodies, the oldest of the largest user makes room.
 class BoundedProtocol(H11Protocol):
     """One connection of uvicorn's."""
 

@@ -55,7 +55,7 @@ def redacted(text: str) -> str:
 
 
 def drop_output() -> None:
-    """Discard what is still to be written to stdout: nobody reads it, and Python would report an error at its end."""
+    """Discard what is still to be written to stdout: no one reads it, and Python would report an error at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.__stdout__.fileno() if sys.__stdout__ else 1)
     os.close(nowhere)

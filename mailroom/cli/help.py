@@ -8,7 +8,7 @@ import click
 class HelpFormatter(click.HelpFormatter):
     """Folds the lines of a paragraph that is marked with a backslash and b, which click leaves as they are.
 
-    An example of the command goes on behind a backslash, so that it can be pasted.
+    An example of the command goes on after a backslash, so that it can be pasted.
     """
 
     def write_text(self, text: str) -> None:

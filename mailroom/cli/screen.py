@@ -200,7 +200,7 @@ def _line(cells: Sequence[str], columns: Sequence[ScreenColumn], widths: Sequenc
 
 
 def _cut(lines: list[Text], height: int) -> list[Text]:
-    """Return so many of the lines; the last one tells how many are left out."""
+    """Return that many of the lines; the last one tells how many are left out."""
     if len(lines) <= height:
         return lines
     return [*lines[: height - 1], Text(f"and {len(lines) - height + 1:,} more", FAINT)]

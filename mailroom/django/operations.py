@@ -54,6 +54,7 @@ def _actor(app_label: str) -> str:
     return f"django migration of {app_label}"[:63]
 
 
+# D-schema-8: An operation of Django's migrations never migrates a schema back.
 class MailroomSchema(_OnNode):
     """Migrate the node's schema to a revision, unless it is there already or beyond.
 

@@ -1,4 +1,4 @@
-"""What waits for an operator: parked keys, dead letters, open breakers, stopped links, days that nobody makes."""
+"""What waits for an operator: parked keys, dead letters, open breakers, stopped links, days that are not made."""
 
 from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.sql.operation import Sql
@@ -45,7 +45,7 @@ GROUP BY d.stage ORDER BY d.stage
 """,
     columns=FOUND,
 )
-# Whoever has a breaker wants to know; it closes by itself once a message is handled.
+# An operator who has set a breaker wants to know; it closes by itself once a message is handled.
 OPEN = Sql(
     """
 SELECT l.inbox, pg_catalog.format('inbox %%s: open for %%s, %%s; %%s tries were made, the next in %%s', l.inbox,

@@ -37,14 +37,14 @@ WHERE y.by NOT IN (SELECT w.pid FROM waiting AS w) ORDER BY 1, 2
 
 @dataclass(frozen=True, slots=True)
 class WaitCause:
-    """What a session waits for: `pid` is whom to end, empty if it is no session; `what` says it in words."""
+    """What a session waits for: `pid` is whom to end, empty if it is not a session; `what` says it in words."""
 
     pid: str
     what: str
 
 
 def reading_causes(lock_s: float) -> Operation[dict[str, list[WaitCause]]]:
-    """Return by process id what the sessions wait for that have waited for so long."""
+    """Return by process id what the sessions wait for that have waited for that long."""
     causes: dict[str, list[WaitCause]] = {}
     for pid, by, what in (yield CAUSES.at()(lock_s=lock_s)):
         causes.setdefault(pid, []).append(WaitCause(by, what))

@@ -31,6 +31,7 @@ CHECKS: tuple[DoctorCheck, ...] = (
     *workers.CHECKS, *settings.CHECKS, *rights.CHECKS, *backlog.CHECKS, *batches.CHECKS,
 )  # fmt: skip
 
+# D-daemon-7: Each check of the doctor is undone to a savepoint.
 SAVE = Sql("SAVEPOINT mailroom_doctor")
 # What a check has locked is let go at once, and the settings are the caller's again.
 UNDO = Sql("ROLLBACK TO SAVEPOINT mailroom_doctor")

@@ -46,7 +46,7 @@ class Limits:
     vacuum_s: float = _limit(600, "how long a table with that many dead rows was not vacuumed, in seconds")
     frozen_xids: int = _limit(1_000_000_000, "the age of a database's oldest transaction; all writes end at 2^31")
     unled_s: float = _limit(60, "how long something waits while no process leads, in seconds")
-    waiting_s: float = _limit(300, "how long something waits though somebody leads, in seconds")
+    waiting_s: float = _limit(300, "how long something waits though a process leads, in seconds")
     lease_s: float = _limit(10, "how long a lease has expired whose session lives, in seconds")
     batch_s: float = _limit(600, "how long a worker has had its batch, in seconds")
     silent_s: float = _limit(60, "the age of a batch whose worker is silent, in seconds")

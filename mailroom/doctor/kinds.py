@@ -87,7 +87,7 @@ KINDS = {
         "Create each again: for the next ones run the doctor again.",
     ),
     "M013": Kind(
-        "the table of an inbox is no partition",
+        "the table of an inbox is not a partition",
         "Messages for the inbox cannot be delivered, or its table was left over with messages in it.",
         "Attach it. If the inbox is not wanted any more, attach it first, then run `mailroom inbox drop`.",
     ),
@@ -120,7 +120,7 @@ KINDS = {
     ),
     "M019": Kind(
         "a sequence is nearly used up",
-        "At its end each insert fails. No node counts so far by itself: somebody has set the sequence.",
+        "At its end each insert fails. No node counts so far by itself: the sequence was set by hand.",
         "Find out who set it. Let the sequence have all of bigint, or move to a new schema.",
     ),
     "M020": Kind(
@@ -136,12 +136,12 @@ KINDS = {
         "Find the sender by `after_clock` and the linked nodes by `mailroom link status`; then move to a new schema.",
     ),
     "M022": Kind(
-        "something waits, and nobody leads",
+        "something waits, and no process leads",
         "Messages or executables are committed, or another node is to be read, and no process does it.",
         "Start it, and see in its log why it ended.",
     ),
     "M023": Kind(
-        "something waits, though somebody leads",
+        "something waits, though a process leads",
         "The leader renews its lease and does not get on: it fails each time, waits for a lock, or is far behind.",
         "The evidence has the error that it fails with: mend that. Else see its log, M005 and M006. If nothing is "
         "there, end its session: it connects again, or another one leads.",
@@ -163,7 +163,7 @@ KINDS = {
         "Start a worker of the inbox. If the transaction is open, the worker is paused: end its session.",
     ),
     "M027": Kind(
-        "nobody reaps an inbox",
+        "no worker reaps an inbox",
         "Messages wait in it, and no worker sleeps or works there.",
         "Start its worker; or drop the inbox, or unsubscribe it, if the messages are not wanted.",
     ),
@@ -230,7 +230,7 @@ KINDS = {
     "M039": Kind(
         "the node is in another place than noted",
         "It was moved to another server or database, or is a copy of a node that lives on: then two nodes have one "
-        "id. Until somebody says which, its links are refused.",
+        "id. Until an operator says which, its links are refused.",
         "For a copy run the command; for a node that was moved, `mailroom node moved`.",
     ),
     "M040": Kind(
@@ -258,8 +258,8 @@ KINDS = {
     "M044": Kind(
         "nothing flows over a link or a bridge",
         "Nothing comes from another node or a broker, or a message is not published there: it has stopped until "
-        "somebody acts, or has been unreachable or failing for a minute. What is meant for it waits in the database, "
-        "unless it is cut.",
+        "an operator acts, or has been unreachable or failing for a minute. What is meant for it waits in the "
+        "database, unless it is cut.",
         "The evidence says why, and what to do. It is tried again by itself; `resume` of the same command does so at "
         "once, and `mailroom bridge skip` leaves a message out that is refused. One that is cut has to be made anew.",
     ),
@@ -283,8 +283,8 @@ KINDS = {
     ),
     "M050": Kind(
         "commits wait for a synchronous standby",
-        "The server answers a COMMIT once a standby has it. None answers, so whoever commits hangs with its locks: "
-        "writers, dispatchers and workers. They have done nothing wrong, and to end them mends nothing.",
+        "The server answers a COMMIT once a standby has it. None answers, so every session that commits hangs with its "
+        "locks: writers, dispatchers and workers. They are victims: ending them repairs nothing.",
         "Start the standby. The command goes on without it: then what is committed is on this server alone.",
     ),
     "M051": Kind(

@@ -16,7 +16,7 @@ ORDER BY 1
     columns=FOUND,
 )
 # Of a partition the indexes are found by what they are on. The first column is none: it is an expression, of which
-# each is the only one with so many columns. All indexes are read once, and names are looked up only where one is
+# each is the only one with that many columns. All indexes are read once, and names are looked up only where one is
 # missing: with 1,000 inboxes that takes 3/5 of what a look at each partition does.
 MISSING = Sql(
     """
@@ -76,7 +76,7 @@ WHERE NOT EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = c.oid
 UNION ALL
 SELECT pg_catalog.format('ALTER TABLE {schema}.inbox ATTACH PARTITION %%s FOR VALUES IN (%%L);', c.oid::regclass,
               substr(c.relname::text, 7)),
-       pg_catalog.format('%%s is no partition, and no inbox is registered for it', c.oid::regclass)
+       pg_catalog.format('%%s is not a partition, and no inbox is registered for it', c.oid::regclass)
 FROM pg_class AS c
 WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind = 'r' AND NOT c.relispartition
   AND c.relname LIKE 'inbox\\_%%'

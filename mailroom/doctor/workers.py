@@ -1,4 +1,4 @@
-"""Those who reap: batches that do not end, batches of the dead, and inboxes that nobody reaps."""
+"""Those who reap: batches that do not end, batches of the dead, and inboxes that no worker reaps."""
 
 from mailroom import locks
 from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Limits, asking
@@ -98,7 +98,7 @@ ORDER BY o.delivered_at
 
 
 def unread(schema: str, limits: Limits) -> Operation[Found]:
-    """Return inboxes in which messages wait and that nobody reaps, of the ten fullest."""
+    """Return inboxes in which messages wait and that no worker reaps, of the ten fullest."""
     names = [name for (name,) in (yield LONELY.at(schema=schema)())]
     if not names:
         return []

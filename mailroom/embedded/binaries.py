@@ -117,7 +117,7 @@ def _examined(folder: Path) -> Binaries | None:
 
 
 def _copy_of_wheel(package: Path) -> Path:
-    """Copy the wheel's files once to a folder of ours in the temporary directory, and return that folder."""
+    """Copy the wheel's files once to our own folder in the temporary directory, and return that folder."""
     # The time of installation is part of the name, since an upgrade of the wheel keeps its path.
     installed_at = (package / "pginstall" / "bin" / "postgres").stat().st_mtime_ns
     name = hashlib.sha1(f"{package} {installed_at}".encode(), usedforsecurity=False).hexdigest()

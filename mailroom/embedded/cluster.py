@@ -240,7 +240,7 @@ def _is_postmaster(pid: int) -> bool:
 
 
 def _free_port(wanted: int) -> int:
-    """Return `wanted` if nobody listens on it, else a free port. Another process may still take it first."""
+    """Return `wanted` if it is free, else a free port. Another process may still take it first."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -4,7 +4,7 @@ Its folder holds the cluster, two lock files and perhaps a mark:
 
 - `start.lock` is locked exclusively while a process starts or stops the server, so two processes start only one.
 - `users.lock` is locked in shared mode by every user of the server. The last one to release it stops the server. The
-  kernel releases it when its holder dies, so nobody waits for a user that was killed.
+  kernel releases it when its holder dies, so there is no wait for a user that was killed.
 - `kept` exists while the server is to run without users. It survives a crash and a restart of the machine: the next
   user starts the server again, and it stays up.
 """
@@ -141,7 +141,7 @@ class Server:
             return self._cluster.major() is not None
 
     def runs(self) -> bool:
-        """Return whether the server runs, whoever uses it. Waits for one that is starting or stopping."""
+        """Return whether the server runs, for any user of it. Waits for one that is starting or stopping."""
         with _os_errors_explained(self.directory), self._alone():
             return self._cluster.wait_until_ready() is not None
 

@@ -77,6 +77,7 @@ def asking_mark(schema: str, link: int, run: object, clock: int) -> Operation[bo
 # -- At the source ----------------------------------------------------------------------------------------------------
 
 # For the deliver statement. The newest row of a link is found by one probe; without links there is nothing to probe.
+# D-links-2: A position is the newest row, found by one descending probe.
 WANTED = """
     SELECT l.number, l.wanted_clock, coalesce(n.seq, 0) AS seq FROM {schema}.link AS l LEFT JOIN LATERAL (
         SELECT t.seq, t.sent_clock FROM {schema}.transit AS t WHERE t.link = l.number ORDER BY t.seq DESC LIMIT 1) AS n

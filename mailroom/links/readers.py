@@ -30,7 +30,7 @@ BRIDGE = Sql(
     "SELECT EXISTS (SELECT FROM {schema}.link JOIN {schema}.bridge_out ON link = number WHERE name = %(name)s::text)",
     columns=("boolean",),
 )
-# Whoever changes what readers may ask for, and a reader that asks, wait for each other; deliveries only read.
+# A change of what readers may ask for, and a reader that asks, wait for each other; deliveries only read.
 LOCK_TOPICS = Sql("LOCK TABLE {schema}.link_topic IN SHARE ROW EXCLUSIVE MODE")
 LIMIT = Sql(
     """
@@ -148,8 +148,8 @@ def removing_reader(
         raise UnknownLink(f"No node {reader} may read this one. See: mailroom link status")
     [(link, waiting)] = rows
     if not dry_run:
-        # Most of the rows go before the dispatch lock is had, for which deliveries wait; the rest behind it, so that no
-        # delivery that still knew the link leaves any. Whoever locks both locks the link behind the dispatch lock.
+        # Most of the rows go before the dispatch lock is had, for which deliveries wait; the rest after it, so that no
+        # delivery that still knew the link leaves any. Code that locks both takes the dispatch lock first.
         yield ROWS.at(schema=schema)(link=link)
         yield clock.LOCK.at(schema=schema)()
         yield LOCK_TOPICS.at(schema=schema)()

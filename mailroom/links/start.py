@@ -23,6 +23,7 @@ from mailroom.sql.sight import NODE_ROW, the_one
 # The lost time may have had starts of its own, with a jump each from where this start jumps too: so it is with a backup
 # from before the last restart. So the clock also goes to a number that grows by more clocks per second than a node
 # gives out. Where the server's time is wrong, this does nothing, or nothing that harms.
+# D-links-7: A jump also goes to at least 2^24 per second since 2026.
 PER_SECOND = 2**24
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 LAST = timedelta(days=500 * 365)

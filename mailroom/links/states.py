@@ -44,10 +44,10 @@ class SourceState:
 
     `state` is open, or the source is not read: `since` says since when, and `why` says why and what to do. The state is
     then unreachable, if there is no way to it, or failing, if it is reached and something goes wrong; both are tried
-    again and again. Or it is stopped, until somebody acts, or excluded by hand. `position` is the last row of its link
-    that was received, and `shown` the clock up to which everything of it is here. `received_at` is when that was; None
-    if nothing came yet. `topics` are those that inboxes here subscribe to there. The source has not yet been told of
-    those in `pending`, and refuses those in `refused`. `service` is the entry of the service file that leads there;
+    again and again. Or it is stopped, until an operator acts, or excluded by hand. `position` is the last row of its
+    link that was received, and `shown` the clock up to which everything of it is here. `received_at` is when that was;
+    None if nothing came yet. `topics` are those that inboxes here subscribe to there. The source has not yet been told
+    of those in `pending`, and refuses those in `refused`. `service` is the entry of the service file that leads there;
     None if the environment does. `reader` is this node's name there.
     """
 

@@ -9,8 +9,9 @@ from mailroom.schema.checks import checking, finding
 from mailroom.sql.operation import Operation, Sql
 
 # By the id of the subscription: if one was ended and made again, the source is told again. A `*` without sources is a
-# subscription to this node alone. `is_own`: nobody else sees it before this transaction commits. A broker is told
-# nothing: a bridge reads its topics whoever subscribes.
+# subscription to this node alone. `is_own`: no other session sees it before this transaction commits. A broker is told
+# nothing: a bridge reads its topics without being asked.
+# D-links-15: What a source was told is noted by id.
 PENDING = Sql(
     """
 SELECT s.topic, s.origin, o.name, coalesce(o.trouble, o.state), o.why, coalesce(s.id = ANY (o.refused), false),

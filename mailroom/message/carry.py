@@ -141,6 +141,7 @@ class _Carrier:
 
 
 # A context and not a thread: the handlers of an AsyncWorker's loops take turns within one thread.
+# D-messages-3: Carried headers are read at the send.
 _carrier: ContextVar[_Carrier] = ContextVar("mailroom_carrier", default=_Carrier(NONE))  # noqa: B039  # carries nothing
 
 

@@ -16,9 +16,9 @@ PLAIN = {CHAR: "text", "jsonb": "text", "smallint": "bigint"}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table of ours: its type there, and who sets it.
+    """A column of one of our tables: its type there, and who sets it.
 
-    `by` a writer, which is whoever sends by Mailroom, in Python or Spark; by SQL, which is how others send; or by the
+    `by` a writer, which is code that sends by Mailroom, in Python or Spark; by SQL, which is how others send; or by the
     database, by a default or a trigger. `default` is the table's, in SQL. `moves` from table to table with its message,
     or is only for the first one. `wire` is the first version of the wire that has it.
     """

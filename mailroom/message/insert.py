@@ -43,6 +43,7 @@ class Insert(Sql):
         return Fill(bound, copy, unnest, self._written, rows)
 
 
+# D-statements-8: A user's pipeline cannot run COPY.
 @lru_cache(maxsize=4096)
 def _inserting(insert: Insert, schema: str, names: tuple[str, ...]) -> Statement:
     values = ", ".join(insert.values[name] for name in names)

@@ -18,7 +18,7 @@ class Patterns(Generic[T]):
         self._patterns: dict[tuple[str, ...], T] = {}  # the most specific first
 
     def add(self, topic: Topic[Any, Any] | str, item: T) -> None:
-        """Register `item`. Raises `InvalidMessage` if it is no pattern, `ConfigurationError` if it has one already."""
+        """Register `item`. Raises `InvalidMessage` if that is not a pattern, `ConfigurationError` for a second item."""
         pattern = pattern_text(topic)
         if pattern in self:
             raise ConfigurationError(

@@ -35,6 +35,7 @@ VERSION = re.compile(r"[1-9][0-9]{0,5}\Z")
 MISFITS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, ExceptionGroup)
 
 
+# D-messages-2: A `Topic` is taken apart when an `Outgoing` is made.
 class Topic(Generic[T, A]):
     """A topic whose values have a type: every method that sends takes one in the place of text, as do subscriptions and
     `Handlers`.
@@ -176,7 +177,7 @@ class Topic(Generic[T, A]):
             return 1
         if not VERSION.match(sent):
             raise DecodeError(
-                f"The header {SCHEMA} is no version: it is the text of an int from 1 to {MAX_VERSION:,}.",
+                f"The header {SCHEMA} is not a version: it is the text of an int from 1 to {MAX_VERSION:,}.",
                 code="MR-value-version-invalid",
             )
         version = int(sent)
@@ -202,7 +203,7 @@ def topic_headers(topic: "Topic[Any, Any]", given: Mapping[str, str] | None) -> 
     if given is None:
         return None if topic.version == 1 else {SCHEMA: str(topic.version)}
     if not isinstance(given, Mapping) or (topic.version == 1 and SCHEMA not in given):
-        return given  # what is no mapping is refused with the other parts of the message
+        return given  # what is not a mapping is refused with the other parts of the message
     return {**given, SCHEMA: str(topic.version)}
 
 

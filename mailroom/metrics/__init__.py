@@ -1,4 +1,4 @@
-"""Metrics of a node and of a process: what they are, where each comes from, and the ways out of a program of yours."""
+"""Metrics of a node and of a process: what they are, where each comes from, and the ways out of your program."""
 
 from mailroom.metrics.by_minute import (
     InboxStatistics,

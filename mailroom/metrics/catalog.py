@@ -66,7 +66,7 @@ INBOX_EXPIRED = Family(
     "Messages that waited in an inbox for longer than its `expire_s` allows, and were removed.",
     ("inbox",),
 )
-LEASE_HELD = Family("lease_held", "gauge", "Whether somebody leads: 1 or 0.", ("role",))
+LEASE_HELD = Family("lease_held", "gauge", "Whether a process leads: 1 or 0.", ("role",))
 LEASE_REMAINING = Family(
     "lease_remaining_seconds", "gauge", "How long the lease is still valid; negative once it has expired.", ("role",)
 )

@@ -10,6 +10,7 @@ from mailroom.sql.operation import Operation, Sql
 
 OUTBOX = None  # in the place of an inbox
 # As `catalog.TABLES`: by name, through the session's cache.
+# D-metrics-8: Rates are differences of the server's counts.
 CHANGES = Sql(
     """
 SELECT t.name, pg_catalog.pg_stat_get_tuples_inserted(t.oid), pg_catalog.pg_stat_get_tuples_deleted(t.oid),

@@ -40,7 +40,7 @@ class Endpoint:
             self._server = _Server((host, port), handler)
         except OSError as error:
             raise ConfigurationError(
-                f"Nobody can listen at {address} ({error.strerror or error}). Give another --metrics HOST:PORT.",
+                f"Cannot listen at {address} ({error.strerror or error}). Give another --metrics HOST:PORT.",
                 code="MR-metrics-address",
             ) from None
         self._scrapes = scrapes
@@ -68,7 +68,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65_535:
         raise ConfigurationError(
-            f"{address!r} is no address. Give HOST:PORT, such as 127.0.0.1:9464, or :9464 for all interfaces.",
+            f"{address!r} is not an address. Give HOST:PORT, such as 127.0.0.1:9464, or :9464 for all interfaces.",
             code="MR-metrics-address",
         )
     return host.strip("[]"), int(port)
@@ -78,7 +78,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log what an answer failed with, unless whoever asked has gone away."""
+        """Log what an answer failed with, unless the client has gone away."""
         if not isinstance(sys.exception(), OSError):
             log.error("an answer to a scrape or probe failed", exc_info=True)  # socketserver calls it
 

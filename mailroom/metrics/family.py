@@ -43,7 +43,7 @@ class Histogram:
         return copied
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value so many times."""
+        """Count a value that many times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 

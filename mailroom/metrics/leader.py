@@ -37,6 +37,7 @@ LONGEST_PAUSE_S = 60.0
 SESSION = settings.UNATTENDED | {"statement_timeout": "10s", "lock_timeout": "500ms"}
 AT_ONCE = 50  # inboxes of one statement, which holds a snapshot and their locks
 RECENT_S = 60
+# D-metrics-4: The sampler catches every error.
 WINDOW = 1_000  # numbers of dead letters below the highest that may still commit
 
 OUTBOX_OLDEST = Family(
@@ -54,7 +55,7 @@ INBOX_OLDEST = Family(
 INBOX_KEYS = Family(
     "inbox_keys",
     "gauge",
-    "Failing keys: waiting for their next attempt, or parked until somebody acts. Paused ones are neither.",
+    "Failing keys: waiting for their next attempt, or parked until an operator acts. Paused ones are neither.",
     ("inbox", "state"),
 )
 SCHEDULED = Family(
@@ -103,7 +104,8 @@ FROM (SELECT coalesce(%(now)s::timestamptz, clock_timestamp())) AS at (now)
     columns=("float8", "float8", "bigint", "bigint", "timestamptz"),
     most=EXACT + 1,
 )
-# A key whose time has come is no longer late on purpose. Whoever waits for it is first by `key_state_due`.
+# A key whose time has come is no longer late on purpose. The one that has waited longest is first by `key_state_due`.
+# D-metrics-1: The leader counts failing keys, on its own clock.
 KEYS = Sql(
     """
 SELECT inbox, count(*) FILTER (WHERE retry_at > now AND retry_at < 'infinity'),
@@ -130,6 +132,7 @@ FROM {schema}.inbox_registry ORDER BY name
 # OFFSET 0: row by row until a key is healthy, which is mostly the first one; in one piece, the keys of all messages are
 # looked up. The inboxes stand in the text, in the same portions each time, so the server soon plans none of them any
 # more: for 1,000 inboxes planning took most of the time. (SELECT ...) IS NULL stays an index probe, as in a claim.
+# D-metrics-2: The oldest message is looked for in each inbox.
 OLDEST_WHERE = filled(
     """(
     SELECT '{inbox}'::text, i.delivered_at FROM (
@@ -143,6 +146,7 @@ OLDEST_WHERE = filled(
 )
 OLDEST_OF = filled(OLDEST_WHERE, messages="inbox_{inbox}", chosen="")
 # It takes longer, but no right to each inbox: for what this role may read only as a part of all inboxes.
+# D-metrics-7: `mailroom top` finds the oldest messages through the table of all inboxes.
 OLDEST_THROUGH_PARENT = filled(OLDEST_WHERE, messages="inbox", chosen="inbox = '{inbox}' AND ")
 OLDEST = Sql(
     """
@@ -151,7 +155,7 @@ FROM ({each}) AS oldest (inbox, delivered_at)
 """,
     columns=("text", "float8"),
 )
-# Whoever reads a link notes there since when it does not; nobody may be there to note it. A batch that came a while
+# A reader notes on its link since when it does not read, but may be gone itself. A batch that came a while
 # ago says nothing of now: had something waited, it would have come since.
 LINKS = Sql(
     """
@@ -190,6 +194,7 @@ FROM {schema}.periodic WHERE NOT paused
 HIGHEST = Sql("SELECT coalesce(max(id), 0::bigint) FROM {schema}.dead_letter", columns=("bigint",))
 # Numbers are drawn before their transactions commit, so one may appear below others that were counted. `seen` are
 # those that were, in as few ranges as there are gaps.
+# D-metrics-3: Dead letters are counted by their numbers, as ranges of those that were seen.
 ADDED = Sql(
     """
 WITH new AS MATERIALIZED (
@@ -248,7 +253,7 @@ def sampling(
     [(outbox_s, executables_s, scheduled, live, at)] = yield NODE.at(schema=schema)(now=now)
     names = yield NAMES.at(schema=schema)(partitions=None)
     inboxes = [name for name, *_ in names]
-    # One that nobody can read now costs no other its figures, and has none itself: no 0, which would be a promise.
+    # One that cannot be read now costs no other its figures, and has none itself: no 0, which would be a promise.
     locked = locked_inboxes((yield from reading_locked(schema)))
     oldest_of = {name: OLDEST_OF if may_read else OLDEST_THROUGH_PARENT for name, _, may_read in names}
     keys = {(name, state): 0 for name in inboxes for state in ("waiting", "parked")}

@@ -1,4 +1,4 @@
-"""Metrics in a program of yours: over an endpoint of ours, in prometheus-client's registry, or as OpenTelemetry's.
+"""Metrics in your program: over our own endpoint, in prometheus-client's registry, or as OpenTelemetry's.
 
 Neither library is needed for the rest, so each is imported where it is asked for.
 """

@@ -31,7 +31,7 @@ from mailroom.sql.operation import Operation, Sql
 from mailroom.status import LaneFailure, failing_of
 
 SHOWN = 20  # keys, batches and errors of a look
-# As in the alert rules. Where no worker is at all, nobody has to wait for so long to know it.
+# As in the alert rules. Where no worker is at all, nobody has to wait for that long to know it.
 UNLED_S = 30.0
 LATE_S = 300.0
 UNREAD_S = 5.0
@@ -343,7 +343,7 @@ def troubles(
         if not lane.leads:
             command = "executor" if lane.role == "executor" else "dispatcher"
             why = f", and {failing}" if failing else ""
-            yield Trouble(f"nobody leads as {lane.role}; {lane.host} pid {lane.pid} did{why}",
+            yield Trouble(f"no process leads as {lane.role}; {lane.host} pid {lane.pid} did{why}",
                           run or f"mailroom {command} run{option}")  # fmt: skip
         elif failing:
             yield Trouble(f"the {lane.role} leads, and {failing}", run or f"mailroom doctor{option}")

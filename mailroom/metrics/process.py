@@ -80,8 +80,8 @@ class _Open:
 class ProcessMetrics:
     """Counts what happens in this process to the node `schema`, from `listen` on. Threads may share it.
 
-    `now` is the wall clock by which ages are computed, and `offset` how far the database's is ahead of it: whoever asks
-    the database sets that, so that a process on a machine with a wrong clock tells true ages.
+    `now` is the wall clock by which ages are computed, and `offset` how far the database's is ahead of it. Code that
+    asks the database sets that, so that a process on a machine with a wrong clock tells true ages.
     """
 
     def __init__(

@@ -28,11 +28,13 @@ log = logging.getLogger("mailroom.metrics")
 MINUTE = timedelta(minutes=1)
 KEPT = timedelta(hours=48)  # the janitor deletes what is older
 SPREAD_S = 10.0  # so that not all processes connect at once
+# D-metrics-5: The recorder opens a session each minute.
 SESSION = settings.UNATTENDED | {"statement_timeout": "10s", "lock_timeout": "5s"}
 
 TIME = Sql("SELECT clock_timestamp()", columns=("timestamptz",))
 # In one order, since two processes that lock the rows of one minute in two orders would wait for each other. Counts of
 # an inbox that is gone go with it.
+# D-metrics-6: A write of statistics whose end is unknown is not repeated.
 ADD = Sql(
     """
 INSERT INTO {schema}.my_stat_minute AS s
@@ -71,7 +73,7 @@ class Recorder:
     """Writes the statistics of what `process` counts from now on, in a thread of its own, until it is closed.
 
     `home` says where the database is, which a worker knows only once it has connected. `now` is the wall clock; what it
-    is off by is known once the database has been asked. Whatever fails is logged, and disturbs nobody.
+    is off by is known once the database has been asked. Whatever fails is logged, and disturbs nothing else.
     """
 
     def __init__(

@@ -58,6 +58,8 @@ CEILING_STEP = 1_000_000
 # One deliverer at a time. So clocks rise in commit order, and a statement that begins after this one sees everything
 # that the previous deliverer committed. It is a lock on a table, which requires a right: every role that may connect
 # could hold an advisory lock.
+# D-deliver-1: The dispatch lock is a statement before the delivery.
+# D-deliver-4: The clock is a sequence, moved by `setval`.
 LOCK = Sql("SELECT {schema}.take_dispatch_turn() IS NULL", columns=("boolean",))
 
 CEILING = Sql(
@@ -97,6 +99,7 @@ def recovering_clock(schema: str) -> Operation[int]:
 
 
 # How far an operator may let a clock go. Nodes count on from there, and each start goes on by 2^32.
+# D-deliver-3: One process stamps, by a Lamport clock.
 MAX_ADVANCED = 2**62 + 2**61
 REACHED = Sql(
     "SELECT greatest(c.last_value, n.clock_ceiling) FROM {schema}.clock AS c, {schema}.node AS n", columns=("bigint",)

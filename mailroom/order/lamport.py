@@ -57,7 +57,7 @@ class LamportClock:
     def receive(self, sent_clock: int, what: object = None) -> Stamp:
         """Rule 2, on receiving a message that was sent at `sent_clock`: go on beyond both clocks, and note it.
 
-        No message is dropped: one that is stale says so in its stamp. Raises `ValueError` for what is no clock, and
+        No message is dropped: one that is stale says so in its stamp. Raises `ValueError` for what is not a clock, and
         `mailroom.order.clock.ClockOverflow` as `tick` does.
         """
         sent_clock = whole(sent_clock, "sent_clock", 0, MAX_CLOCK, ValueError)

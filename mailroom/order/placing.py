@@ -1,4 +1,4 @@
-"""Clocks for messages that are put into inboxes by hand: behind all that was delivered, under the dispatch lock."""
+"""Clocks for messages that are put into inboxes by hand: after all that was delivered, under the dispatch lock."""
 
 from mailroom.errors import MailroomError
 from mailroom.order.clock import LOCK, raising_ceiling

@@ -5,7 +5,7 @@ do that. The sequences then begin again below the rows, and what is sent overtak
 twice. So each sequence that is behind its rows is raised beyond them: by a leader, before it works, and by `mailroom
 migrate`. Triggers do it for each row that is copied, before the first send.
 
-The clock is no sequence in this sense: it is recovered, or jumps, under the dispatch lock (`mailroom.links.start`).
+The clock is not a sequence in this sense: it is recovered, or jumps, under the dispatch lock (`mailroom.links.start`).
 """
 
 import logging
@@ -16,6 +16,7 @@ from mailroom.sql.operation import Operation, Sql
 
 log = logging.getLogger("mailroom")
 
+# D-deliver-5: A copy is recognised by its transaction.
 RAISE = Sql('SELECT "table", "column", value FROM {schema}.raise_sequences()', columns=("text", "text", "bigint"))
 BEHIND = Sql('SELECT "table", "column", highest FROM {schema}.sequences_behind()', columns=("text", "text", "bigint"))
 
@@ -32,7 +33,7 @@ class Numbers:
 def raising_sequences(schema: str) -> Operation[list[Numbers]]:
     """Raise each sequence that is behind its rows by a million beyond them; return these, with their values now.
 
-    That stays done even if the transaction is undone. Nobody waits for it, and if the sequences are right, nothing
+    That stays done even if the transaction is undone. There is no wait for it, and if the sequences are right, nothing
     changes.
     """
     return [Numbers(*row) for row in (yield RAISE.at(schema=schema)())]

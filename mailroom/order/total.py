@@ -47,6 +47,7 @@ RECEIVED = """coalesce((
 
 # The origins of each total inbox. `since` counts for the inbox, and not for the origin: another inbox may still wait
 # for older messages of the same origin.
+# D-links-8: Total order counts what is shown per inbox.
 ORIGINS = filled(
     """origins AS MATERIALIZED (
     SELECT t.inbox, t.stable, o.number, o.name, o.state, o.shown AS started, min(s.since) AS since,

@@ -2,7 +2,7 @@
 
 A message that is reaped today and kept for N days is in the partition of today + N + 1, so that it is kept for N whole
 days. What is done here happens in functions of the schema, with the rights of its owner. Each operation of the janitor
-runs in a transaction of its own, and gives way to whoever changes the schema meanwhile: there is another round.
+runs in a transaction of its own, and gives way to a change of the schema meanwhile: there is another round.
 """
 
 from datetime import date, datetime
@@ -10,7 +10,7 @@ from datetime import date, datetime
 from mailroom import locks
 from mailroom.sql.operation import Operation, Sql
 
-PATIENCE_MS = 100  # whoever waits for a lock keeps others waiting behind it
+PATIENCE_MS = 100  # a session that waits for a lock keeps later ones waiting
 
 NOW = "coalesce(%(now)s::timestamptz, statement_timestamp())"
 MAKE = Sql("SELECT {schema}.make_reaped_days({now})", columns=("bigint",), now=NOW)

@@ -4,7 +4,7 @@ A key's prefix is what it has before the first separator, or the whole key. Whil
 keys have rows in `key_state`, as failing keys have that are not due: so claims pass them, and the order of each is kept
 by what keeps it anyway. A row that is there for no other reason has no attempt, and is deleted when the breaker closes.
 
-Whoever changes anything here locks the row of the breaker first, and rows of `key_state` in key order after that.
+Every change here locks the row of the breaker first, and rows of `key_state` in key order after that.
 """
 
 from dataclasses import dataclass

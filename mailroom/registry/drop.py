@@ -63,7 +63,7 @@ def _dropping(schema: str, inbox: str, actor: str, discard: bool, why: str | Non
         )
     yield from answering_undone(schema, [Undone.of(*row) for row in (yield COMMANDS.at(**names)())])
     # Its dead letters stay, and so does `spark_drain`: the files of its drains are still there, and an inbox of that
-    # name goes on behind their numbers.
+    # name goes on after their numbers.
     for table in HAVE_ROWS:
         yield FORGET.at(table=table, **names)()
     yield UNLIST.at(**names)()

@@ -58,7 +58,7 @@ def creation(
     but none that a transaction holds, and none of parked keys, which count anew from a replay: for replies that nobody
     waits for any more (`Requests`). By default, and with 0, it drops none.
 
-    With `keep_reaped_days` (1 to 366) what is reaped is kept in an archive for so many whole days, to be found and
+    With `keep_reaped_days` (1 to 366) what is reaped is kept in an archive for that many whole days, to be found and
     replayed (`inbox.Archive`); 0 ends that, and what is kept stays until its day. By default nothing is kept.
     Limits hold for all workers of the inbox together, and not for claims by hand (`reap`, `reap_any`, Spark). By
     default there are none, and 0 ends one. `rate` is how many messages per second they may claim (up to 1,000,000), and
@@ -137,10 +137,10 @@ WHERE t.typrelid = 0::oid
 """,
     columns=("text", "boolean"),
 )
-# All statements in one trip, since the server does each in about a millisecond. Not PARTITION OF, which blocks behind
+# All statements in one trip, since the server does each in about a millisecond. Not PARTITION OF, which waits for
 # every open delivery; ATTACH does not. The names of the indexes do not begin with inbox_, since they could be names of
-# partitions: an inbox may be called wall_pkey. The names are quoted in the array, since one may be null. Whoever
-# creates a partition, it belongs to the owner of the others: of one that belonged to a member of that role, or to a
+# partitions: an inbox may be called wall_pkey. The names are quoted in the array, since one may be null. A
+# partition always belongs to the owner of the others: of one that belonged to a member of that role, or to a
 # superuser, the owner could neither grant nor rename nor migrate anything.
 PARTITIONS = Sql(
     """

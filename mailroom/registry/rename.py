@@ -18,7 +18,7 @@ def renaming(
 
     It keeps its messages, subscriptions and settings, and its failures, parked keys and dead letters. Nothing is lost
     on the way: the inbox subscribes to its old name as a topic. So it still gets what was or is sent to that name, and
-    replies to commands that name it in `reply_to`. `unsubscribe` ends that once nobody sends there any more, and before
+    replies to commands that name it in `reply_to`. `unsubscribe` ends that, once nothing is sent there and before
     another inbox gets the name. `actor` says who acts and `why` gives the reason; both are written to the table
     `audit`, whose earlier entries keep the old name.
 

@@ -4,6 +4,7 @@ from mailroom.order.total import IS_BOUNDED
 from mailroom.sql.operation import filled
 
 # Whether a pattern `p` fits a topic `t`. Spark reads it as PostgreSQL does.
+# D-messages-1: Patterns are compared with each topic of a batch once, by LIKE.
 FITS = "(p.words IS NULL OR p.words = t.words) AND t.ended LIKE p.fits"
 
 # Whether a subscription is to this node's messages.
@@ -64,7 +65,8 @@ link_route AS MATERIALIZED (
 # Whether a link in `link_route` carries a message of this kind.
 CARRIES = "(kind IN ('M', 'E') OR named)"
 
-# The ways to each inbox, for the audit, which knows topics from files. What is no pattern is the way of one topic.
+# The ways to each inbox, for the audit, which knows topics from files. What is not a pattern is the way of one topic.
+# D-messages-9: Spark's audit uses the text of the route.
 WAYS = """SELECT topic, inbox, true, fits IS NULL, fits, words::bigint FROM {schema}.subscription
     WHERE origin IN ('', '*')
     UNION ALL SELECT name, name, false, true, NULL, NULL FROM {schema}.inbox_registry"""

@@ -1,4 +1,4 @@
-"""What to do where the server refuses for lack of a right: the grant that whoever was refused needs.
+"""What to do where the server refuses for lack of a right: the grant that the refused role needs.
 
 The one place that says so: for commands, which end with an error, and for workers and dispatchers, whose error gets a
 note, and whose logs say it.

@@ -147,7 +147,7 @@ def _role_name(role: str) -> str:
     return role
 
 
-# Also whoever creates an inbox takes this lock. And two sessions that change the rights on one object at once would
+# Creating an inbox takes this lock too. And two sessions that change the rights on one object at once would
 # fail, one of them with "tuple concurrently updated".
 LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
 ROLE = Sql(
@@ -166,6 +166,7 @@ WHERE to_regclass('{schema}.inbox_' || name) IS NOT NULL ORDER BY name
     is_bounded=IS_BOUNDED,
 )
 # What was granted to the role itself: not what it has as a member of another one, or because it is everybody's.
+# D-roles-4: What a role has been granted is read from the catalog.
 HELD = Sql(
     """
 WITH me AS (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = %(role)s::text::name)

@@ -193,6 +193,7 @@ EXECUTABLE_TELLING = [
     *("headers", "after_clock", "source", "sent_at"),
 ]
 
+# D-roles-6: Executors and dispatchers have DELETE on `dead_letter`.
 EXECUTOR = (
     REVISION,
     LEASE,

@@ -54,6 +54,7 @@ def fixed_atoms(purpose: str) -> Atoms:
     )
 
 
+# D-roles-5: No default privileges for new inboxes.
 def inbox_atoms(purpose: str, inbox: GrantedInbox) -> Atoms:
     """Return what a purpose needs for one inbox, beside what it always needs."""
     rights = PURPOSES[purpose].rights

@@ -7,6 +7,7 @@ from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.sight import HIDDEN, READABLE, refuse_hidden, the_one
 
 # Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
+# D-schema-2: One base, then migrations.
 RELEASE = 1
 HEAD = "0152"
 
@@ -34,6 +35,7 @@ def checking(schema: str) -> Operation[None]:
 
 
 # One statement, and before any other: a SELECT that fails would abort the caller's transaction.
+# D-schema-4: Names are looked up in the catalog and compared as a whole.
 VERSION_TABLE = Sql(
     f"SELECT to_regclass('{{schema}}.alembic_version') IS NOT NULL, to_regclass('{{schema}}.node') IS NOT NULL, "
     f"current_user::text, {HIDDEN}",

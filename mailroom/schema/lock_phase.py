@@ -23,6 +23,7 @@ IN_USE = "MR003"
 # In the order in which programs lock them: deliveries and executions take their turn first, and a handler's batch has
 # locks on its inbox when it sends. Each claim reads the registry before anything else, and its batch keeps the lock
 # until it ends. So it is the gate to all that a batch has locked: a lock on it waits for the batches of all inboxes.
+# D-schema-3: A migration has all its locks before it changes anything.
 GATE = "inbox_registry"
 ALWAYS_FIRST = ("dispatch_turn", GATE, "execute_turn")
 TURNS = {"dispatch_turn", "execute_turn"}

@@ -365,6 +365,7 @@ END $$"""
 
 
 # SQLSTATEs of our own.
+# D-schema-1: `migrate` is an operation.
 HOLDS_MESSAGES = "MR001"
 UNKNOWN_ENCODING = "MR002"
 ELSEWHERE_BY_NOW = "MR004"

@@ -1,6 +1,6 @@
 """Migrations that are written as SQL files: their statements, each by itself, and the comments for the database.
 
-What stands behind a `--` on the first line of a CREATE or on the line of a column is its comment in the database, so
+What stands after a `--` on the first line of a CREATE or on the line of a column is its comment in the database, so
 that a table is read together with what it means. Comments on lines of their own are for readers of the file.
 """
 

@@ -38,6 +38,7 @@ class Watched:
 
 
 # Names are compared as a whole, so that they may have dots. Not by to_regclass, which fails without USAGE on a schema.
+# D-watch-1: The triggers are the only record of a watch.
 TABLE = Sql(
     """
 SELECT c.oid::bigint, c.relkind::text, c.relkind = 'p' OR EXISTS (
@@ -64,6 +65,7 @@ WHERE pg_catalog.concat(n.nspname, '.', c.relname) = %(table)s::text
 )
 
 
+# D-watch-5: Hidden columns are known by name and by number.
 @dataclass(frozen=True, slots=True)
 class _Table:
     oid: int
@@ -129,6 +131,7 @@ def _refusal(
 # By row where statement triggers do not see all, or not in order: they miss what is written into a partition directly,
 # and a MERGE that moves rows to another; and where a foreign key of the table cascades onto the table itself, they fire
 # again later, so that a key that one statement frees and uses again would be told as freed last.
+# D-watch-6: Row triggers only where statement triggers do not see all, or not in order.
 TRIGGERS = {
     False: {
         "insert": "AFTER INSERT ON %s REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT",

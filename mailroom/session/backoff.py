@@ -4,7 +4,7 @@ import random
 
 
 def pause_s(failures: int, longest_s: float) -> float:
-    """Return seconds to wait after so many failures in a row: exponential from 0.1 s up to `longest_s`, full jitter.
+    """Return seconds to wait after that many failures in a row: exponential from 0.1 s up to `longest_s`, full jitter.
 
     Jitter keeps sessions that lost a server at the same time from coming back at the same time (M. Brooker,
     "Exponential Backoff And Jitter", 2015).

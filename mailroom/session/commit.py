@@ -71,6 +71,7 @@ def following(phase: Phase, code: str, *, lost: bool) -> Next:
 
 
 # The token begins with the time in milliseconds, like a UUID of version 7: its age is known, and old ones are adjacent.
+# D-statements-12: A token tells how a transaction ended.
 NEW = """
 (lpad(to_hex(floor(extract(epoch FROM clock_timestamp()) * 1000::numeric)::bigint), 12, '0')
     || '7' || substr(replace(gen_random_uuid()::text, '-', ''), 14))::uuid

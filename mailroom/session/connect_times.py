@@ -15,6 +15,7 @@ USUAL_S = 10
 LONGEST_S = 80
 
 
+# D-statements-7: What timed out is not tried again unchanged.
 class ConnectTimes:
     """The connect timeout per connection string, shared by all sessions of a process."""
 

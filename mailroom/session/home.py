@@ -24,6 +24,7 @@ from mailroom.sql.runner import run_async
 
 # The start time distinguishes the server from a copy and from a standby, which agree in all the rest. It needs no
 # right.
+# D-statements-13: A program's own sessions follow connections that its source opened.
 PLACE = Sql(
     """
 SELECT oid::bigint, pg_catalog.pg_postmaster_start_time(), datname::text
@@ -37,7 +38,7 @@ ROOM_S = 30.0
 
 
 class Elsewhere(ConfigurationError, ConnectionFailed):
-    """A session of ours leads to another database than the batches. Nothing was written there."""
+    """One of our sessions leads to another database than the batches. Nothing was written there."""
 
     code = "MR-other-database"
 
@@ -165,7 +166,7 @@ class Home:
             )
 
     def connect(self, role: str, session: Mapping[str, str]) -> psycopg.Connection:
-        """Open an autocommit session of ours, and compare nothing yet (`compare`). Raises `ConnectionFailed`."""
+        """Open one of our autocommit sessions, and compare nothing yet (`compare`). Raises `ConnectionFailed`."""
         self.check_room()
         dsn = self.dsn
         try:
@@ -175,7 +176,7 @@ class Home:
             raise
 
     async def connect_async(self, role: str, session: Mapping[str, str]) -> psycopg.AsyncConnection:
-        """Open an autocommit session of ours. Raises `ConnectionFailed`, and `Elsewhere` if it is not at home."""
+        """Open one of our autocommit sessions. Raises `ConnectionFailed`, and `Elsewhere` if it is not at home."""
         self.check_room()
         dsn = self.dsn
         try:
@@ -195,7 +196,7 @@ class Home:
         return connection
 
     def compare(self, found: HomeDatabase, wanted: HomeDatabase | None = None) -> None:
-        """Raise `Elsewhere` unless a session of ours is where the batches are."""
+        """Raise `Elsewhere` unless one of our sessions is where the batches are."""
         wanted = wanted or self.place
         if wanted is None or found == wanted:
             return

@@ -55,7 +55,7 @@ class Listener:
         rung.set()
 
     def rung(self, channel: str | None) -> None:
-        """Ring for a notification on that channel; None: for any that were missed while nobody listened."""
+        """Ring for a notification on that channel; None: for any that were missed while there was no listener."""
         self.ring()
 
     def next_ring(self) -> asyncio.Event:

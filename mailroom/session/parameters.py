@@ -39,7 +39,7 @@ def parameters(driver: Any, database: str) -> str:
     elif isinstance(getattr(driver, "_usock", None), socket.socket):
         found = _of_pg8000(driver, database)
     else:
-        raise unknown(f"Nobody knows where a {type(driver).__module__}.{type(driver).__qualname__} leads")
+        raise unknown(f"Cannot tell where a {type(driver).__module__}.{type(driver).__qualname__} leads")
     return conninfo.make_conninfo("", **_of_libpq(found))
 
 
@@ -75,7 +75,7 @@ def _of_asyncpg(driver: Any, database: str) -> dict[str, object]:
     password = given.password() if callable(given.password) else given.password
     if not isinstance(password, str | None):
         if hasattr(password, "close"):
-            password.close()  # a coroutine, which nobody would await
+            password.close()  # a coroutine, which would not be awaited
         raise unknown("This source gets its password from a coroutine")
     options = " ".join(f"-c {name}={_escaped(value)}" for name, value in (given.server_settings or {}).items())
     return {

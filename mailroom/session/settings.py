@@ -68,6 +68,7 @@ CONNECT_TIMES = ConnectTimes()
 # It also frees a large block. The C library of Linux gives memory back to the system whenever more than 128 kB are free
 # at the end of the heap, and so takes it back and has it cleared for each statement with a large plan: a third of the
 # server's time for a delivery of one message. Once a larger block was freed it keeps twice its size: mallopt(3).
+# D-statements-14: Sessions keep their memory.
 FIRST = "SELECT pg_backend_pid() WHERE octet_length(repeat('x', 1000000)) > 0"
 
 
@@ -191,7 +192,7 @@ async def connect_async(text: str, role: str, settings: Mapping[str, str] = SESS
     except psycopg.OperationalError as error:
         raise connection_failed(error) from None
     except asyncio.CancelledError as error:
-        # The traceback holds the half-made connection: whoever keeps the cancellation would keep it open.
+        # The traceback holds the half-made connection: code that keeps the cancellation would keep it open.
         raise error.with_traceback(None) from None
 
 

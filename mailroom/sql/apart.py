@@ -2,8 +2,8 @@
 
 A worker's batch is a transaction of its source. Django has connections of its own, and what a handler writes by the ORM
 commits there, by itself, once per attempt. Django lets a function see each statement first (`execute_wrapper`), so a
-write into the database of the batch fails the message. Django is imported nowhere here: if nobody has imported it,
-nobody uses it.
+write into the database of the batch fails the message. Django is imported nowhere here: if it was not imported,
+it is not used.
 """
 
 import os
@@ -25,6 +25,7 @@ PLACE = (
     "FROM pg_database WHERE datname = current_database()"
 )
 # Statements that only read, or move within a transaction. Functions change data too, which cannot be seen from outside.
+# D-schema-6: Django's writes are seen by `execute_wrapper`.
 READS = re.compile(
     r"(?:\s|/\*.*?\*/|--[^\n]*\n|\()*"
     r"(?:SELECT|VALUES|TABLE|SHOW|SET|RESET|EXPLAIN|FETCH|DECLARE|CLOSE|SAVEPOINT|RELEASE|ROLLBACK|BEGIN|START|COMMIT)\b",

@@ -1,6 +1,6 @@
-"""Tables that nobody can read now: whoever looks at a node passes over them, and says who has them.
+"""Tables that cannot be read now: a look at a node passes over them, and says which session has locked them.
 
-Only ACCESS EXCLUSIVE keeps readers out, and so does one that waits for it: readers stand behind it in the queue.
+Only ACCESS EXCLUSIVE keeps readers out, and so does a session that waits for it: readers queue after it.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ ORDER BY 1, l.granted DESC, 2
 
 @dataclass(frozen=True, slots=True)
 class LockedTable:
-    """A table that nobody can read now, and who has it or is the first that waits for it."""
+    """A table that cannot be read now, and who has it or is the first that waits for it."""
 
     table: str
     by: Blocker
@@ -39,7 +39,7 @@ class LockedTable:
 
 
 def reading_locked(schema: str) -> Operation[list[LockedTable]]:
-    """Return the tables of the schema that nobody can read now."""
+    """Return the tables of the schema that cannot be read now."""
     found: dict[str, LockedTable] = {}
     for table, *blocker in (yield LOCKED.at(schema=schema)()):
         found.setdefault(table, LockedTable(table, Blocker(*blocker)))
@@ -47,7 +47,7 @@ def reading_locked(schema: str) -> Operation[list[LockedTable]]:
 
 
 def reading_lock_of(schema: str, inbox: str) -> Operation[LockedTable | None]:
-    """Return who keeps readers out of the table of an inbox, None if nobody does."""
+    """Return who keeps readers out of the table of an inbox, None if none does."""
     locked = yield from reading_locked(schema)
     return next((each for each in locked if each.table in (PARTITION.removesuffix("_"), PARTITION + inbox)), None)
 

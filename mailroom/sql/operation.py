@@ -20,11 +20,13 @@ T = TypeVar("T")
 
 PARAMETER = re.compile(r"%\((\w+)\)s(?:::(\w+(?:\[\])?))?")
 # A parameter, or a percent sign: a column of the user's may be called %(k)s.
+# D-statements-1: Operations are generators.
+# D-statements-3: Our cursors take `$n`.
 UNNUMBERED = re.compile(r"%%|%\((\w+)\)s")
 
 
 def filled(template: str, **parts: str | int) -> str:
-    """Return a piece of SQL with each `{name}` of `parts` replaced; other names stay for whoever uses the piece."""
+    """Return a piece of SQL with each `{name}` of `parts` replaced; other names stay for the caller's own pieces."""
     for name, part in parts.items():
         if f"{{{name}}}" not in template:
             raise AssertionError(f"a part without a place in the statement: {name}")
@@ -32,6 +34,7 @@ def filled(template: str, **parts: str | int) -> str:
     return template
 
 
+# D-statements-6: Every value has a cast.
 class Sql:
     """One statement with `{names}` for identifiers and `%(name)s::type` for values.
 

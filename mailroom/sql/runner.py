@@ -64,6 +64,7 @@ class DjangoConnection(Protocol):
     def validate_no_broken_transaction(self) -> None: ...  # noqa: D102
 
 
+# D-schema-5: Django is recognised by what its connections have.
 def is_django(connection: object) -> TypeGuard[DjangoConnection]:
     """Return whether this is a connection of Django, or the proxy of one."""
     return not isinstance(connection, psycopg.Connection) and hasattr(connection, "wrap_database_errors")
@@ -148,10 +149,11 @@ async def run_async(connection: AnyAsyncConnection, operation: Operation[T], *, 
     return await _performing(perform, operation)
 
 
+# D-statements-5: Our transactions begin with their first statement.
 async def run_in_transaction(
     connection: "psycopg.AsyncConnection[Any]", operation: Operation[T], *, prepared: bool = True
 ) -> T:
-    """Run `operation` on an autocommit connection of ours, in a transaction of its own; return its result.
+    """Run `operation` on one of our autocommit connections, in a transaction of its own; return its result.
 
     BEGIN goes with the first statement in one round trip. `prepared` is that of `run`. After a `Together` that was a
     transaction by itself, what follows is another.
@@ -246,6 +248,7 @@ def _status(driver: object) -> int | None:
     return found
 
 
+# D-statements-4: Our own cursor and adapters on psycopg.
 class _PsycopgOwn:
     """psycopg's default adapters, created again, without what users have changed on a connection or globally."""
 
@@ -368,6 +371,7 @@ def is_pipelined(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[
 
 # The tables, by their COPY, that were seen without row security on a connection: to ask costs half as much as to send
 # a few messages. What a role may do otherwise is asked each time, since sessions change their role.
+# D-statements-2: A runner never begins a pipeline.
 _FREE: "WeakKeyDictionary[psycopg.Connection[Any] | psycopg.AsyncConnection[Any], set[Statement]]" = WeakKeyDictionary()
 
 
@@ -650,7 +654,7 @@ def _sqlalchemy_connection(connection: object) -> "Connection":
 
 
 async def _async_sqlalchemy_connection(connection: object) -> "AsyncConnection":
-    # Without greenlet, an optional dependency of SQLAlchemy, this module cannot be imported. Then nobody uses it.
+    # Without greenlet, an optional dependency of SQLAlchemy, this module cannot be imported. Then it is not used.
     if "sqlalchemy.ext.asyncio" in sys.modules:
         from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 

@@ -1,4 +1,4 @@
-"""Whoever works on a node sees all rows of its tables, or gets an error that says so.
+"""A program that works on a node sees all rows of its tables, or gets an error that says so.
 
 Row security hides rows in silence, and work on some of them would lose messages or overtake them. So what reads a node
 asks before it begins (`seeing`, and `mailroom.schema.checks`). While it goes on, `row_security = off` has the server
@@ -21,6 +21,7 @@ ADVICE = (
 )
 # The tables of which row security may hide rows from this role. One that it may not read as a whole does not count:
 # such as the outbox for a writer, who only inserts.
+# D-statements-9: Rows are seen or refused.
 HIDDEN = """
        (SELECT pg_catalog.string_agg(c.relname::text, ', '::text ORDER BY c.relname) FROM pg_catalog.pg_class AS c
         WHERE {tables} AND c.relrowsecurity AND row_security_active(c.oid) AND {readable})"""

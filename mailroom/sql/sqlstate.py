@@ -35,6 +35,7 @@ OF_THE_DATA = {
 OF_THE_SERVER = frozenset({"53", "57", "58", "72", "F0"})
 CORRUPTED = frozenset({"XX001", "XX002"})
 # Without an SQLSTATE, these mean that the session was lost or could not be made.
+# D-statements-10: The meaning of an error is decided in one place.
 OF_THE_SESSION = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, OSError, ConnectionFailed)
 
 

@@ -1,7 +1,7 @@
 """Waits: which sessions of Mailroom wait for a lock, for which, and who has it.
 
 Every session that Mailroom opens has an application name that begins with `mailroom `; so one session can tell of all
-others, whoever owns them. Who blocks is the server's own answer (`pg_blocking_pids`). What a role may not see of a
+others, also of other owners. Who blocks is the server's own answer (`pg_blocking_pids`). What a role may not see of a
 session of another one, such as since when its transaction is open, is left out.
 """
 
@@ -13,7 +13,7 @@ from mailroom.sql.operation import Operation, Sql
 
 APPLICATION = "mailroom "
 LONG_S = 2.0  # a wait that is worth telling
-GONE_S = 5.0  # a wait that was not seen for so long has ended; shorter gaps are those between two tries
+GONE_S = 5.0  # a wait that was not seen for that long has ended; shorter gaps are those between two tries
 
 # What is locked: in words, since names of lock types say little. `pg_locks` names no relation for a transaction.
 LOCKED = """pg_catalog.concat(w.mode, ' on ', CASE w.locktype

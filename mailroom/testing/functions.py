@@ -123,7 +123,7 @@ def carry(
 
     Each in the transaction of its connection; they are two databases, or two schemas of one. The target must read the
     source: it is found there by the source's node id. Raises `ConfigurationError` if the nodes are not linked, or do
-    not agree on what has been received. A message that nobody wants goes to the target's `dead_letter`, as always.
+    not agree on what has been received. A message that is not wanted goes to the target's `dead_letter`, as always.
     """
     deliver(source, schema=schema, now=now)
     known = run(source, _known_as(schema_name(schema)))

@@ -38,6 +38,7 @@ WAIT = Sql(
     columns=("boolean", "boolean"),
 )
 # PostgreSQL compiles a delivery for longer than it takes to run it. Our own sessions have this setting, users' do not.
+# D-schema-9: `mail` keeps what was sent before each delivery.
 NO_JIT = Sql("SELECT pg_catalog.set_config('jit', 'off', true)", columns=("text",))
 ROUTED = Sql(
     """

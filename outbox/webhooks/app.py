@@ -282,7 +282,7 @@ def _allowed(topics: Iterable[Topic[Any, Any] | str], secrets: Secrets, unsigned
             )
         if not unsigned and not its:
             raise ConfigurationError(
-                f"There is no secret for {name}, so anybody could send to it. Give secrets; or say unsigned, if "
+                f"There is no secret for {name}, so anyone could send to it. Give secrets; or say unsigned, if "
                 "something before this server authenticates the senders.",
                 code="MR-webhook-secret-invalid",
             )

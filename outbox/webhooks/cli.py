@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--port", type=WholeNumber(0, 65_535), default=8080, show_default=True, help="0 takes a free one.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--name", type=NODE, default="serve", show_default=True, help="Which secrets: see above.")
-@click.option("--unsigned", is_flag=True, help="Take what nobody has signed: something in front authenticates senders.")
+@click.option("--unsigned", is_flag=True, help="Take unsigned requests: something in front authenticates senders.")
 @click.option(
     "--max-bytes", type=WholeNumber(1, MAX_VALUE_BYTES), default=MIB, show_default=True, help="The largest body."
 )

@@ -1,7 +1,7 @@
-"""Requests whose bodies are still on their way: at most so many, since nothing of them is verified yet.
+"""Requests whose bodies are still on their way: their number is bounded, since nothing of them is verified yet.
 
-When there is no room for another one, the one that has been sending for longest is given up, of whoever sends most: who
-sends at once is never the one.
+When there is no room for another one, the client with most of them loses the one that has been sending for longest:
+never one that sends its body at once.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
+# D-bridges-23: When there are too many connections or bodies, the oldest of the largest user makes room.
 class Bodies:
     """The requests that are being read; `most` of them at once, each for at most `within_s`."""
 

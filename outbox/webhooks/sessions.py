@@ -23,7 +23,7 @@ Source: TypeAlias = "str | AsyncConnectionPool[Any]"
 
 ANSWER_S = 10.0  # for all that the database has to do with a request; senders give up after 15 to 30 s
 CLOSE_S = 2.0
-# How long a pool of ours tries to replace a lost session; after that it tries when a request asks for one.
+# How long our own pool tries to replace a lost session; after that it tries when a request asks for one.
 RECONNECT_S = 10.0
 # Another request with the same id holds it until its transaction ends. This comes before ANSWER_S, which costs a
 # session. Set in each transaction, since the sessions may be the user's, or a pooler's.
@@ -65,7 +65,7 @@ class Sessions:
             return self._pool
 
     async def close(self) -> None:
-        """Close a pool of ours. The next use opens another one."""
+        """Close our own pool. The next use opens another one."""
         async with self._lock:
             pool, self._pool = self._pool, None
             if pool is not None and isinstance(self._source, str):

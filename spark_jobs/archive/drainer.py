@@ -3,7 +3,7 @@
 A segment is one transaction and one file. The file is written under a hidden name and made durable while the
 transaction is open, and gets the name that readers see only after the COMMIT: so no reader ever sees a message that is
 still in the inbox. What is to be done after the COMMIT is written in the transaction (`spark_drain`), and done in a
-short one of its own by whoever locks the row next: a drainer may die in between.
+short one of its own by the next holder of the row's lock: a drainer may die in between.
 """
 
 import logging
@@ -23,6 +23,7 @@ from spark_jobs.arrow.message_rows import RawCursor
 
 log = logging.getLogger("mailroom.spark")
 
+# D-spark-15: A drain's file is hidden until the COMMIT.
 SEGMENT_BYTES = 2**30  # of values
 CLAIM = 10_000  # messages; fewer if they hold `MAX_BYTES`
 # Keys of a claim. As few as fill it, since the transaction holds them and leaves the others to other shards; but never
@@ -50,7 +51,7 @@ VALUES (%(inbox)s::text, %(shard)s::integer, %(directory)s::text)
 ON CONFLICT DO NOTHING
 """
 )
-# Whoever holds the row is the shard's one drainer: all transactions that held it before have ended, and what the row
+# The holder of the row is the shard's one drainer: all transactions that held it before have ended, and what the row
 # does not name was not committed. So it is read in a statement after the one that may have waited.
 LOCK = """
 SELECT d.shard, d.segment, d.file, d.directory, d.finished, n.id

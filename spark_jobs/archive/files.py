@@ -69,7 +69,7 @@ def attempt_of(hidden: str) -> str:
 
 
 def attempt_in(folder: Folder, name: str) -> str | None:
-    """Return which attempt wrote the file; None if it is no file of a drain."""
+    """Return which attempt wrote the file; None if it is not a file of a drain."""
     with folder.open(name) as file:
         try:
             found = (parquet.read_schema(file).metadata or {}).get(b"mailroom.attempt")

@@ -152,7 +152,7 @@ def _uri(directory: str) -> SplitResult | None:
 def _holds_secret(uri: SplitResult) -> bool:
     try:
         _ = uri.port
-    except ValueError:  # a password with a slash in it: what stands before that is no port
+    except ValueError:  # a password with a slash in it: what stands before that is not a port
         return True
     return uri.password is not None or bool(SECRET.search(f"?{uri.query}"))
 

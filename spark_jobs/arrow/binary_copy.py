@@ -80,7 +80,7 @@ def _arrays(array: pa.Array, kind: str) -> pa.Array:
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy().astype(np.int64)
     heads = np.zeros(len(array), [(name, ">i4") for name in ("dimensions", "nulls", "type", "length", "from")])
     heads["dimensions"], heads["nulls"], heads["type"], heads["length"], heads["from"] = 1, 1, OIDS[kind], lengths, 1
-    # The elements of a list stand one behind the other already: only the offsets are new.
+    # The elements of a list stand one after the other already: only the offsets are new.
     elements = joined(*_field(array.flatten(), kind))
     return joined(of_numbers(heads), cut(data(elements), offsets(elements)[starts(lengths)]))
 

@@ -17,7 +17,7 @@ def constant(raw: bytes) -> pa.Scalar:
 
 
 def joined(*pieces: "pa.Array | bytes", null: bytes | None = None) -> pa.LargeBinaryArray:
-    """Return for each row its pieces, one behind the other; `null` stands for a null, else it makes the row null."""
+    """Return for each row its pieces, one after the other; `null` stands for a null, else it makes the row null."""
     scalars = [constant(piece) if isinstance(piece, bytes) else piece for piece in (*pieces, b"")]
     if null is None:
         return pc.binary_join_element_wise(*scalars)
@@ -31,7 +31,7 @@ def cut(data: Bytes, offsets: Offsets, validity: pa.Buffer | None = None) -> pa.
 
 
 def of_rows(rows: Bytes, lengths: Offsets | None = None, validity: pa.Buffer | None = None) -> pa.LargeBinaryArray:
-    """Return the rows of a matrix as bytes, or of each row the first so many."""
+    """Return the rows of a matrix as bytes, or of each row the first few."""
     count, width = rows.shape
     if lengths is None or (lengths == width).all():
         return cut(rows.reshape(-1), np.arange(count + 1, dtype=np.int64) * width, validity)
@@ -51,7 +51,7 @@ def of_numbers(numbers: npt.NDArray[Any]) -> pa.LargeBinaryArray:
 
 
 def starts(lengths: npt.NDArray[Any]) -> Offsets:
-    """Return where pieces of these lengths begin that stand one behind the other, and where the last one ends."""
+    """Return where pieces of these lengths begin that stand one after the other, and where the last one ends."""
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from spark_jobs.arrow.byte_arrays import joined
 
+# D-spark-8: The ledger compares a digest.
 SUMS = 3  # of 64 bits each
 SENT_BYTES = 8
 

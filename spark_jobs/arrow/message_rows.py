@@ -21,6 +21,7 @@ TEXT, LONG, BYTES, MOMENT = pa.string(), pa.int64(), pa.binary(), pa.timestamp("
 HEADERS = pa.map_(TEXT, TEXT)
 IN_ARROW = {"text": TEXT, "bigint": LONG, "bytea": BYTES, "uuid": TEXT, "timestamptz": MOMENT}
 # As `mailroom.message.message.EXPRESSIONS` selects them, in their order.
+# D-spark-9: The tasks make message ids.
 COLUMNS = pa.schema({column.name: HEADERS if column.name == "headers" else IN_ARROW[column.plain] for column in READ})
 # What "timestamp" is depends on the session: spark.sql.timestampType.
 IN_SPARK = {

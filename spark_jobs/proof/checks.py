@@ -57,7 +57,7 @@ Rows = Callable[[Evidence], DataFrame]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A rule: what it proves of so many things if it holds, and its DataFrame, a row for each of them."""
+    """A rule: what it proves of that many things if it holds, and its DataFrame, a row for each of them."""
 
     proves: str
     rows: Rows
@@ -212,6 +212,7 @@ def _origins_in_order(evidence: Evidence) -> DataFrame:
 
 
 # A dead letter that an inbox skipped is put back into it, and then written down, in one transaction: at most so long.
+# D-spark-13: Deliveries are not counted per inbox.
 PUTTING_BACK = "INTERVAL 1 HOUR"
 
 

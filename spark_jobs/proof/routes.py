@@ -10,7 +10,7 @@ from mailroom.registry.routing import FITS
 def routed(ways: DataFrame, topics: DataFrame) -> DataFrame:
     """Return a row for each of these topics and each way to an inbox that it goes.
 
-    Its columns are inbox, topic, `kinds` (those that come this way), `fits` (None, if it is no pattern) and `made` (the
+    Its columns are inbox, topic, `kinds` (those that come this way), `fits` (None for a topic) and `made` (the
     making of the inbox). `ways` are those of `spark_jobs.proof.tables`.
     """
     way = ("inbox", f.col("kind").alias("kinds"), f.col("source").alias("fits"), f.col("at").alias("made"))

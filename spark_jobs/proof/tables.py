@@ -47,6 +47,7 @@ DELIVERED = f"inbox, key, clock, message_id::text, source, {NO_COUNT}, %s, topic
 #
 # A way to an inbox (`mailroom.registry.routing`) has as `kind` the kinds that come by it. That of a pattern has in the
 # place of a source what its topics are LIKE, and in that of a count how many words they have.
+# D-spark-14: The audit reads one snapshot.
 SNAPSHOT = Sql(
     """
 SELECT 'outbox', {not_delivered} FROM {schema}.outbox

@@ -182,7 +182,7 @@ def _floats(values: list[Any], arrow: pa.DataType, found: set[type]) -> pa.Array
 
 
 def _exact(number: int, digits: int) -> float:
-    """Return an integer as a float of so many binary digits. Raises `OverflowError` if it has more."""
+    """Return an integer as a float of that many binary digits. Raises `OverflowError` if it has more."""
     if number.bit_length() - (number & -number).bit_length() >= digits:
         raise OverflowError
     return float(number)

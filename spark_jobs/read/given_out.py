@@ -29,7 +29,7 @@ def finding_given(
 ) -> Operation[BatchEnd | None]:
     """Return where the batch of that number ends if it was given out before, else None.
 
-    Raises `ConfigurationError` if the checkpoint lies behind what it has given out, or another one reads the inbox and
+    Raises `ConfigurationError` if the checkpoint lags behind what it has given out, or another one reads the inbox and
     is not the one that this `continues`.
     """
     rows = yield GIVEN.at(schema=schema)(inbox=inbox)
@@ -167,6 +167,7 @@ def finding_read(schema: str, inbox: str, checkpoint: str, number: int) -> Opera
 
 
 # The last one says which numbers were given out.
+# D-spark-2: Batch numbers of a stream are the source's own.
 FORGET = Sql(
     """
 UPDATE {schema}.my_spark_stream AS s SET deleted = true

@@ -77,6 +77,7 @@ SIZES = {
 # A page in which each message has at most its share of the bytes needs no running sum, which costs up to a third of the
 # server's time. Of a message with more, nothing large is sent, and `large` is true. The subquery's LIMIT keeps it as it
 # is, so JSON becomes text once, and is measured as text.
+# D-spark-11: A page of a read bounds its bytes without a running sum.
 SHARE = "%(bytes)s::bigint / %(rows)s::bigint"
 EVEN = """
 SELECT {selected}, {size} > {share} AS large FROM (
@@ -125,6 +126,7 @@ WALKED = 20_000  # messages that are counted one by one
 SAMPLED_BYTES = 8 * 1024 * 1024
 # Each n-th message, by its clock. The distance of two clocks says nothing: those between may be of other inboxes, or of
 # a backlog that is gone. Few messages are counted one by one, which is exact; many are estimated by a sample of blocks.
+# D-spark-17: Offsets are clocks, and a read is cut by counting messages.
 CUT = Sql(
     """
 WITH walked AS MATERIALIZED (
@@ -182,7 +184,7 @@ def paging(
     schema: str, inbox: str, above: int, upto: int, chosen: Chosen, rows: int, *, digested: bool = True,
     even: bool = True,
 ) -> Operation[Page]:  # fmt: skip
-    """Read the first messages above a clock and up to another, at most so many: a page.
+    """Read the first messages above a clock and up to another, at most that many: a page.
 
     If it should be `even`, it ends before a message with more than its share, unless that is the first one.
     """
@@ -275,7 +277,7 @@ WHERE inbox = %(inbox)s::text AND checkpoint = %(checkpoint)s::text AND batch = 
 
 
 def reporting(schema: str, inbox: str, read: Range, planned: Planned) -> Operation[None]:
-    """Report a range as read: only what was reported is deleted. Raises `ConfigurationError` if nobody wants it."""
+    """Report a range as read: only what was reported is deleted. Raises `ConfigurationError` if it is not wanted."""
     reported = yield REPORT.at(schema=schema)(
         inbox=inbox, checkpoint=planned.checkpoint, batch=planned.batch, above=read.above, upto=read.upto
     )

@@ -98,6 +98,7 @@ def _number(options: Mapping[str, str], name: str, least: int, most: int) -> int
 
 
 # Up to 4.3 Spark tells no data source in Python which columns a query needs.
+# D-spark-10: A read's columns are an option.
 def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
     text = options.get("columns")
     if text is None:
@@ -127,8 +128,9 @@ def _demand_ours(schema: StructType, chosen: Chosen) -> None:
 
 # Without pushFilters: up to 4.3 Spark keeps the filters that it has pushed with the DataFrame and applies them to its
 # next query too, which then lacks rows. Options are the DataFrame's own.
+# D-spark-12: No filter is pushed to a read.
 class InboxReader(DataSourceReader):
-    """Reads an inbox without locks: it waits for nobody, and nobody waits for it.
+    """Reads an inbox without locks: it waits for no session, and no session waits for it.
 
     It reads nothing twice and nothing above the highest clock at the time of the plan. A message that is reaped
     meanwhile may be missing.

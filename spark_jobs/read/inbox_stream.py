@@ -14,7 +14,7 @@ nothing is deleted unread rests on this:
 - Replayed messages of parked keys come back with their clocks. No batch is planned while a key is parked, and when
   messages are parked that the stream has passed, the way on is another checkpoint.
 - A session that is lost takes the lock along. The next one takes it again, and goes on if the first message of the
-  batch under way is there, and its last: whoever reaps begins with the oldest.
+  batch under way is there, and its last: a reaper begins with the oldest.
 - A number of Spark's that was used for a batch is used for no other one, also if the checkpoint was set back
   (`spark_jobs.read.numbers`).
 - A batch that a sink passes over is not planned at all. Its messages stay, and so does all that comes after them.

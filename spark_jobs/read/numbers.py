@@ -6,7 +6,7 @@ again under another number, or a new one under a number that the sink has done. 
 record it before they read, and refuse a number that is not the one of the batch. A batch without data of this inbox has
 no task of ours, but the commit of the one before comes while nothing new is planned. If the query dies before that
 call, Spark does not make it again: then the count is one too low until a task brings the next number. To count one more
-at each start instead would refuse numbers that nobody has used, and so end streams that are well.
+at each start instead would refuse numbers that were not used, and so end streams that are well.
 """
 
 from pyspark import TaskContext

@@ -41,7 +41,7 @@ def _message_ids(ids: pa.Array) -> pa.Array:
         return pa.array([None if text is None else UUID(text).bytes for text in ids.to_pylist()], pa.large_binary())
     except ValueError:
         raise InvalidMessage(
-            "Column message_id has a row that is no UUID: make one with Spark's uuid().", code="MR-spark-row-invalid"
+            "Column message_id has a row that is not a UUID: make one with Spark's uuid().", code="MR-spark-row-invalid"
         ) from None
 
 
@@ -101,7 +101,7 @@ def _moments(name: str) -> Callable[[pa.Array], pa.Array]:
 def _clocks(clocks: pa.Array) -> pa.Array:
     numbers = pc.cast(clocks, pa.int64())
     fits = pc.and_(pc.greater_equal(numbers, 0), pc.less_equal(numbers, MAX_AFTER_CLOCK))
-    _demand(pc.fill_null(fits, True), "after_clock", "is no clock: from 0 to 2**62")
+    _demand(pc.fill_null(fits, True), "after_clock", "is not a clock: from 0 to 2**62")
     return numbers
 
 

@@ -32,7 +32,7 @@ class BulkUnfinished(MailroomError):
 
 @dataclass(frozen=True, slots=True)
 class ChunkPace:
-    """How a large batch is moved: in chunks of so many rows and bytes of values, as a dispatcher takes them.
+    """How a large batch is moved: in chunks of that many rows and bytes of values, as a dispatcher takes them.
 
     If no dispatcher takes anything for `patience_s`, or none leads at the start, chunks move without waiting, until one
     does again. `poll_interval_s` is the pause between two checks.

@@ -61,6 +61,8 @@ REGISTER = Sql(
 )
 
 
+# D-spark-3: A task only fills a table of its own.
+# D-spark-4: A table per task attempt stays.
 def stage(node: Node, batch: SparkBatch, shape: Shape, rows: Iterable[Any]) -> Staged:
     """Put the rows of Arrow record batches into a new staging table and commit it; no rows make no table.
 
@@ -146,7 +148,7 @@ PATIENCE = Sql(
     "SELECT set_config('lock_timeout', '20ms', true), set_config('synchronous_commit', 'off', true)",
     columns=("text", "text"),
 )
-# A part of a batch that was decided is still to be moved, whoever failed since. A trigger deletes what is marked: a
+# A part of a batch that was decided is still to be moved, whatever failed since. A trigger deletes what is marked: a
 # right to DELETE would be one to lock the table.
 FORGET = Sql(
     "UPDATE {schema}.spark_staging SET deleted = true WHERE token = %(token)s::uuid AND part IS NULL RETURNING schema",
@@ -163,7 +165,7 @@ OF_BATCH = Sql(
 
 
 def sweep(node: Node, abandoned_after_h: float = ABANDONED_AFTER_H) -> int:
-    """Drop staging tables whose batch the ledger has, and those older than so many hours; returns how many.
+    """Drop staging tables whose batch the ledger has, and those older than that many hours; returns how many.
 
     Tables that somebody has locked are left. A batch that takes longer than that to commit fails, and has to be run
     again.
@@ -178,7 +180,7 @@ def finding_orphans(schema: str, hours: float) -> Operation[list[UUID]]:
 
 
 def drop(node: Node, staged: Iterable[Staged]) -> None:
-    """Drop the staging tables of these attempts, as far as they are there and nobody has them locked."""
+    """Drop the staging tables of these attempts, as far as they are there and are not locked."""
     tokens = [one.token for one in staged if one.token]
     if tokens:
         with node.connect("abort", autocommit=True) as connection:
@@ -186,7 +188,7 @@ def drop(node: Node, staged: Iterable[Staged]) -> None:
 
 
 def abandon(node: Node, batch: SparkBatch) -> None:
-    """Drop a batch's staging tables that nobody has locked; another driver at work on it then has to start again."""
+    """Drop a batch's staging tables that are not locked; another driver at work on it then has to start again."""
     with node.connect("abort", autocommit=True) as connection:
         _drop_all(connection, node.schema, run(connection, _finding(node.schema, batch)))
 

@@ -73,7 +73,7 @@ def test_bridge_in_is_made_shown_and_told_where_to_go_on(node: Node) -> None:
     assert "b/3=17" in done("bridge", "status", dsn=node.dsn)
     done("bridge", "resume", "stock", "--at", "b/3=99", dsn=node.dsn)
     assert "b/3=99" in done("bridge", "status", dsn=node.dsn)
-    assert "is no place" in mailroom("bridge", "resume", "stock", "--at", "b3", dsn=node.dsn).output
+    assert "is not a place" in mailroom("bridge", "resume", "stock", "--at", "b3", dsn=node.dsn).output
     done("bridge", "remove", "stock", dsn=node.dsn)
 
 

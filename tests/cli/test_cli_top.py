@@ -189,7 +189,7 @@ def test_each_trouble_is_named_with_what_helps(troubled: Node) -> None:
     troubles = {each["what"]: each["command"] for each in look["troubles"]}
     assert troubles == {
         "no dispatcher has run yet": "mailroom dispatcher run",
-        "nobody leads as executor; h pid 1 did": "mailroom executor run",
+        "no process leads as executor; h pid 1 did": "mailroom executor run",
         "inbox shipping: 1 parked key": "mailroom parked list shipping",
         "inbox billing is paused": "mailroom inbox resume billing",
         "key a b of inbox shipping is paused": "mailroom inbox resume shipping --key 'a b'",

@@ -107,7 +107,7 @@ def test_wrong_usage() -> None:
 def test_a_right_or_a_database_that_there_is_not() -> None:
     error = called("--may", "drop").exception
     assert isinstance(error, ConfigurationError)
-    assert "'drop' is no right" in str(error)
+    assert "'drop' is not a right" in str(error)
     assert type(called().exception).__name__ == "ConnectionFailed"
 
 

@@ -90,7 +90,7 @@ BROKEN = [
     (
         ("ALTER TABLE mailroom.inbox DETACH PARTITION mailroom.inbox_left; "
         "DELETE FROM mailroom.inbox_registry WHERE name = 'left'"),
-        "M013", "mailroom.inbox_left is no partition", "INSERT INTO mailroom.inbox_registry (name) VALUES ('left')",
+        "M013", "mailroom.inbox_left is not a partition", "INSERT INTO mailroom.inbox_registry (name) VALUES ('left')",
     ),
     (
         "DELETE FROM mailroom.inbox_registry WHERE name = 'lone'",

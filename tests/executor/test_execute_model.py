@@ -264,7 +264,7 @@ def test_killed_before_each_statement_in_turn_it_equals_the_model(
 ) -> None:
     monkeypatch.setattr(ranges, "ROWS", 1)
     model = node()
-    # What is no integer to PostgreSQL is none to the model.
+    # What is not an integer to PostgreSQL is none to the model.
     model.functions["twice"] = partial(_fails_or, model.functions["twice"])
     model.apply(small_program())
     with connect(autocommit=True) as connection:

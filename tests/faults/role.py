@@ -62,7 +62,7 @@ class Control:
         return dict(self._failpoints.passes)
 
     def at_call(self, name: str, when: str) -> None:
-        """Pass a failpoint at a call that is no statement."""
+        """Pass a failpoint at a call that is not a statement."""
         self._failpoints.at_call(name, when)
 
     def obey(self) -> None:

@@ -198,7 +198,10 @@ def test_older_versions_go_through_the_upcasters_from_theirs(
     [
         ("4", "of version 4 of stock.reserve, and this program reads up to 3: deploy one that reads it, then replay"),
         ("999999", "of version 999999"),
-        *((bad, "The header schema is no version") for bad in ("", "0", "-1", "01", "1.0", "3\n", "³", "٣", "9" * 400)),
+        *(
+            (bad, "The header schema is not a version")
+            for bad in ("", "0", "-1", "01", "1.0", "3\n", "³", "٣", "9" * 400)
+        ),
     ],
 )
 def test_what_no_upcaster_can_help_is_a_decode_error(connect: Connect, schema: str, said: str) -> None:
@@ -247,9 +250,9 @@ def test_second_upcaster_from_a_version_is_refused() -> None:
         (lambda: Topic("order", Reserve, version=True), "version must be .*, not bool"),
         (lambda: Topic("order", Reserve, version=1_000_000), "version must be .*, not 1000000"),
         (lambda: Topic("order", Reserve, version="2"), "version must be .*, not str"),  # type: ignore[arg-type]
-        (lambda: Topic("order", Point), r"Point is no dataclass\. So give read= and write=\."),
+        (lambda: Topic("order", Point), r"Point is not a dataclass\. So give read= and write=\."),
         (lambda: Topic("order", Point, read=lambda plain: Point(plain)), "give read= and write="),
-        (lambda: Topic("order", Reserve, replies=Point), r"Point is no dataclass\. So make a dataclass of it\."),
+        (lambda: Topic("order", Reserve, replies=Point), r"Point is not a dataclass\. So make a dataclass of it\."),
         (lambda: Topic("order", Reserve, read=5), "read is 5"),  # type: ignore[arg-type]
     ],
 )

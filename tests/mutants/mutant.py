@@ -23,6 +23,7 @@ class Edit:
     replace: str
 
 
+# D-tests-6: `make mutants` breaks each rule once.
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """One rule, broken by `edits`; at least one of `tests` must then fail."""

@@ -46,7 +46,7 @@ class Copy:
             cwd=source, capture_output=True, text=True,
         )  # fmt: skip
         if listed.returncode:
-            raise RunnerError(f"{source} is no git checkout: {listed.stderr.strip()}")
+            raise RunnerError(f"{source} is not a git checkout: {listed.stderr.strip()}")
         for name in filter(None, listed.stdout.split("\0")):
             if (source / name).is_file():  # else removed, and not yet from the index
                 (self._root / name).parent.mkdir(parents=True, exist_ok=True)

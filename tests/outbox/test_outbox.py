@@ -121,7 +121,7 @@ class Numbered(int, Enum):
 
 
 class Posing:
-    """It equals a topic, and is no text."""
+    """It equals a topic, and is not text."""
 
     def __eq__(self, other: object) -> bool:
         return other == "t"
@@ -205,7 +205,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "topic with a letter that is not ASCII": ({"topic": "tä"}, "not valid"),
     "topic that is None": ({"topic": None}, "not valid"),
     "topic that has no hash": ({"topic": ["t"]}, r"Topic \['t'\] is not valid"),
-    "topic that is no text and equals one that was sent to": ({"topic": Posing()}, "not valid"),
+    "topic that is not text and equals one that was sent to": ({"topic": Posing()}, "not valid"),
     "kind that has no hash": ({"kind": ["M"]}, r"kind \['M'\] is none of"),
     "naive deliver_at": ({"deliver_at": datetime(2026, 1, 1)}, "deliver_at needs a datetime with a time zone"),  # noqa: DTZ001
     "naive expires_at": ({"expires_at": datetime(2026, 1, 1)}, "expires_at needs a datetime with a time zone"),  # noqa: DTZ001

@@ -185,7 +185,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         ("with a surrogate", "\ud800", "UnicodeEncodeError"),
         ("that are too large", "x" * (MAX_PART_BYTES - 28), "4,194,305 bytes as JSON; 4,194,304")]},
     "naive at": ("account", {"at": datetime(2026, 1, 1)}, "at needs a datetime with a time zone"),  # noqa: DTZ001 - the fault
-    "at that is no datetime": ("account", {"at": 0}, "at needs a datetime"),
+    "at that is not a datetime": ("account", {"at": 0}, "at needs a datetime"),
     "at before the year 1 of UTC": ("account", {"at": datetime(1, 1, 1, tzinfo=ZONED[0])}, "1 to 9998"),
     "at in the year 9999 of UTC": ("account", {"at": datetime(9998, 12, 31, 23, tzinfo=ZONED[1])}, "1 to 9998"),
     **{f"notify {notify!a:.20}": ("delete", {"notify": notify}, "not valid")

@@ -121,7 +121,7 @@ def test_another_checkout_is_measured_beside_ours(
     [
         (("--only", "deliver"), "is for --only cost"),
         ((), "is for --only cost"),
-        (("--only", "cost"), "is no checkout of Mailroom"),
+        (("--only", "cost"), "is not a checkout of Mailroom"),
     ],
 )
 def test_against_is_refused_where_there_is_nothing_to_measure(

@@ -76,7 +76,7 @@ def test_a_release_wants_the_whole_record_of_its_commit(root: Path) -> None:
         if text is not None:
             (root / record.RECORD).parent.mkdir(exist_ok=True)
             (root / record.RECORD).write_text(text)
-        with pytest.raises(SystemExit, match="is no record of what was checked: run `make check-all`"):
+        with pytest.raises(SystemExit, match="is not a record of what was checked: run `make check-all`"):
             record.demand(root)
     whole = of(root)
     record.written(whole, root)
@@ -93,7 +93,7 @@ def test_a_release_wants_the_whole_record_of_its_commit(root: Path) -> None:
 def test_release_check_asks_for_it_before_anything_else(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "ROOT", root)
     monkeypatch.setattr("sys.argv", ["release", "--into", str(root / "into")])
-    with pytest.raises(SystemExit, match="is no record of what was checked"):
+    with pytest.raises(SystemExit, match="is not a record of what was checked"):
         release.main()
     assert not (root / "into").exists()
 

@@ -15,7 +15,7 @@ import yaml
 from tests.project.test_docs import blocks
 from tests.project.test_front_door import commands_of
 from tests.site import Read, broken, listed, loaded_from_elsewhere, read
-from tests.support.pages import DOCS, ROOT, page_named
+from tests.support.pages import DECISIONS, DOCS, ROOT, page_named
 from tests.support.waiting import WITHIN_S
 
 CONFIG = (ROOT / "mkdocs.yml").read_text()
@@ -42,7 +42,7 @@ def test_every_page_is_in_the_navigation_once_but_for_those_of_errors() -> None:
 
 
 def test_names_of_pages_are_unique() -> None:
-    names = Counter(path.name for path in DOCS.rglob("*.md"))
+    names = Counter(path.name for path in DOCS.rglob("*.md") if path.parent != DECISIONS)
     assert {name for name, times in names.items() if times > 1} == set()
 
 

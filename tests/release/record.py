@@ -83,7 +83,7 @@ def demand(root: Path) -> Mapping[str, Any]:
         record: Mapping[str, Any] = json.loads((root / RECORD).read_text())
         found, minutes = record["commit"], record["minutes"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise SystemExit(f"{RECORD} is no record of what was checked: run `make check-all`") from None
+        raise SystemExit(f"{RECORD} is not a record of what was checked: run `make check-all`") from None
     if found != commit:
         raise SystemExit(f"{RECORD} is of {found}, and HEAD is {commit}: run `make check-all`")
     if missing := [target for target in TARGETS if target not in minutes]:

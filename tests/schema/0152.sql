@@ -1426,7 +1426,7 @@ COMMENT ON COLUMN mailroom.bridge_out.link IS 'The link.';
 
 COMMENT ON COLUMN mailroom.bridge_out.settings IS 'Which broker, and how messages become records.';
 
-COMMENT ON COLUMN mailroom.bridge_out.state IS 'The state: open, or stopped (for the reason in why) until somebody acts; both are tried again.';
+COMMENT ON COLUMN mailroom.bridge_out.state IS 'The state: open, or stopped (for the reason in why) until an operator acts; both are tried again.';
 
 COMMENT ON COLUMN mailroom.bridge_out.trouble IS 'Why something is not published now: the broker is unreachable, messages are refused, or it is failing; null while neither.';
 
@@ -1884,7 +1884,7 @@ COMMENT ON COLUMN mailroom.key_state.retry_at IS 'The key waits until this time,
 
 COMMENT ON COLUMN mailroom.key_state.last_error IS 'The last failure, truncated.';
 
-COMMENT ON COLUMN mailroom.key_state.parked_at IS 'Since when the key is parked: its messages wait, in order, in `parked` until somebody acts.';
+COMMENT ON COLUMN mailroom.key_state.parked_at IS 'Since when the key is parked: its messages wait, in order, in `parked` until an operator acts.';
 
 COMMENT ON COLUMN mailroom.key_state.alone_to IS 'Up to this clock the key is claimed by itself, and keeps this row.';
 

@@ -58,6 +58,7 @@ SHOW = Sql("SELECT current_setting(%(name)s::text)", columns=("text",))
 XACT = Sql("SELECT pg_current_xact_id()::text", columns=("text",))
 
 
+# D-tests-2: What every kind of connection must do is one suite.
 def noting(*what: str) -> Operation[None]:
     yield IN_TRANSACTION
     for each in what:

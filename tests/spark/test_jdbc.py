@@ -20,5 +20,5 @@ def test_jar_that_is_named_goes_before_debians(tmp_path: Path, monkeypatch: pyte
 
 
 def test_jar_that_is_named_and_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"MAILROOM_JDBC_JAR names .*gone\.jar, which is no file"):
+    with pytest.raises(ConfigurationError, match=r"MAILROOM_JDBC_JAR names .*gone\.jar, which is not a file"):
         jdbc_jar({"MAILROOM_JDBC_JAR": str(tmp_path / "gone.jar")})

@@ -27,7 +27,7 @@ from tests.support.links import linked
 from tests.support.node import SCHEMA, Node
 
 ADDED = "note"
-assert ADDED in [column.name for column in MOVING], "this is no copy with a column more"
+assert ADDED in [column.name for column in MOVING], "this is not a copy with a column more"
 TABLES = ("outbox", "scheduled", "fan_out", "inbox", "parked", "dead_letter", "transit")
 
 

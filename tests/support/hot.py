@@ -249,6 +249,7 @@ HOT = {
 }
 
 # All statements of these modules are hot: a new one gets a name above.
+# D-tests-5: The text of hot statements is held.
 MODULES: tuple[ModuleType, ...] = (
     outgoing, once, outbox, deliver, plain, fan_out, refusal, sift, doorbell, writers, lease, claim, due, failure,
     total_claim, peek, parked, parked_keys, total_failure, total_parked, in_flight, wakeup, replies, healthy_floor,

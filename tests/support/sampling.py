@@ -17,6 +17,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import pytest
 
+# D-tests-1: The marks of the tests say in one place what a run has.
 RUNS = ("test", "check", "beyond-test", "all")
 
 

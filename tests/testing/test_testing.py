@@ -258,7 +258,7 @@ async def test_async_kit_awaits_the_handler_until_nothing_is_left(
 
 # -- What a worker would make of failures -----------------------------------------------------------------------------
 
-REFUSED = "INSERT INTO mailroom.subscription (topic, inbox) VALUES ('1 is no topic', 'shipping')"
+REFUSED = "INSERT INTO mailroom.subscription (topic, inbox) VALUES ('1 is not a topic', 'shipping')"
 
 
 class Broken(Exception):

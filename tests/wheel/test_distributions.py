@@ -38,7 +38,7 @@ def metadata(wheel: Path) -> Metadata:
 def listed_by_git(*options: str) -> set[str]:
     listed = subprocess.run(["git", "ls-files", *options], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
-        pytest.skip("this is no git checkout")
+        pytest.skip("this is not a git checkout")
     return set(listed.stdout.splitlines())
 
 

@@ -468,7 +468,7 @@ def test_entry_is_removed_by_its_worker_though_its_session_was_lost(node: Node) 
 def test_worker_whose_entries_the_database_refuses_ends_and_says_why(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No retry can fix it, and it is no message's fault."""
+    """No retry can fix it, and it is not a message's fault."""
     monkeypatch.setattr(InFlight, "take_over", lambda _: None)
     deliver(node, "a", "b", "c")
     node.connection.execute("DROP TABLE mailroom.worker CASCADE")

@@ -10,6 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 # Calls are given time-outs of seconds, and librdkafka keeps them but for a transaction whose coordinator it has lost.
+# D-bridges-11: A thread that hangs in a call is left behind.
 HUNG_S = 30.0
 LOOK_S = 1.0
 

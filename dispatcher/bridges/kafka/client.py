@@ -131,6 +131,7 @@ class KafkaClient:
                 self._error = None
                 return done
 
+    # D-bridges-12: An error of Kafka is read together with the right that was used.
     @contextmanager
     def _using(self, right: str, *, for_records: bool = False) -> Iterator[None]:
         """Use a right on topics, as in "Read on topic orders". Only what is done `for_records` can be their fault."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from mailroom.errors import ConfigurationError
 
 # What the guarantees rest on.
+# D-bridges-9: `message.timeout.ms=0` and `enable.gapless.guarantee`.
 OURS = frozenset(
     {
         "bootstrap.servers", "enable.idempotence", "acks", "request.required.acks", "message.timeout.ms",

@@ -13,6 +13,7 @@ from zlib import crc32
 from mailroom.bridges.record import Record
 from mailroom.errors import ConfigurationError
 
+# D-bridges-10: A bridge chooses partitions itself, and the database knows of how many.
 KEYS = 10_000  # whose hashes are kept: in Python some take 10 us
 UINT32 = 0xFFFFFFFF
 MULTIPLIER, ROTATION, SEED = 0x5BD1E995, 24, 0x9747B28C

@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError, Message
 from mailroom.bridges.publisher import Numbered
 
 # By error, None if there is none: the record that was reported last.
+# D-bridges-17: Offsets tell a bridge out that its broker has lost records.
 Told: TypeAlias = dict[KafkaError | None, Message]
 
 

@@ -91,6 +91,7 @@ class KafkaSource(KafkaClient):
     def _serve_callbacks(self) -> None:
         told = None if self._consumer is None else self._consumer.poll(0)
         if told is not None:
+            # D-bridges-13: Each poll of a consumer is looked at.
             self._keep(told)  # what is assigned comes here, too
 
     def _going(self) -> Consumer:
@@ -125,6 +126,7 @@ class KafkaSource(KafkaClient):
         self._compare_ids()
         # Nothing of a topic that the bridge no longer has.
         wanted = [self._positions[part] for part in parts if part in self._positions]
+        # D-bridges-14: Partitions are assigned by hand, and not by a group.
         self._going().assign([_assigned(each) for each in wanted])
         begun = {topic for topic, _ in self._positions}
         found = []

@@ -10,6 +10,7 @@ from confluent_kafka.admin import AdminClient
 
 from dispatcher.bridges.kafka.client import STEP_S, log
 
+# D-bridges-18: Topic ids are asked for after each read.
 NONE = "A" * 22  # all zeros, in base64: what a cluster older than 2.8 says
 
 

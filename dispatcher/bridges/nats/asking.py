@@ -13,6 +13,7 @@ from nats.js.errors import APIError
 
 from mailroom.bridges.record import Record
 
+# D-bridges-7: A record that can never be added asks NATS whether it had another one.
 NEVER = 2**63 - 1  # no stream ends there
 WRONG_LAST = 10071
 

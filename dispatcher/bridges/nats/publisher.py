@@ -41,6 +41,7 @@ from mailroom.bridges.record import Record, id_of
 
 log = logging.getLogger("mailroom.dispatcher")
 
+# D-bridges-6: NATS never gives out a sequence twice, also of what it deletes.
 LOOK_BACK = 1_000  # records of the stream, in which the mark is looked for
 LOOK_AT_ONCE = 20
 READ_S = 1.0

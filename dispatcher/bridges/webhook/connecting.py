@@ -43,6 +43,7 @@ def _looked_up(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
+# D-bridges-25: A webhook is connected to by the address that was checked.
 class CheckedBackend(httpcore.AsyncNetworkBackend):
     """Connects for a pool of `httpcore`; with `may_be_private` to any address."""
 

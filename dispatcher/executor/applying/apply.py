@@ -27,6 +27,7 @@ HIDDEN = (
 )
 # Others wait for the rows that a batch has written. So an executable that is not the first of its batch may wait for
 # a lock, or run a call, for this long only; then it becomes the first of the next batch, without this limit.
+# D-execute-5: A cancelled statement is tried again.
 LATER_WAIT_S = 0.25
 GROWTH = 10  # factor by which the number of operations per trip grows after a success
 

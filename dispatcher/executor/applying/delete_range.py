@@ -6,6 +6,7 @@ from dispatcher.executor.batch.fold import Taken
 from dispatcher.executor.targets.target import Target
 from mailroom.sql.operation import Operation, Sql
 
+# D-execute-8: A range has transactions of its own.
 ROWS = 10_000  # keys that one transaction deletes
 
 

@@ -15,6 +15,7 @@ from dispatcher.executor.batch.results import Results
 from dispatcher.executor.targets.target import Target, finding_contents
 from mailroom.sql.operation import Operation, Sql
 
+# D-execute-3: Guarded tables: many operations in one trip, one by one in the server.
 OPERATIONS = 100  # at most per trip; by then the cost of the trip is small
 MAX_BYTES = 1024 * 1024  # of values, which travel as text
 

@@ -121,7 +121,7 @@ LIMIT_LOCK_WAIT = Sql(
 
 
 def limiting_lock_wait(session: SessionState | None, seconds: float) -> Operation[SessionState | None]:
-    """Limit lock waits to so many seconds until the transaction ends; return the session state with that limit."""
+    """Limit lock waits to that many seconds until the transaction ends; return the session state with that limit."""
     [(_, timeout)] = yield LIMIT_LOCK_WAIT.at()(timeout=f"{round(1000 * seconds)}ms")
     return None if session is None else replace(session, watched=(*session.watched[:-1], timeout))
 
@@ -131,6 +131,7 @@ def limiting_lock_wait(session: SessionState | None, seconds: float) -> Operatio
 IMMEDIATE = Sql("SET CONSTRAINTS ALL IMMEDIATE")
 # Resets a session in one trip, inside a transaction or outside. RESET ALL also reaches settings that nobody or an
 # extension has defined, which pg_settings does not list.
+# D-execute-4: After user code the session is reset.
 CLEAR = Sql(
     """
 DO $clear$
@@ -165,7 +166,7 @@ FROM (SELECT objsubid = 2 AS is_pair, mode = 'ShareLock' AS is_shared,
 
 
 # User code may also have deallocated what psycopg has prepared in the session. It notices only a DEALLOCATE ALL that it
-# sends itself. So a statement that nobody uses tells whether there was one.
+# sends itself. So a statement that is not used tells whether there was one.
 KEPT = Sql(
     "SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_statements WHERE name = 'mailroom_kept')", columns=("boolean",)
 )

@@ -38,7 +38,7 @@ ON CONFLICT (key, minute) DO UPDATE SET count = excluded.count, bytes = excluded
 
 
 def writing_books(schema: str, books: Books) -> Operation[None]:
-    """Write the new sums. Nobody but the executor writes this table."""
+    """Write the new sums. Only the executor writes this table."""
     if not books:
         return
     keys, minutes = _columns(books)

@@ -50,6 +50,7 @@ class KeyContent(NamedTuple):
 Contents: TypeAlias = dict[str, KeyContent | None]
 
 
+# D-execute-1: Rows of executables pass through Python.
 class OperationRefused(Exception):
     """The operation cannot be applied, and changed nothing; the text says why."""
 

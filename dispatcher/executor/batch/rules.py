@@ -8,6 +8,7 @@ rules are those of the trigger function `check_executable`, without `new.`; a te
 import re
 
 # Of another version of the format only the columns are known.
+# D-execute-6: The rules are checked again when an executable is taken.
 RULES = {
     "operation": """CASE WHEN version <> 1 THEN true ELSE CASE operation
         WHEN 'put'          THEN key <> '' AND value IS NOT NULL AND num_nonnulls(

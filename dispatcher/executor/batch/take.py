@@ -59,7 +59,7 @@ UNDER_WAY = """
 """
 # Stops before a delete_range, which has transactions of its own: everything before it is applied, and nothing after it
 # is begun. Reads nothing while a range is under way: a lower position may commit meanwhile, and would see half of the
-# range. Rows behind the barrier are not read: with many ranges that would cost the square of their number.
+# range. Rows after the barrier are not read: with many ranges that would cost the square of their number.
 OLDEST = Sql(
     """
 WITH {start},
@@ -127,6 +127,7 @@ SELECT {names} FROM {schema}.outbox_executable WHERE position = coalesce(({under
     under_way=UNDER_WAY,
 )
 # By position, not by range: an executable with a lower position may have committed since the read.
+# D-execute-2: A batch ends after 0.25 s, or where it would wait for others.
 REMOVE = Sql(
     """
 WITH gone AS (DELETE FROM {schema}.outbox_executable WHERE position = ANY(%(positions)s::bigint[]) RETURNING 1)

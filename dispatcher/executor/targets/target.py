@@ -79,6 +79,7 @@ STORE_TARGET = Target(STORE, "{schema}.store", "key", "text", "value", "number",
 # direction, another unique column, an index on an expression or on the value, a trigger, a rule, row security,
 # inheritance, a partition, or a column that is generated, of a domain, of limited length or has to be given.
 # Read each time, since tables change. Not by to_regclass: it fails without USAGE on the schema.
+# D-execute-9: What may be folded is read from the catalog each time.
 TARGETS = Sql(
     """
 SELECT e.name, e.table_schema, e.table_name, e.key_column, e.value_column, e.number_column,

@@ -5,7 +5,8 @@ from uuid import UUID
 from mailroom.order.clock import DURABLE
 from mailroom.sql.operation import Operation, Sql
 
-# A record of its own, since a commit without one would not wait. Its commit is durable only behind all before it.
+# A record of its own, since a commit without one would not wait. Its commit is durable only after all before it.
+# D-links-6: The acknowledging commit writes a WAL record of its own.
 FLUSH = Sql("SELECT pg_catalog.pg_logical_emit_message(true, 'mailroom'::text, ''::text) IS NULL", columns=("boolean",))
 
 

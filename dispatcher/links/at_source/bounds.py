@@ -45,10 +45,10 @@ def reading_position(schema: str, origin: int) -> Operation[Position]:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The next batch ends at `last`; None if there is none. `more`: there are rows behind it.
+    """The next batch ends at `last`; None if there is none. `more`: there are rows after it.
 
     `verdict`: the source `agrees` with the position; it has `diverged`, having other rows at or below it, or none; or
-    there is a `gap`, `missing` rows behind the position that the source has trimmed. Only then is `last` not None. A
+    there is a `gap`, `missing` rows after the position that the source has trimmed. Only then is `last` not None. A
     link that was removed looks as if it had diverged. `newest` is the last seq that the source has stamped, 0 for none.
     `size` is about how many bytes the batch has.
     """
@@ -61,9 +61,10 @@ class Bounds:
     size: int = field(default=0, compare=False)
 
 
-# The position's row and the rows behind it in one snapshot. It starts at the position, so it meets nothing of what was
+# The position's row and the rows after it in one snapshot. It starts at the position, so it meets nothing of what was
 # trimmed below, which a held snapshot may keep in the index. The text of JSON is measured, since it crosses as text and
 # its stored form may be much smaller; that of headers only if they are compressed.
+# D-links-5: Equal last rows mean equal histories before them.
 BOUNDS = Sql(
     """
 WITH ahead AS MATERIALIZED (
@@ -114,7 +115,7 @@ def bounding(
 
 
 def bounding_ahead(schema: str, link: int, after: int, *, rows: int, max_bytes: int) -> Operation[Bounds | None]:
-    """Find the end of the batch behind row `after`, which the target is about to receive; None if there is none.
+    """Find the end of the batch after row `after`, which the target is about to receive; None if there is none.
 
     Nothing is held against the position yet, which is not known: that is done before the batch is received.
     """

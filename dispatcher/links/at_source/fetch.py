@@ -6,6 +6,7 @@ from mailroom.links.handshake.wire import COLUMNS, GATHERED, NAMES, TYPES
 from mailroom.sql.operation import Operation, Sql, Undecoded
 
 # The subquery's order is that of the arrays. The target holds against it that seq runs on without a gap.
+# D-links-4: A batch is one row of binary arrays.
 SELECT = """
 SELECT count(*), {gathered}
 FROM (SELECT {names} FROM {schema}.transit

@@ -19,7 +19,7 @@ def completion(ctx: click.Context, shell: str) -> None:
     \b
     Examples, for where your shell starts:
       eval "$(mailroom completion bash)"              # in ~/.bashrc
-      eval "$(mailroom completion zsh)"               # in ~/.zshrc, behind compinit
+      eval "$(mailroom completion zsh)"               # in ~/.zshrc, after compinit
       mailroom completion fish | source               # in ~/.config/fish/config.fish
     """
     found = get_completion_class(shell)

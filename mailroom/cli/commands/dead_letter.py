@@ -52,7 +52,7 @@ def dead_letter() -> None:
     handler raised Skip, or it used up its attempts in an inbox with --on-failure skip. An executable becomes one if it
     could not be applied (stage execute). One from another node becomes one if no inbox gets it (stage receive), or if
     it came too late for a total order (stage order). One of a bridge becomes one if it could not be published (stage
-    publish), or if no inbox gets it or its record is no message (stage take in).
+    publish), or if no inbox gets it or its record is not a message (stage take in).
 
     \b
     What to do:

@@ -154,7 +154,7 @@ def status(call: Call) -> None:
 
     For a source: the last row of its link that came, the clock up to which everything of it is here, and when that was.
     If it is not read: since when, why, and what to do. It is unreachable or failing (both are tried again and again),
-    or stopped until somebody acts. Then the command exits with 1; a source that was excluded by hand does not count.
+    or stopped until an operator acts. Then the command exits with 1; a source that was excluded by hand does not count.
 
     \b
     Examples:

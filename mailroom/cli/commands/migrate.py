@@ -35,7 +35,7 @@ def migrate(call: Call, revision: str, discard: bool, lock_timeout_s: float, act
     """Create the schema of a node, or bring it up to date.
 
     It runs in one transaction and changes nothing if the schema is current. Programs may run meanwhile: it locks the
-    tables that change in short tries, between which programs go on, and says who uses the tables. A database can hold
+    tables that change in short tries, between which programs go on, and says who uses them. A database can hold
     several nodes, each in a schema of its own. Sequences that are behind their rows, as after copying only the rows,
     are raised beyond them.
 

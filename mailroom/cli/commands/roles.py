@@ -70,7 +70,7 @@ def grant(
       mailroom grant writer shop
       mailroom grant writer reaper shop_shipping --inbox shipping --inbox billing
       mailroom grant operator ada --inbox shipping --why "on call"
-      mailroom grant dispatcher mailroom_daemon --print          # for whoever owns the schema
+      mailroom grant dispatcher mailroom_daemon --print          # for the schema's owner
     """
     for purpose, change in _changed(call, grant_rights, purposes, role, inboxes, staging_schema, prints, actor, why):
         article = "an" if purpose[0] in "aeo" else "a"
@@ -90,7 +90,7 @@ def revoke(
     """Take from a database role what it needs for a purpose.
 
     What it needs for its other purposes stays: those for which it has all rights. The PURPOSE is one of
-    `mailroom grant`. A part of it goes with it: who is no dispatcher any more is no executor either.
+    `mailroom grant`. A purpose that is a part of it goes too: a former dispatcher is no executor.
 
     \b
     Examples:

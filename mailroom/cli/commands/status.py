@@ -30,7 +30,7 @@ def status(call: Call) -> None:
     gives no messages until it is resumed, and so does a paused key (mailroom inbox resume). While the breaker of an
     inbox is open, its workers try one message from time to time.
 
-    If a table cannot be read, since somebody has locked it, the first line says who; an inbox among them is left out.
+    If a table is locked and cannot be read, the first line names the session; an inbox among them is left out.
     If a session of Mailroom waits for a lock, one line says which lock, and who holds it. If a sequence is behind its
     rows, since the node was moved without it, one line says which. If the clock of the server was set back within the
     last hour, one line says by how much.

@@ -131,7 +131,7 @@ def _live(call: Call, interval_s: float) -> None:
 
 @contextmanager
 def _keyboard() -> Iterator[Callable[[float], bool]]:
-    """Yield what waits for a key for so many seconds, and returns whether it ends the screen."""
+    """Yield what waits for a key for that many seconds, and returns whether it ends the screen."""
     if not sys.stdin.isatty():
 
         def sleep(seconds: float) -> bool:

@@ -23,7 +23,7 @@ def trace(call: Call, message_id: UUID) -> None:
     among the dead letters. On its way to another node it is in transit until that node has received it. One whose key
     is parked is held there. A message that was reaped is gone, unless its inbox keeps it (mailroom archive), and so is
     an executable that was executed: then this exits with 1. A message is caused by the one in whose handler it was
-    sent. An inbox whose table somebody has locked is left out, and a line on stderr says so.
+    sent. An inbox whose table is locked is left out, and a line on stderr says so.
     What a message caused is shown even if the message itself is gone, up to 1,000 effects. Every table of the
     node is read, so this takes a while on a large backlog.
 

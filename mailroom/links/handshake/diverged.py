@@ -48,6 +48,7 @@ def checking_claim(schema: str, source: str, clock: int) -> Operation[None]:
 
 
 # It returns whether that is new, and null if another daemon has the link.
+# D-links-22: The source's dispatcher answers claims.
 CLAIM = Sql(
     "SELECT {schema}.link_claim(%(link)s::bigint, %(run)s::uuid, %(seq)s::bigint, %(clock)s::bigint)",
     columns=("boolean",),
@@ -274,6 +275,7 @@ WHERE o.number = %(origin)s::bigint FOR UPDATE OF o
     columns=("text", "bigint", "bigint", "bigint", "uuid", "timestamptz", "bigint"),
 )
 # A position by hand stands for rows that never came: they have no ids, and none is missing.
+# D-links-12: What came by a link of another number becomes known before the dispatch lock is taken.
 UNKNOWN = Sql(
     """
 SELECT min(greatest(first, %(last)s::bigint + 1)), max(last) FROM {schema}.receipt

@@ -219,7 +219,7 @@ def _elsewhere(source: Party, reader: Party, noted: Noted) -> Refusal | None:
     before = (noted.reader_system_id, noted.reader_database_oid)
     if before != (None, None) and before != (reader.place.system_id, reader.place.database_oid):
         return Refusal(
-            f"{reader.name} reads from another database or server than before. If it was moved, and is no copy of a "
+            f"{reader.name} reads from another database or server than before. If it was moved, and is not a copy of a "
             "node that lives on",
             source.name,
             f"mailroom link moved {reader.name}",

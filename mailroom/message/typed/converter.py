@@ -44,7 +44,7 @@ def type_name(value_type: Any) -> str:
 
 
 def path(steps: Iterable[object], names: frozenset[str]) -> str:
-    """Return the way to a fault. What is no name of the type is a key, and a key is content: it is not shown."""
+    """Return the way to a fault. What is not a name of the type is a key, and a key is content: it is not shown."""
     shown = (f".{step}" if step in names else f"[{step}]" if isinstance(step, int) else "[...]" for step in steps)
     return "value" + "".join(shown)
 

@@ -107,9 +107,9 @@ def _refuse(part: inspect.Type | inspect.Field) -> None:
     """Raise `TypeError` for a type whose values do not come back."""
     if isinstance(part, REFUSED) and class_of(part) is not object:  # which is what Any is, to some
         what = class_of(part) or type(part).__name__.removesuffix("Type")
-        raise TypeError(f"{type_name(what)} is no dataclass, model of pydantic, struct of msgspec or plain type")
+        raise TypeError(f"{type_name(what)} is not a dataclass, model of pydantic, struct of msgspec or plain type")
     if isinstance(part, inspect.DataclassType) and not is_dataclass(class_of(part)):
         # attrs: msgspec would leave out its converters.
-        raise TypeError(f"{type_name(class_of(part))} is no dataclass")
+        raise TypeError(f"{type_name(class_of(part))} is not a dataclass")
     if isinstance(part, inspect.DictType) and not isinstance(part.key_type, TEXT_KEYS + KEYS):
         raise TypeError("a dict has keys of a type that text cannot stand for")

@@ -16,6 +16,7 @@ from mailroom.names import DEFAULT_SCHEMA
 from mailroom.session.settings import DSN_VARIABLE
 
 
+# D-schema-7: `manage.py mailroom` is the root of the command.
 class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
     """Hand everything to `mailroom`, after `django.setup()`: workers on Django's connection need no more."""
 
