@@ -81,6 +81,7 @@ CODES: Mapping[str, str] = {
     "MR-inbox-holds-messages": "The inbox still holds messages, and dropping it would delete them.",
     "MR-inbox-in-use": "The inbox is in use: by a worker, a program that reaps, or a session that looks at it.",
     "MR-inbox-left-behind": "Another inbox of that name was removed by hand, and something of it is left.",
+    "MR-periodic-set-otherwise": "There is a periodic message of that name, and it is defined otherwise.",
     "MR-inbox-set-otherwise": "The inbox exists, and has other settings than you create it with.",
     "MR-inbox-order-fixed": "The inbox exists, and has another order than you ask for.",
     "MR-inbox-read-by-spark": "Spark has read the inbox, and files or checkpoints have its name.",

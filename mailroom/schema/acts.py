@@ -43,6 +43,7 @@ DEAD_LETTER_DISCARD = Act("dead-letter discard", "operator")
 OUTBOX_CANCEL = Act("outbox cancel", "operator")
 
 PERIODIC_ADD = Act("periodic add", "operator")
+PERIODIC_SET = Act("periodic set", "operator")
 PERIODIC_PAUSE = Act("periodic pause", "operator")
 PERIODIC_RESUME = Act("periodic resume", "operator")
 PERIODIC_REMOVE = Act("periodic remove", "operator")

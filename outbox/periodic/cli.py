@@ -1,6 +1,8 @@
 """`mailroom periodic`."""
 
-from typing import Any, get_args
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypeVar, get_args
 
 import click
 
@@ -15,6 +17,7 @@ from outbox.cli import KINDS, header, parsed, wrong_usage
 from outbox.periodic.periodic import Periodic, PeriodicState
 
 NAME = checked(periodic_name)
+F = TypeVar("F", bound=Callable[..., Any])
 WORDS = {code: word for word, code in KINDS.items()}
 
 
@@ -33,37 +36,51 @@ def periodic() -> None:
     """
 
 
+DEFINITION = (
+    click.argument("name", type=NAME),
+    click.argument("cron"),
+    click.argument("topic", type=TOPIC),
+    click.option("--value", metavar="JSON", default="null", show_default=True, help="The value of each message."),
+    click.option("--key", metavar="K", type=KEY, help="Their key. [each has one of its own]"),
+    click.option("--header", "headers", metavar="NAME=VALUE", type=header, multiple=True, help="A header; repeatable."),
+    click.option("--kind", type=OneOf(list(KINDS)), default="message", show_default=True, help="Who must get them."),
+    click.option("--time-zone", metavar="ZONE", default="UTC", show_default=True, help="The time zone of the times."),
+    click.option(
+        "--missed",
+        type=OneOf(get_args(Missed)),
+        default="once",
+        show_default=True,
+        help="What is sent for times that passed while no dispatcher ran: nothing, one message for the last of them, "
+        "or each.",
+    ),
+    click.option(
+        "--jitter-s",
+        metavar="S",
+        type=seconds,
+        default=0,
+        show_default=True,
+        help="Delay each send by up to S seconds.",
+    ),
+)
+
+
+def defining(command: F) -> F:
+    """Add the arguments and options that define a periodic message."""
+    for option in reversed(DEFINITION):
+        command = option(command)
+    return command
+
+
 @periodic.command()
-@click.argument("name", type=NAME)
-@click.argument("cron")
-@click.argument("topic", type=TOPIC)
-@click.option("--value", metavar="JSON", default="null", show_default=True, help="The value of each message.")
-@click.option("--key", metavar="K", type=KEY, help="Their key. [each has one of its own]")
-@click.option("--header", "headers", metavar="NAME=VALUE", type=header, multiple=True, help="A header; repeatable.")
-@click.option("--kind", type=OneOf(list(KINDS)), default="message", show_default=True, help="Who must get them.")
-@click.option("--time-zone", metavar="ZONE", default="UTC", show_default=True, help="The time zone of the times.")
-@click.option(
-    "--missed",
-    type=OneOf(get_args(Missed)),
-    default="once",
-    show_default=True,
-    help="What is sent for times that passed while no dispatcher ran: nothing, one message for the last of them, or "
-    "each.",
-)
-@click.option(
-    "--jitter-s", metavar="S", type=seconds, default=0, show_default=True, help="Delay each send by up to S seconds."
-)
+@defining
 @answering
 @pass_call
-def add(
-    call: Call, /, name: str, cron: str, topic: str, value: str, headers: tuple[tuple[str, str], ...], kind: str,
-    actor: str, why: str | None, **fields: Any,
-) -> None:  # fmt: skip
+def add(call: Call, /, actor: str, why: str | None, **fields: Any) -> None:
     """Send a message to TOPIC at the times of CRON, under a NAME.
 
     CRON has five fields: minute, hour, day of the month, month, day of the week. Or it is @hourly, @daily, @weekly,
-    @monthly or @yearly. If there is one of that name already, it gets this definition. If cron and time zone stay, so
-    does its next time.
+    @monthly or @yearly. Repeating the command is harmless. If there is one of that name with another definition, the
+    command fails: mailroom periodic set changes it.
 
     Each message has the headers `periodic`, which is NAME, and `due`, its time in UTC.
 
@@ -73,20 +90,51 @@ def add(
       mailroom periodic add sweep "*/5 * * * *" cache.sweep --missed skip --key sweep
       mailroom periodic add invoices @monthly invoices.make --kind command --value '{"all": true}' --jitter-s 600
     """
-    if len(dict(headers)) < len(headers):
-        raise click.UsageError("A header is given twice; a message has at most one of each name.")
-    with wrong_usage():
-        message = PeriodicMessage(
-            name, cron, topic, parsed(value), headers=dict(headers), kind=KINDS[kind], **fields  # type: ignore[arg-type]
-        )  # fmt: skip
+    message = _defined(**fields)
     with call.connection("periodic add") as connection:
         of = Periodic(schema=call.schema)
         done = of.add(connection, message, actor=actor, why=why)
-        [due] = of.next_times(connection, name, 1)
+        [due] = of.next_times(connection, message.name, 1)
+    _tell_put(call, message, done, due)
+
+
+@periodic.command("set")
+@defining
+@answering
+@pass_call
+def set_(call: Call, /, actor: str, why: str | None, **fields: Any) -> None:
+    """Give the periodic message NAME this definition, in place of the one that it has.
+
+    If cron and time zone stay, so does its next time. A paused one stays paused.
+
+    \b
+    Examples:
+      mailroom periodic set nightly-report "30 3 * * *" report.due --time-zone Europe/Paris
+    """
+    message = _defined(**fields)
+    with call.connection("periodic set") as connection:
+        of = Periodic(schema=call.schema)
+        done = of.set(connection, message, actor=actor, why=why)
+        [due] = of.next_times(connection, message.name, 1)
+    _tell_put(call, message, done, due)
+
+
+def _defined(
+    name: str, cron: str, topic: str, value: str, headers: tuple[tuple[str, str], ...], kind: str, **fields: Any
+) -> PeriodicMessage:
+    if len(dict(headers)) < len(headers):
+        raise click.UsageError("A header is given twice; a message has at most one of each name.")
+    with wrong_usage():
+        return PeriodicMessage(
+            name, cron, topic, parsed(value), headers=dict(headers), kind=KINDS[kind], **fields  # type: ignore[arg-type]
+        )  # fmt: skip
+
+
+def _tell_put(call: Call, message: PeriodicMessage, done: str, due: datetime) -> None:
     if call.json:
-        document({"name": name, "done": done, "next": due})
+        document({"name": message.name, "done": done, "next": due})
     else:
-        say(f"{name} is {done}; its next time is {due.isoformat(' ', 'minutes')} {message.time_zone}.")
+        say(f"{message.name} is {done}; its next time is {due.isoformat(' ', 'minutes')} {message.time_zone}.")
 
 
 @periodic.command("list")

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 
 from mailroom.cron import cron
-from mailroom.errors import InvalidMessage, UnknownPeriodic
+from mailroom.errors import ConfigurationError, InvalidMessage, UnknownPeriodic
 from mailroom.message.outgoing import aware
 from mailroom.message.periodic import PeriodicMessage, columns
 from mailroom.names import DEFAULT_SCHEMA, periodic_name, schema_name, shown
@@ -80,14 +80,18 @@ ON CONFLICT DO NOTHING RETURNING true
     names=NAMES,
     values=VALUES,
 )
+OTHERWISE = Sql(
+    "SELECT true FROM {schema}.periodic WHERE name = %(name)s::text AND ({names}) IS DISTINCT FROM ROW ({values})",
+    columns=("boolean",),
+    names=NAMES,
+    values=VALUES,
+)
 CHANGE = Sql(
     """
 UPDATE {schema}.periodic SET ({names}) = ROW ({values}),
     due_at = %(due_at)s::timestamptz, next_at = %(next_at)s::timestamptz, last_error = NULL
-WHERE name = %(name)s::text AND ({names}) IS DISTINCT FROM ROW ({values})
-RETURNING true
+WHERE name = %(name)s::text
 """,
-    columns=("boolean",),
     names=NAMES,
     values=VALUES,
 )
@@ -124,14 +128,34 @@ class _Operations:
     def _add(
         self, message: PeriodicMessage, *, actor: str, why: str | None = None, now: datetime | None = None
     ) -> Operation[Put]:
-        """Add a periodic message, or give the one of its name this definition; return which of the two it was.
+        """Add a periodic message; return `added`, or `unchanged` if it is there as defined.
 
-        If it is there as defined, nothing changes, and the result is `unchanged`. Its first time is the next one of its
-        cron; a change that leaves cron and time zone as they are leaves the next time as it is. A paused one stays
-        paused.
+        Its first time is the next one of its cron. Raises `ConfigurationError` if there is one of its name that is
+        defined otherwise: `set` changes it.
         """
-        found = yield from self._sync([message], actor=actor, why=why, now=now)
-        return found[message.name]
+        yield from self._begin(actor, why)
+        done, was = yield from self._putting(message, now, changes=False)
+        if done == "changed":
+            raise ConfigurationError(
+                f"There is a periodic message {message.name}, and it stays as it is: {was} would change. To change it: "
+                f"mailroom periodic set {message.name}, or Periodic.set.",
+                code="MR-periodic-set-otherwise",
+            )
+        yield from self._auditing(message.name, done, was, actor, why)
+        return done
+
+    def _set(
+        self, message: PeriodicMessage, *, actor: str, why: str | None = None, now: datetime | None = None
+    ) -> Operation[Put]:
+        """Give the periodic message of this name this definition; return `changed`, or `unchanged` if it has it.
+
+        A change that leaves cron and time zone as they are leaves the next time as it is. A paused one stays paused.
+        """
+        yield from self._begin(actor, why)
+        yield from self._holding(message.name)
+        done, was = yield from self._putting(message, now)
+        yield from self._auditing(message.name, done, was, actor, why)
+        return done
 
     def _sync(
         self,
@@ -141,7 +165,7 @@ class _Operations:
         why: str | None = None,
         now: datetime | None = None,
     ) -> Operation[dict[str, Put]]:
-        """`add` all that a program declares, when it starts; return by name what was done.
+        """`add` or `set` all that a program declares, when it starts; return by name what was done.
 
         Any number of processes may do it at once: a definition is added, and written to the audit, once. What is not
         declared here stays, since other programs of the node declare theirs: end it with `remove`.
@@ -161,10 +185,14 @@ class _Operations:
         yield from self._begin(actor, why)
         done: dict[str, Put] = {}
         for name in sorted(declared):  # in the same order everywhere, so that two of these cannot deadlock
-            done[name] = yield from self._putting(declared[name], now)
-            if done[name] != "unchanged":
-                yield from auditing(self.schema, acts.PERIODIC_ADD, [(None, name, 0)], actor, why, done[name])
+            done[name], was = yield from self._putting(declared[name], now)
+            yield from self._auditing(name, done[name], was, actor, why)
         return done
+
+    def _auditing(self, name: str, done: Put, was: str, actor: str, why: str | None) -> Operation[None]:
+        if done != "unchanged":
+            act = acts.PERIODIC_ADD if done == "added" else acts.PERIODIC_SET
+            yield from auditing(self.schema, act, [(None, name, 0)], actor, why, was or None)
 
     def _list(self) -> Operation[list[PeriodicState]]:
         """Return all periodic messages, by name, without their values and headers."""
@@ -218,18 +246,28 @@ class _Operations:
             found.append(times.after(found[-1]))
         return [each.astimezone(times.zone) for each in found]
 
-    def _putting(self, message: PeriodicMessage, now: datetime | None) -> Operation[Put]:
+    def _putting(
+        self, message: PeriodicMessage, now: datetime | None, *, changes: bool = True
+    ) -> Operation[tuple[Put, str]]:
+        """Add the message, or give the one of its name this definition; return which, and what is different.
+
+        Without `changes` one that is defined otherwise stays as it is.
+        """
         given = dict(zip(GIVEN, columns(message), strict=True))
         schedule = Schedule(message.name, message.cron, message.time_zone, message.missed, message.jitter_s)
         while not (held := (yield HOLD.at(schema=self.schema)(name=message.name))):
             due = schedule.after((yield from self._now(now)))
             if (yield ADD.at(schema=self.schema)(**given, due_at=due, next_at=schedule.sent_at(due))):
-                return "added"  # else another program has added it since, and may have ended it again
+                return "added", ""  # else another program has added it since, and may have ended it again
         [(_, expression, time_zone, _, _, due, _)] = held
+        [before] = [each for each in (yield from self._list()) if each.name == message.name]
         if (expression, time_zone) != (message.cron, message.time_zone):
             due = schedule.after((yield from self._now(now)))
-        changed = yield CHANGE.at(schema=self.schema)(**given, due_at=due, next_at=schedule.sent_at(due))
-        return "changed" if changed else "unchanged"
+        if not (yield OTHERWISE.at(schema=self.schema)(**given)):
+            return "unchanged", ""
+        if changes:
+            yield CHANGE.at(schema=self.schema)(**given, due_at=due, next_at=schedule.sent_at(due))
+        return "changed", _differences(before, message)
 
     def _begin(self, actor: str, why: str | None) -> Operation[None]:
         check_actor(actor, why)
@@ -249,6 +287,16 @@ class _Operations:
         return moment  # type: ignore[no-any-return]
 
 
+def _differences(before: PeriodicState, after: PeriodicMessage) -> str:
+    """Return what is different, such as `cron @daily -> @hourly`; of values and headers that they are."""
+    fields = ("cron", "time_zone", "topic", "key", "kind", "missed", "jitter_s")
+    found = [
+        f"{name} {getattr(before, name)} -> {getattr(after, name)}"
+        for name in fields if getattr(before, name) != getattr(after, name)
+    ]  # fmt: skip
+    return ", ".join(found) or "its value or headers"
+
+
 def _only(rows: list[Row], name: str) -> Row:
     if not rows:
         raise UnknownPeriodic(f"There is no periodic message {shown(name)}. See: mailroom periodic list")
@@ -265,11 +313,12 @@ class Periodic(_Operations):
     The dispatcher sends each message in the transaction that moves the row on to its next time: exactly one for each
     time, however many dispatchers run, restart or die.
 
-    Raises `UnknownPeriodic`, `InvalidName`, `InvalidMessage`, and `NotInTransaction` on an autocommit connection
-    outside a transaction.
+    Raises `UnknownPeriodic`, `InvalidName`, `InvalidMessage`, `ConfigurationError`, and `NotInTransaction` on an
+    autocommit connection outside a transaction.
     """
 
     add = on_connection(_Operations._add)
+    set = on_connection(_Operations._set)
     sync = on_connection(_Operations._sync)
     list = on_connection(_Operations._list)
     pause = on_connection(_Operations._pause)
@@ -282,6 +331,7 @@ class AsyncPeriodic(_Operations):
     """`Periodic` for async connections: psycopg `AsyncConnection`, SQLAlchemy `AsyncConnection` and `AsyncSession`."""
 
     add = on_async_connection(_Operations._add)
+    set = on_async_connection(_Operations._set)
     sync = on_async_connection(_Operations._sync)
     list = on_async_connection(_Operations._list)
     pause = on_async_connection(_Operations._pause)

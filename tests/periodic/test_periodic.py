@@ -10,7 +10,15 @@ import psycopg
 import pytest
 
 from mailroom import Topic
-from mailroom.errors import EncodeError, InvalidMessage, InvalidName, MailroomError, NotInTransaction, UnknownPeriodic
+from mailroom.errors import (
+    ConfigurationError,
+    EncodeError,
+    InvalidMessage,
+    InvalidName,
+    MailroomError,
+    NotInTransaction,
+    UnknownPeriodic,
+)
 from outbox import AsyncPeriodic, Periodic, PeriodicMessage
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.databases import Connect
@@ -28,6 +36,10 @@ def add(connection: Any, message: PeriodicMessage = HOURLY, now: datetime = NOON
     return PERIODIC.add(connection, message, actor="ada", why="reports", now=now)
 
 
+def change(connection: Any, message: PeriodicMessage, now: datetime = NOON) -> str:
+    return PERIODIC.set(connection, message, actor="ada", now=now)
+
+
 def audited(node: Node) -> list[Any]:
     return node.rows("SELECT actor, action, key, coalesce(change, reason) FROM mailroom.audit ORDER BY id")
 
@@ -43,25 +55,32 @@ def test_same_definition_changes_nothing_and_another_one_says_so(node: Node) -> 
             replace(HOURLY, value={"depth": 2}), replace(HOURLY, key=None), replace(HOURLY, headers=None),
             replace(HOURLY, topic="other"), replace(HOURLY, kind="E"), replace(HOURLY, missed="all"),
         ):  # fmt: skip
-            assert add(node.connection, changed, NOON + HOUR) == "changed"
+            with pytest.raises(ConfigurationError, match="mailroom periodic set hourly"):
+                add(node.connection, changed, NOON + HOUR)
+            assert change(node.connection, changed, NOON + HOUR) == "changed"
             assert add(node.connection, changed, NOON + HOUR) == "unchanged"
     [state] = PERIODIC.list(node.connection)
     assert (state.due_at, state.missed, state.key) == (NOON + HOUR, "all", "k")  # the next time stays
-    assert (
-        audited(node)
-        == [("ada", "periodic add", "hourly", "added")] + [("ada", "periodic add", "hourly", "changed")] * 6
-    )
+    [added, *changes] = audited(node)
+    assert added == ("ada", "periodic add", "hourly", "reports")
+    assert {act for _, act, _, _ in changes} == {"periodic set"}
+    assert [change for *_, change in changes] == [
+        "its value or headers", "key k -> None", "key None -> k", "topic report.due -> other",
+        "topic other -> report.due, kind M -> E", "kind E -> M, missed once -> all",
+    ]  # fmt: skip
+    with pytest.raises(UnknownPeriodic), node.connection.transaction():
+        change(node.connection, replace(HOURLY, name="daily"))
 
 
 def test_other_cron_or_zone_begins_with_its_next_time_and_other_jitter_delays_this_one(node: Node) -> None:
     with node.connection.transaction():
         add(node.connection)
-        assert add(node.connection, replace(HOURLY, jitter_s=600), NOON + 5 * HOUR) == "changed"
+        assert change(node.connection, replace(HOURLY, jitter_s=600), NOON + 5 * HOUR) == "changed"
         [state] = PERIODIC.list(node.connection)
         assert state.due_at == NOON + HOUR < state.next_at < NOON + 2 * HOUR
-        assert add(node.connection, replace(HOURLY, cron="0 0 * * *"), NOON) == "changed"
+        assert change(node.connection, replace(HOURLY, cron="0 0 * * *"), NOON) == "changed"
         assert PERIODIC.list(node.connection)[0].due_at == NOON + 12 * HOUR
-        assert add(node.connection, replace(HOURLY, cron="0 0 * * *", time_zone="Europe/Paris"), NOON) == "changed"
+        assert change(node.connection, replace(HOURLY, cron="0 0 * * *", time_zone="Europe/Paris"), NOON) == "changed"
         assert PERIODIC.list(node.connection)[0].due_at == NOON + 11 * HOUR
 
 
@@ -72,7 +91,7 @@ def test_all_is_done_over_any_driver(dsn: str, kind: str) -> None:
         assert PERIODIC.sync(connection, [HOURLY, replace(HOURLY, name="a")], actor="ada") == {
             "a": "added", "hourly": "added",
         }  # fmt: skip
-        assert add(connection, replace(HOURLY, value=b"x")) == "changed"
+        assert change(connection, replace(HOURLY, value=b"x")) == "changed"
         assert PERIODIC.pause(connection, "a", actor="ada")
         assert [(each.name, each.paused, each.kind) for each in PERIODIC.list(connection)] == [
             ("a", True, "M"), ("hourly", False, "M"),
@@ -241,6 +260,8 @@ def test_command_does_what_the_class_does(node: Node) -> None:
     )  # fmt: skip
     assert done(*arguments, dsn=dsn).startswith("nightly is added; its next time is ")
     assert json_of(*arguments, dsn=dsn)["done"] == "unchanged"
+    other = ["set" if word == "add" else "60 s" if word == "reports" else word for word in arguments]
+    assert done(*other, dsn=dsn).startswith("nightly is unchanged; its next time is ")
     [listed] = json_of("periodic", "list", dsn=dsn)
     assert (listed["cron"], listed["kind"], listed["key"], listed["missed"]) == ("30 2 * * *", "E", "k", "skip")
     assert node.rows("SELECT headers ->> 'user', jitter_s FROM mailroom.periodic") == [("ada", 60.0)]
@@ -260,7 +281,7 @@ def test_command_does_what_the_class_does(node: Node) -> None:
     assert [action for _, action, _, _ in audited(node)] == [
         "periodic add", "periodic pause", "periodic resume", "periodic remove",
     ]  # fmt: skip
-    assert audited(node)[0] == ("ada", "periodic add", "nightly", "added")
+    assert audited(node)[0] == ("ada", "periodic add", "nightly", "reports")
 
 
 WRONG: list[tuple[tuple[str, ...], str]] = [
