@@ -6,6 +6,7 @@ so the source's dispatcher never waits for a reader.
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from mailroom.errors import LinkRefused, MailroomError
@@ -59,19 +60,23 @@ SELECT number, reader_id, reader_system_id, reader_database_oid, reader_origin, 
        claim_clock, wanted_clock, keep_s, state
 FROM {schema}.link WHERE name = %(name)s::text
 """,
-    columns=(
-        *("bigint", "uuid", "bigint", "bigint", "bigint", "uuid", "bigint", "uuid", "bigint", "bigint", "bigint"),
-        *("float8", "text"),
-    ),
-)
+    columns={
+        "number": "bigint", "reader_id": "uuid", "reader_system_id": "bigint", "reader_database_oid": "bigint",
+        "reader_origin": "bigint", "run": "uuid", "acked": "bigint", "matched": "uuid", "claim_seq": "bigint",
+        "claim_clock": "bigint", "wanted_clock": "bigint", "keep_s": "float8", "state": "text",
+    },
+)  # fmt: skip
 NODE = Sql(
     """
 SELECT id, incarnation, system_id, database_oid, timeline, started_at, life, wire::bigint,
        pg_catalog.current_setting('server_encoding')
 FROM {schema}.node
 """,
-    columns=("uuid", "bigint", "bigint", "bigint", "bigint", "timestamptz", "uuid", "bigint", "text"),
-)
+    columns={
+        "id": "uuid", "incarnation": "bigint", "system_id": "bigint", "database_oid": "bigint", "timeline": "bigint",
+        "started_at": "timestamptz", "life": "uuid", "wire": "bigint", "encoding": "text",
+    },
+)  # fmt: skip
 TWIN = Sql(
     "SELECT name FROM {schema}.link WHERE reader_id = %(id)s::uuid AND number <> %(link)s::bigint", columns=("text",)
 )
@@ -149,6 +154,41 @@ def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID)
     Raises `LinkRefused`, and then writes nothing.
     """
     yield IN_TRANSACTION
+    yield from _checking_links(schema, source)
+    link = yield from _holding_link(schema, source, reader)
+    node, party = yield from _reading_node(schema, source)
+    noted_place = (
+        None if node.system_id is None
+        else Place(node.system_id, node.database_oid, node.timeline, node.started_at)
+    )  # fmt: skip
+    noted = Noted(
+        noted_place, node.incarnation, link.reader_id, link.reader_system_id, link.reader_database_oid, link.number,
+        link.reader_origin,
+    )  # fmt: skip
+    if refused := refusal(party, reader, noted, pinned):
+        raise LinkRefused(refused.reason, refused.at, refused.command, code=refused.code)
+    if twins := (yield TWIN.at(schema=schema)(id=reader.id, link=link.number)):
+        [(twin,)] = twins
+        raise LinkRefused(
+            f"{reader.name} reads {source} by its link {twin} too, and by two links all would come twice",
+            source,
+            f"mailroom link remove {twin}, or mailroom link remove {reader.name}",
+            code="MR-link-read-twice",
+        )
+    _check_open(source, reader, link.state, is_started=noted_place == party.place)
+    [(noted_it,)] = yield NOTE.at(schema=schema)(
+        link=link.number, id=reader.id, system_id=reader.place.system_id, oid=reader.place.database_oid,
+        origin=pinned.origin, run=run,
+    )  # fmt: skip
+    check_held(noted_it)
+    return Greeting(
+        link.number, node.id, node.incarnation, party.place, node.life, link.matched != node.life, link.acked,
+        link.claim_seq, link.claim_clock, link.wanted_clock, link.keep_s,
+        link.run if link.run not in (None, run) else None,
+    )  # fmt: skip
+
+
+def _checking_links(schema: str, source: str) -> Operation[None]:
     [(has_links,)] = yield HAS_LINKS.at(schema=schema)()
     if not has_links:
         option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
@@ -158,8 +198,12 @@ def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID)
             f"mailroom migrate{option}",
             code="MR-link-no-schema",
         )
+
+
+def _holding_link(schema: str, source: str, reader: Party) -> Operation[Any]:
+    """Lock the reader's link at the source, and return its row."""
     [(is_mine, login)] = yield HOLD.at(schema=schema)(name=reader.name)
-    rows = yield LINK.at(schema=schema)(name=reader.name)
+    rows = LINK.named((yield LINK.at(schema=schema)(name=reader.name)))
     if not rows:
         if role := (yield from hidden_from(schema, "link")):
             raise LinkRefused(
@@ -181,44 +225,22 @@ def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID)
             f"mailroom link moved {reader.name}",
             code="MR-link-another-login",
         )
-    [
-        (
-            link,
-            reader_id,
-            reader_system,
-            reader_oid,
-            reader_origin,
-            before,
-            acked,
-            matched,
-            claim_seq,
-            claim_clock,
-            wanted_clock,
-            keep_s,
-            state,
-        )
-    ] = rows
-    nodes = yield NODE.at(schema=schema)()
-    if not nodes:
+    return rows[0]
+
+
+def _reading_node(schema: str, source: str) -> Operation[tuple[Any, Party]]:
+    """Return the row of the source, and what it says of itself as one side of the link."""
+    rows = NODE.named((yield NODE.at(schema=schema)()))
+    if not rows:
         role = (yield from hidden_from(schema, "node")) or "its role"
         raise LinkRefused(_hides(source, role, "the row of node"), source, POLICIES, code="MR-link-rows-hidden")
-    [(id, incarnation, system_id, oid, timeline, started_at, life, wire, encoding)] = nodes
-    place = yield from reading_place()
-    party = Party(source, id, place, (wire, wire), encoding)
-    noted_place = None if system_id is None else Place(system_id, oid, timeline, started_at)
-    noted = Noted(noted_place, incarnation, reader_id, reader_system, reader_oid, link, reader_origin)
-    if refused := refusal(party, reader, noted, pinned):
-        raise LinkRefused(refused.reason, refused.at, refused.command, code=refused.code)
-    if twins := (yield TWIN.at(schema=schema)(id=reader.id, link=link)):
-        [(twin,)] = twins
-        raise LinkRefused(
-            f"{reader.name} reads {source} by its link {twin} too, and by two links all would come twice",
-            source,
-            f"mailroom link remove {twin}, or mailroom link remove {reader.name}",
-            code="MR-link-read-twice",
-        )
-    # Only then is it known what was lost with the server: whether the link is in doubt, and the clock.
-    if noted_place != place:
+    [node] = rows
+    return node, Party(source, node.id, (yield from reading_place()), (node.wire, node.wire), node.encoding)
+
+
+def _check_open(source: str, reader: Party, state: str, *, is_started: bool) -> None:
+    # Only after a start is it known what was lost with the server: whether the link is in doubt, and the clock.
+    if not is_started:
         raise LinkRefused(
             f"no dispatcher of {source} has started since its server did",
             source,
@@ -232,15 +254,6 @@ def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID)
             f"mailroom link remove {reader.name}, then mailroom link allow {reader.name}",
             code="MR-link-cut",
         )
-    [(noted_it,)] = yield NOTE.at(schema=schema)(
-        link=link, id=reader.id, system_id=reader.place.system_id, oid=reader.place.database_oid,
-        origin=pinned.origin, run=run,
-    )  # fmt: skip
-    check_held(noted_it)
-    return Greeting(
-        link, id, incarnation, place, life, matched != life, acked, claim_seq,
-        claim_clock, wanted_clock, keep_s, before if before not in (None, run) else None,
-    )  # fmt: skip
 
 
 # Only for the run that has the link.
