@@ -16,7 +16,7 @@ from mailroom.cli.call import Call, pass_call
 from mailroom.cli.commands.status import tell_leader
 from mailroom.cli.group import Group
 from mailroom.cli.logs import log_to_stderr
-from mailroom.cli.output import document, note, say, table, working
+from mailroom.cli.output import document, note, print_listing, say, working
 from mailroom.cli.parameters import seconds_above_0
 from mailroom.cli.serving import metrics_option, serving
 from mailroom.errors import MailroomError
@@ -145,14 +145,14 @@ def list_targets(call: Call) -> None:
     """
     with call.looking("executor target list") as connection:
         found = Registrations(schema=call.schema).targets(connection)
-    if call.json:
-        document(found)
-    elif found:
-        columns = ("target", "table", "key", "value", "number", "registered")
-        table(columns, ((each.name, each.table, each.key, each.value, each.number, each.created_at) for each in found))
-        _tell_faults(found)
-    else:
-        say("No table is registered: mailroom executor target add NAME SCHEMA.TABLE --key COLUMN --number COLUMN")
+    print_listing(
+        found,
+        ("target", "table", "key", "value", "number", "registered"),
+        lambda each: (each.name, each.table, each.key, each.value, each.number, each.created_at),
+        none="No table is registered: mailroom executor target add NAME SCHEMA.TABLE --key COLUMN --number COLUMN",
+        json=call.json,
+    )
+    _tell_faults(() if call.json else found)
 
 
 @target.command("remove")
@@ -222,14 +222,15 @@ def list_functions(call: Call) -> None:
     """
     with call.looking("executor function list") as connection:
         found = Registrations(schema=call.schema).functions(connection)
-    if call.json:
-        document(found)
-    elif found:
-        rows = ((each.name, each.function, f"{each.timeout_s:g} s", each.created_at) for each in found)
-        table(("name", "function", "timeout", "registered"), rows, numbers=("timeout",))
-        _tell_faults(found)
-    else:
-        say("No function is registered: mailroom executor function add NAME SCHEMA.FUNCTION")
+    print_listing(
+        found,
+        ("name", "function", "timeout", "registered"),
+        lambda each: (each.name, each.function, f"{each.timeout_s:g} s", each.created_at),
+        none="No function is registered: mailroom executor function add NAME SCHEMA.FUNCTION",
+        json=call.json,
+        numbers=("timeout",),
+    )
+    _tell_faults(() if call.json else found)
 
 
 @function.command("remove")

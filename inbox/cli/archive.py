@@ -12,7 +12,7 @@ from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.messages import message_json
-from mailroom.cli.output import as_json, document, note, say, table, working
+from mailroom.cli.output import as_json, document, note, print_listing, say, working
 from mailroom.cli.parameters import INBOX, KEY, LIMIT, TOPIC
 from mailroom.errors import MailroomError
 
@@ -82,14 +82,17 @@ def list_(
         found = of.find(
             connection, ids or None, key=key, topic=topic, since=since, until=until, limit=limit, values=values
         )
-    if call.json:
-        if not values:
-            note("Values are left out: this role may not read them. An operator may: mailroom grant operator ROLE")
-        document([message_json(each.message, value=values) | {"reaped_at": as_json(each.reaped_at)} for each in found])
-    elif found:
-        table(("reaped", "clock", "topic", "key", "sent", "id"), map(_cells, found), numbers=("clock",))
-    else:
-        say(f"Nothing that was reaped from inbox {inbox} and is kept{_such(ids, key, topic, since, until)}.")
+    if call.json and not values:
+        note("Values are left out: this role may not read them. An operator may: mailroom grant operator ROLE")
+    print_listing(
+        found,
+        ("reaped", "clock", "topic", "key", "sent", "id"),
+        _cells,
+        none=f"Nothing that was reaped from inbox {inbox} and is kept{_such(ids, key, topic, since, until)}.",
+        json=call.json,
+        entry=lambda each: message_json(each.message, value=values) | {"reaped_at": as_json(each.reaped_at)},
+        numbers=("clock",),
+    )
 
 
 def _cells(each: Reaped) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from mailroom.cli.group import Group
 from mailroom.cli.logs import log_to_stderr
 from mailroom.cli.messages import print_messages
 from mailroom.cli.modules import imported
-from mailroom.cli.output import document, duration, note, progress_bar, say, table, working
+from mailroom.cli.output import document, duration, note, print_listing, progress_bar, say, working
 from mailroom.cli.parameters import (
     INBOX,
     KEY,
@@ -424,13 +424,14 @@ def paused(call: Call, name: str, limit: int) -> None:
     """
     with working("counting messages of paused keys"), call.looking("inbox paused") as connection:
         found = Inbox(name, schema=call.schema).paused_keys(connection, limit)
-    if call.json:
-        document(found)
-    elif found:
-        rows = ((each.key, each.messages, each.paused_at, each.paused_by, each.is_parked) for each in found)
-        table(("key", "messages", "paused", "by", "parked too"), rows, numbers=("messages",))
-    else:
-        say(f"Inbox {name} has no paused keys.")
+    print_listing(
+        found,
+        ("key", "messages", "paused", "by", "parked too"),
+        lambda each: (each.key, each.messages, each.paused_at, each.paused_by, each.is_parked),
+        none=f"Inbox {name} has no paused keys.",
+        json=call.json,
+        numbers=("messages",),
+    )
 
 
 def _of_failures(inbox: dict[str, Any]) -> str:
@@ -503,13 +504,13 @@ def list_(call: Call) -> None:
     """
     with call.looking("inbox list") as connection:
         found = run(connection, listing(call.schema))
-    if call.json:
-        document(found)
-    elif found:
-        titles = ("inbox", "subscribed to", "order", "settings", "attempts over", "created", "paused")
-        table(titles, map(_row, found))
-    else:
-        say("There is no inbox yet: mailroom inbox create NAME --subscribe TOPIC")
+    print_listing(
+        found,
+        ("inbox", "subscribed to", "order", "settings", "attempts over", "created", "paused"),
+        _row,
+        none="There is no inbox yet: mailroom inbox create NAME --subscribe TOPIC",
+        json=call.json,
+    )
 
 
 def _row(inbox: dict[str, Any]) -> tuple[object, ...]:

@@ -5,13 +5,13 @@ from typing import Any, TypeVar
 
 import click
 
-from inbox.by_key.parked_keys import Changed
+from inbox.by_key.parked_keys import Changed, ParkedKey
 from inbox.parked import Attempt, Parked
 from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.messages import message_json, print_messages
-from mailroom.cli.output import as_json, document, note, say, shown, table, working
+from mailroom.cli.output import as_json, document, note, print_listing, say, shown, table, working
 from mailroom.cli.parameters import INBOX, KEY, LIMIT, TEXT
 from mailroom.errors import MailroomError
 from mailroom.sql.locked import locked_inboxes, reading_locked
@@ -89,20 +89,24 @@ def list_(call: Call, inbox: str | None, matching: str | None, limit: int) -> No
         ]
     for lock in locked:
         note(f"{lock}. What is there is left out.")
-    if call.json:
-        document([{"inbox": name} | as_json(each) for name, each in found])
-    elif found:
-        columns = ("inbox", "key", "messages", "first clock", "attempts", "parked", "reason")[inbox is not None :]
-        rows = (
-            (name, each.key or WHOLE, each.messages, str(each.clock), each.attempts, each.parked_at, each.reason)
-            for name, each in found
-        )
-        table(columns, (row[inbox is not None :] for row in rows), numbers=("messages", "first clock", "attempts"))
-    else:
-        what = "No inbox" if inbox is None else f"Inbox {inbox}"
-        keys = "parked keys" if inbox else "a parked key"
-        reason = "" if matching is None else f" whose reason contains {matching!r}"
-        say(f"{what} has {'no ' if inbox else ''}{keys}{reason}.")
+    first = 0 if inbox is None else 1  # the column with the inbox is left out where there is one only
+    reason = "" if matching is None else f" whose reason contains {matching!r}"
+    print_listing(
+        found,
+        ("inbox", "key", "messages", "first clock", "attempts", "parked", "reason")[first:],
+        lambda each: _row(*each)[first:],
+        none=("No inbox has a parked key" if inbox is None else f"Inbox {inbox} has no parked keys") + f"{reason}.",
+        json=call.json,
+        entry=lambda each: {"inbox": each[0]} | as_json(each[1]),
+        numbers=("messages", "first clock", "attempts"),
+    )
+
+
+def _row(inbox: str, parked: ParkedKey) -> tuple[object, ...]:
+    return (
+        inbox, parked.key or WHOLE, parked.messages, str(parked.clock), parked.attempts, parked.parked_at,
+        parked.reason,
+    )  # fmt: skip
 
 
 # A loop over an index, since DISTINCT would read every failing key.

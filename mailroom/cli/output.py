@@ -6,12 +6,12 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, is_dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import click
@@ -32,6 +32,7 @@ from rich.text import Text
 
 from mailroom.cli.call import Call
 
+T = TypeVar("T")
 LEAST_WIDTH = 20
 LONG_WORD = 40  # a longer one may be broken
 GAP = 2  # between two columns
@@ -101,6 +102,28 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[object]], *, numbers: 
     for row in cells:
         grid.add_row(*map(Text, row))  # as Text: user input is not markup
     Console(highlight=False, width=screen).print(grid)
+
+
+def print_listing(
+    found: Sequence[T],
+    columns: Sequence[str],
+    row: Callable[[T], Iterable[object]],
+    *,
+    none: str,
+    json: bool,
+    entry: Callable[[T], object] = lambda each: each,
+    numbers: Sequence[str] = (),
+) -> None:
+    """Print what was found: with `json` as one document, else as a table, or what to say if there is `none`.
+
+    `row` makes the cells of one that was found, and `entry` its part of the document.
+    """
+    if json:
+        document([entry(each) for each in found])
+    elif found:
+        table(columns, map(row, found), numbers=numbers)
+    else:
+        say(none)
 
 
 def _fitted(whole: Sequence[int], least: Sequence[int], room: int) -> list[int] | None:

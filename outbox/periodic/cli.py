@@ -9,7 +9,7 @@ import click
 from mailroom.cli.acting import answering
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
-from mailroom.cli.output import document, note, say, table
+from mailroom.cli.output import document, note, print_listing, say
 from mailroom.cli.parameters import KEY, LIMIT, TOPIC, OneOf, checked, seconds
 from mailroom.message.periodic import Missed, PeriodicMessage
 from mailroom.names import periodic_name
@@ -149,13 +149,13 @@ def list_(call: Call) -> None:
     """
     with call.looking("periodic list") as connection:
         found = Periodic(schema=call.schema).list(connection)
-    if call.json:
-        document(found)
-    elif found:
-        columns = ("name", "cron", "time zone", "topic", "kind", "missed", "next", "last", "state")
-        table(columns, map(_row, found))
-    else:
-        say("There are no periodic messages. Add one: mailroom periodic add NAME CRON TOPIC")
+    print_listing(
+        found,
+        ("name", "cron", "time zone", "topic", "kind", "missed", "next", "last", "state"),
+        _row,
+        none="There are no periodic messages. Add one: mailroom periodic add NAME CRON TOPIC",
+        json=call.json,
+    )
 
 
 def _row(each: PeriodicState) -> tuple[object, ...]:

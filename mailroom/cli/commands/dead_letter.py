@@ -9,7 +9,7 @@ from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.messages import content_json, content_lines
-from mailroom.cli.output import as_json, document, note, say, say_whole, shown, table, working
+from mailroom.cli.output import as_json, document, note, print_listing, say, say_whole, shown, working
 from mailroom.cli.parameters import INBOX, LIMIT, TEXT, OneOf, WholeNumber
 from mailroom.dead_letter import DeadLetters, Stage
 from mailroom.errors import MailroomError
@@ -80,16 +80,14 @@ def list_(call: Call, matching: str | None, stage: Stage | None, inbox: str | No
         found = DeadLetters(schema=call.schema).find(
             connection, matching=matching, stage=stage, inbox=inbox, limit=limit
         )
-    if call.json:
-        document(found)
-    elif found:
-        columns = ("id", "failed", "stage", "inbox", "topic", "key", "reason")
-        rows = (
-            (str(each.id), each.failed_at, each.stage, each.inbox, each.topic, each.key, each.reason) for each in found
-        )
-        table(columns, rows, numbers=("id",))
-    else:
-        say(f"There are no dead letters{_narrowed((), matching, stage, inbox)}.")
+    print_listing(
+        found,
+        ("id", "failed", "stage", "inbox", "topic", "key", "reason"),
+        lambda each: (str(each.id), each.failed_at, each.stage, each.inbox, each.topic, each.key, each.reason),
+        none=f"There are no dead letters{_narrowed((), matching, stage, inbox)}.",
+        json=call.json,
+        numbers=("id",),
+    )
 
 
 @dead_letter.command()

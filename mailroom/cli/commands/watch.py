@@ -6,7 +6,7 @@ import click
 
 from mailroom.cli.acting import answering
 from mailroom.cli.call import Call, pass_call
-from mailroom.cli.output import document, note, say, table, working
+from mailroom.cli.output import document, note, print_listing, say, working
 from mailroom.cli.parameters import TEXT, TOPIC
 from mailroom.errors import MailroomError
 from mailroom.schema import watching
@@ -57,16 +57,16 @@ def watch(
 def _list(call: Call) -> None:
     with call.looking("watch list") as connection:
         found = watching.watched(connection, schema=call.schema)
-    if call.json:
-        document(found)
-    elif found:
-        rows = ((each.table, each.topic, each.key_prefix or None, ", ".join(each.without) or None) for each in found)
-        table(("table", "topic", "key prefix", "without"), rows)
-        for each in found:
-            if each.fault is not None:
-                note(f"Not all changes of {each.table} are told. {each.fault}")
-    else:
-        say("No table is watched: mailroom watch SCHEMA.TABLE --topic TOPIC")
+    print_listing(
+        found,
+        ("table", "topic", "key prefix", "without"),
+        lambda each: (each.table, each.topic, each.key_prefix or None, ", ".join(each.without) or None),
+        none="No table is watched: mailroom watch SCHEMA.TABLE --topic TOPIC",
+        json=call.json,
+    )
+    for each in found:
+        if each.fault is not None and not call.json:
+            note(f"Not all changes of {each.table} are told. {each.fault}")
 
 
 @click.command()
