@@ -106,7 +106,7 @@ R = TypeVar("R", RegisteredTarget, RegisteredFunction)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[R]):
+class Registrable(Generic[R]):
     """What can be registered under a name: how its rows are found, set and removed, and whether something is fit."""
 
     what: str
@@ -117,11 +117,11 @@ class Kind(Generic[R]):
     checking: Callable[[R], Operation[None]]
 
 
-TARGET = Kind(
+TARGET = Registrable(
     "target", RegisteredTarget, TARGETS, SET_TARGET, REMOVE_TARGET,
     lambda each: checking_table(_qualified(each.table, "table"), each.key, each.value, each.number),
 )  # fmt: skip
-FUNCTION = Kind(
+FUNCTION = Registrable(
     "function", RegisteredFunction, FUNCTIONS, SET_FUNCTION, REMOVE_FUNCTION,
     lambda each: checking_function(_qualified(each.function, "function")),
 )  # fmt: skip
@@ -217,7 +217,7 @@ class _Operations:
         return self._listing(FUNCTION)
 
     def _registering(
-        self, kind: Kind[R], wanted: R, values: Mapping[str, object], actor: str, why: str | None, dry_run: bool
+        self, kind: Registrable[R], wanted: R, values: Mapping[str, object], actor: str, why: str | None, dry_run: bool
     ) -> Operation[R | None]:
         yield IN_TRANSACTION
         before = yield from self._finding(kind, wanted.name)
@@ -227,7 +227,9 @@ class _Operations:
             yield from self._auditing(kind, before, [replace(wanted, created_at=created_at)], actor, why)
         return before[0] if before else None
 
-    def _removing(self, kind: Kind[R], name: str, actor: str, why: str | None, dry_run: bool) -> Operation[R | None]:
+    def _removing(
+        self, kind: Registrable[R], name: str, actor: str, why: str | None, dry_run: bool
+    ) -> Operation[R | None]:
         check_actor(actor, why)
         name = executable_name(name)
         yield IN_TRANSACTION
@@ -237,18 +239,18 @@ class _Operations:
             yield from self._auditing(kind, before, [], actor, why)
         return before[0] if before else None
 
-    def _listing(self, kind: Kind[R]) -> Operation[list[R]]:
+    def _listing(self, kind: Registrable[R]) -> Operation[list[R]]:
         found = []
         for each in (yield from self._finding(kind)):
             found.append(replace(each, fault=(yield from _fault(kind.checking(each)))))
         return found
 
-    def _finding(self, kind: Kind[R], name: str | None = None) -> Operation[list[R]]:
+    def _finding(self, kind: Registrable[R], name: str | None = None) -> Operation[list[R]]:
         yield from checking(self.schema)
         return [kind.of(*row) for row in (yield kind.find.at(schema=self.schema)(name=name))]
 
     def _auditing(
-        self, kind: Kind[R], before: Sequence[R], after: Sequence[R], actor: str, why: str | None
+        self, kind: Registrable[R], before: Sequence[R], after: Sequence[R], actor: str, why: str | None
     ) -> Operation[None]:
         for action, registered in (("remove", before), ("register", after)):
             changes = [(None, str(each), 0) for each in registered]
