@@ -47,7 +47,7 @@ class Order(Protocol):
     def claiming_key(self, key: str, limit: int, course: Course) -> Operation[tuple[list[Message], Course]]:
         """Take the oldest messages of one key; wait while another transaction works on it. Return the next course.
 
-        Raises `ConfigurationError` if the order has not the trait `reaps_one`.
+        Raises `ConfigurationError` if no key can be reaped without others.
         """
 
     def healing(self, message: Message) -> Operation[None]:

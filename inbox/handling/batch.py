@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from inbox.breakers import Deferred
 from inbox.by_key.claim import Claimed
 from inbox.by_key.failure import Recorded
-from inbox.handling.run import HandlerFailed, Run
-from inbox.handling.taken import Taken
+from inbox.handling.run import HandlerFailed, HandlerRun
+from inbox.handling.taken import TakenBatch
 from inbox.limits import HeldBy
 from inbox.order import Order
 from inbox.sessions.hold import ENDED, Hold
@@ -40,7 +40,7 @@ class Allowed:
 
 
 @dataclass(slots=True)
-class Ending:
+class BatchEnding:
     """How a batch has ended.
 
     `outcome`: that of its transaction, as in `mailroom.events.BatchEnded`. `forgiven`: whether the failure is not
@@ -63,13 +63,13 @@ class Batch:
     due: bool = False
     size: int = 1
     allowed: Allowed = field(default_factory=Allowed)
-    taken: Taken | None = None
-    run: Run = field(default_factory=Run)
-    end: Ending = field(default_factory=Ending)
+    taken: TakenBatch | None = None
+    run: HandlerRun = field(default_factory=HandlerRun)
+    end: BatchEnding = field(default_factory=BatchEnding)
 
     def take(self, claimed: Claimed, order: Order, connection: object, place: HomeDatabase | None = None) -> None:
         """Take the result of a claim on this connection, which is at this place."""
-        self.taken = Taken(claimed, order, time.monotonic(), Hold(connection) if claimed.messages else None, place)
+        self.taken = TakenBatch(claimed, order, time.monotonic(), Hold(connection) if claimed.messages else None, place)
 
     @property
     def messages(self) -> list[Message]:

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 
 from inbox.handling.overtime import HandlerTurn
-from inbox.handling.taken import Taken
+from inbox.handling.taken import TakenBatch
 from inbox.sessions.hold import ENDED
 from mailroom import events
 from mailroom.errors import Coded
@@ -44,7 +44,7 @@ class HandlerFailed(Coded):
 
 
 @dataclass(slots=True)
-class Run:
+class HandlerRun:
     """How the handlers of one batch run.
 
     `turn`: how long a handler has been at its message, where that is bounded. `blamed` is the message to blame if the
@@ -70,7 +70,7 @@ class Run:
         return list(map(operator.sub, self.calls[1::2], self.calls[::2]))
 
     @contextlib.contextmanager
-    def handling(self, taken: Taken, *, whole: bool = False) -> Iterator[Iterator[Any]]:
+    def handling(self, taken: TakenBatch, *, whole: bool = False) -> Iterator[Iterator[Any]]:
         """Call the handler inside this context with each message that it gives; with the list of all if `whole`.
 
         The context decides what an exception means and whom to blame.
@@ -103,7 +103,7 @@ class Run:
             if self.turn is not None:
                 self.turn.end()
 
-    def _turns(self, taken: Taken, turn_to: Callable[[Message], None]) -> Iterator[Message]:
+    def _turns(self, taken: TakenBatch, turn_to: Callable[[Message], None]) -> Iterator[Message]:
         """Give each message; when the next one is asked for, the handler of the last one has returned."""
         is_heard = events.heard(events.HandlerBegan) or events.heard(events.HandlerEnded)
         # Not by those events: one for each message costs ten times as much, and most listeners only count.
@@ -125,7 +125,7 @@ class Run:
                 self._tell_ended(taken, None)
             _check_held(taken)
 
-    def _all(self, taken: Taken) -> Iterator[list[Message]]:
+    def _all(self, taken: TakenBatch) -> Iterator[list[Message]]:
         self.begun = len(taken.messages)
         if self.begun == 1:
             self.blamed = taken.messages[0]
@@ -138,12 +138,12 @@ class Run:
         self._tell_ended(taken, None)
         _check_held(taken)
 
-    def _tell_began(self, taken: Taken, messages: list[Message]) -> None:
+    def _tell_began(self, taken: TakenBatch, messages: list[Message]) -> None:
         self._told = messages, time.monotonic()
         if events.heard(events.HandlerBegan):
             events.emit(events.HandlerBegan(taken.order.schema, taken.order.inbox, messages))
 
-    def _tell_ended(self, taken: Taken, error: BaseException | None) -> None:
+    def _tell_ended(self, taken: TakenBatch, error: BaseException | None) -> None:
         if self._told is not None:
             (messages, began), self._told = self._told, None
             if events.heard(events.HandlerEnded):
@@ -151,7 +151,7 @@ class Run:
                 events.emit(events.HandlerEnded(taken.order.schema, taken.order.inbox, messages, error, took_s))
 
 
-def _in_hand(taken: Taken) -> contextlib.AbstractContextManager[None]:
+def _in_hand(taken: TakenBatch) -> contextlib.AbstractContextManager[None]:
     if taken.place is None:
         return contextlib.nullcontext()
     return in_hand(taken.driver, taken.place.oid, taken.place.server_started)
@@ -169,7 +169,7 @@ def _another_meaning(error: Exception) -> HandlerFailed | None:
     return None
 
 
-def _check_held(taken: Taken) -> None:
+def _check_held(taken: TakenBatch) -> None:
     if taken.hold is not None and (why := taken.hold.why_over()):
         raise HandlerFailed(why, code="MR-transaction-ended" if why == ENDED else "MR-transaction-aborted")
 

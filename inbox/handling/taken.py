@@ -10,7 +10,7 @@ from mailroom.session.home import HomeDatabase
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenBatch:
     """The result of a claim, at the monotonic time `at`.
 
     `order` is that of the inbox. `hold`: the transaction of the claim, None if it took nothing. `place`: the database

@@ -20,14 +20,14 @@ from inbox.handling.frames import frames
 from inbox.handling.overtime import TimedOut
 from inbox.handling.run import Ended, HandlerFailed
 from inbox.handling.size import Size
-from inbox.handling.taken import Taken
+from inbox.handling.taken import TakenBatch
 from inbox.handling.told import is_chosen, told
 from inbox.limits import HeldBy
 from inbox.sessions.wakeup import InboxListener
 from inbox.worker.connecting import NotConnected, reason
 from inbox.worker.in_flight import Entry, InFlight
 from inbox.worker.limiting import Limiting, Within, pause_s
-from inbox.worker.options import Options
+from inbox.worker.options import WorkerOptions
 from inbox.worker.pace import Pace
 from mailroom import events
 from mailroom.errors import MailroomError, coded
@@ -98,7 +98,7 @@ class Service:
 
     schema: str
     inbox: str
-    options: Options
+    options: WorkerOptions
     blaming: Callable[[Batch, Exception], Operation[Recorded]]
     stopping: asyncio.Event
     patience: Patience
@@ -243,7 +243,7 @@ class Loop:
         await self._listener.asleep(self, wait_s)
         await heard(service.stopping, until - time.monotonic())
 
-    def _learn(self, taken: Taken, *, due: bool) -> None:
+    def _learn(self, taken: TakenBatch, *, due: bool) -> None:
         self._service.troubles.pop(self, None)
         claimed = taken.claimed
         if not due:

@@ -8,7 +8,7 @@ from mailroom.session import settings
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class WorkerOptions:
     """The options of `inbox.Worker`, which says what they mean. Raises `ConfigurationError` for one that is wrong."""
 
     parallel: int

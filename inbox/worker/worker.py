@@ -44,7 +44,7 @@ from inbox.worker.dispatching import Dispatching
 from inbox.worker.in_flight import Entry, InFlight
 from inbox.worker.limiting import Limiting
 from inbox.worker.loop import Due, Loop, Service
-from inbox.worker.options import Options
+from inbox.worker.options import WorkerOptions
 from inbox.worker.signals import stopping
 from inbox.worker.tasks import all_cancelled, first_error
 from inbox.worker.threads import Threads, in_thread
@@ -71,7 +71,7 @@ LEAST_IDLE_S = 5.0  # a loop that has claimed nothing for so long may only be sl
 class _Worker(ABC):
     """What `Worker` and `AsyncWorker` share: settings, loops, the tasks beside them, and stopping."""
 
-    def __init__(self, inbox: str, schema: str, options: Options) -> None:
+    def __init__(self, inbox: str, schema: str, options: WorkerOptions) -> None:
         self._claims = Claims(schema, inbox)
         self.inbox = self._claims.inbox
         self.schema = self._claims.schema
@@ -372,7 +372,7 @@ class Worker(_Worker):
         on_error: OnError | None = None,
         handle_signals: bool = True,
     ) -> None:
-        options = Options(
+        options = WorkerOptions(
             parallel, batch, batch_s, timeout_s, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals
         )
         super().__init__(inbox, schema, options)
@@ -536,7 +536,7 @@ class AsyncWorker(_Worker):
         on_error: AsyncOnError | None = None,
         handle_signals: bool = False,
     ) -> None:
-        options = Options(
+        options = WorkerOptions(
             parallel, batch, batch_s, timeout_s, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals
         )
         super().__init__(inbox, schema, options)

@@ -16,15 +16,13 @@ OrderName: TypeAlias = Literal["key", "total"]
 class Traits:
     """What an order is called, and what it lets one do.
 
-    `reaps_one`: the messages of one key can be reaped without those of others. `parks_one`: a key fails, waits, is
-    parked and is paused without others; else the inbox does as a whole. `in_parts`: readers may share out the messages
-    and read side by side. `takes_replays`: one inbox may get a message that no other has. `drops`: messages may be
-    dropped after a time. `is_bounded`: messages are given out up to a bound, so that all nodes give out the same
-    (`mailroom.order.total`).
+    `parks_one`: a key fails, waits, is parked and is paused without others; else the inbox does as a whole.
+    `in_parts`: readers may share out the messages and read side by side. `takes_replays`: one inbox may get a message
+    that no other has. `drops`: messages may be dropped after a time. `is_bounded`: messages are given out up to a
+    bound, so that all nodes give out the same (`mailroom.order.total`).
     """
 
     name: OrderName
-    reaps_one: bool
     parks_one: bool
     in_parts: bool
     takes_replays: bool
@@ -32,10 +30,8 @@ class Traits:
     is_bounded: bool
 
 
-BY_KEY = Traits("key", reaps_one=True, parks_one=True, in_parts=True, takes_replays=True, drops=True, is_bounded=False)
-IN_TOTAL = Traits(
-    "total", reaps_one=False, parks_one=False, in_parts=False, takes_replays=False, drops=False, is_bounded=True
-)
+BY_KEY = Traits("key", parks_one=True, in_parts=True, takes_replays=True, drops=True, is_bounded=False)
+IN_TOTAL = Traits("total", parks_one=False, in_parts=False, takes_replays=False, drops=False, is_bounded=True)
 TRAITS: dict[str, Traits] = {each.name: each for each in (BY_KEY, IN_TOTAL)}
 
 ORDER = Sql("""SELECT "order" FROM {schema}.inbox_registry WHERE name = '{inbox}'""", columns=("text",))

@@ -12,9 +12,9 @@ from inbox import Message, Worker
 from inbox.by_key.claim import Claimed
 from inbox.by_key.key_order import KeyOrder
 from inbox.handling.batch import Batch
-from inbox.handling.run import Run
+from inbox.handling.run import HandlerRun
 from inbox.handling.size import HANDLED_PER_REPEATED, Size
-from inbox.handling.taken import Taken
+from inbox.handling.taken import TakenBatch
 from tests.support.node import Node
 from tests.support.waiting import eventually
 from tests.support.working import NEVER_S, SHIPPING_WITH_LEDGER, ledger_keys, working, write_ledger
@@ -25,8 +25,8 @@ pytestmark = SHIPPING_WITH_LEDGER
 def batch_of(messages: int, *, due: bool = False, bad: int | None = None) -> Batch:
     """Return a batch of this many messages, of which that one is to blame if it fails."""
     made = cast("list[Message]", list(range(messages)))
-    taken = Taken(Claimed(made, None, is_all=True), KeyOrder("mailroom", "shipping"), at=0.0)
-    return Batch(due, taken=taken, run=Run(blamed=None if bad is None else made[bad]))
+    taken = TakenBatch(Claimed(made, None, is_all=True), KeyOrder("mailroom", "shipping"), at=0.0)
+    return Batch(due, taken=taken, run=HandlerRun(blamed=None if bad is None else made[bad]))
 
 
 def test_first_batch_is_full() -> None:

@@ -106,7 +106,7 @@ R = TypeVar("R", RegisteredTarget, RegisteredFunction)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[R]):
+class Registrable(Generic[R]):
     """What can be registered under a name: how its rows are found, set and removed, and whether something is fit."""
 
     add: acts.Act
@@ -118,11 +118,11 @@ class Kind(Generic[R]):
     checking: Callable[[R], Operation[None]]
 
 
-TARGET = Kind(
+TARGET = Registrable(
     acts.TARGET_ADD, acts.TARGET_REMOVE, RegisteredTarget, TARGETS, SET_TARGET, REMOVE_TARGET,
     lambda each: checking_table(_qualified(each.table, "table"), each.key, each.value, each.number),
 )  # fmt: skip
-FUNCTION = Kind(
+FUNCTION = Registrable(
     acts.FUNCTION_ADD, acts.FUNCTION_REMOVE, RegisteredFunction, FUNCTIONS, SET_FUNCTION, REMOVE_FUNCTION,
     lambda each: checking_function(_qualified(each.function, "function")),
 )  # fmt: skip
@@ -218,7 +218,7 @@ class _Operations:
         return self._listing(FUNCTION)
 
     def _registering(
-        self, kind: Kind[R], wanted: R, values: Mapping[str, object], actor: str, why: str | None, dry_run: bool
+        self, kind: Registrable[R], wanted: R, values: Mapping[str, object], actor: str, why: str | None, dry_run: bool
     ) -> Operation[R | None]:
         yield IN_TRANSACTION
         before = yield from self._finding(kind, wanted.name)
@@ -229,7 +229,9 @@ class _Operations:
             yield from auditing(self.schema, kind.add, [(None, wanted.name, 0)], actor, why, told)
         return before[0] if before else None
 
-    def _removing(self, kind: Kind[R], name: str, actor: str, why: str | None, dry_run: bool) -> Operation[R | None]:
+    def _removing(
+        self, kind: Registrable[R], name: str, actor: str, why: str | None, dry_run: bool
+    ) -> Operation[R | None]:
         check_actor(actor, why)
         name = executable_name(name)
         yield IN_TRANSACTION
@@ -239,13 +241,13 @@ class _Operations:
             yield from auditing(self.schema, kind.removal, [(None, name, 0)], actor, why, changed(before, []))
         return before[0] if before else None
 
-    def _listing(self, kind: Kind[R]) -> Operation[list[R]]:
+    def _listing(self, kind: Registrable[R]) -> Operation[list[R]]:
         found = []
         for each in (yield from self._finding(kind)):
             found.append(replace(each, fault=(yield from _fault(kind.checking(each)))))
         return found
 
-    def _finding(self, kind: Kind[R], name: str | None = None) -> Operation[list[R]]:
+    def _finding(self, kind: Registrable[R], name: str | None = None) -> Operation[list[R]]:
         yield from checking(self.schema)
         return [kind.of(*row) for row in (yield kind.find.at(schema=self.schema)(name=name))]
 
