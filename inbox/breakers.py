@@ -253,7 +253,7 @@ def _walking(names: dict[str, str], of: Prefix, now: datetime | None) -> Operati
 def granting(schema: str, inbox: str, prefix: str, now: datetime | None = None) -> Operation[bool]:
     """Make one key of the prefix due, if it is time and none is being tried; return whether one is.
 
-    In a transaction of its own, and after `deferring`: so that a key that was given before, and that nobody has tried,
+    In a transaction of its own, and after `deferring`: so that a key that was given before, and was not tried,
     waits again.
     """
     names = {"schema": schema, "inbox": inbox}

@@ -32,7 +32,7 @@ class Order(Protocol):
         """The inbox."""
 
     def claiming(self, share: Share, course: Course) -> Operation[tuple[Claimed, Course]]:
-        """Take the next messages that nobody works on; return them, and the course of the next claim."""
+        """Take the next messages that no transaction works on; return them, and the course of the next claim."""
 
     def claiming_due(self, limit: int = 1, *, hold: bool = False, mine: Sequence[UUID] = ()) -> Operation[Claimed]:
         """Take one message of what is failing and due, or end it; take up to `limit` if none is suspected."""

@@ -84,7 +84,7 @@ class DeadLetterContent:
 
     @property
     def value(self) -> Any:
-        """The value, decoded. Raises `DecodeError` if the bytes are no value."""
+        """The value, decoded. Raises `DecodeError` if the bytes are not a value."""
         return parsed(self.raw.decode()) if self.is_json else codec.decode(self.raw)
 
 

@@ -115,7 +115,7 @@ SELECT 'reaped', inbox, topic, key, sent_at, reaped_at, clock, NULL, NULL, NULL,
 FROM {schema}.reaped WHERE {wanted}
 """
 # The fields of `Location`, `causation` as it stands in the header; then what `AHEAD_OF_ALL` compares.
-COLUMNS = {
+FOUND_COLUMNS = {
     **dict.fromkeys(("where", "inbox", "topic", "key"), "text"),
     **dict.fromkeys(("sent_at", "since"), "timestamptz"),
     **dict.fromkeys(("clock", "ahead", "attempts"), "bigint"),
@@ -130,7 +130,7 @@ COLUMNS = {
 }
 TRACE = Sql(
     PLACES,
-    columns=COLUMNS,
+    columns=FOUND_COLUMNS,
     wanted="message_id = ANY (%(ids)s::uuid[])",
     before_in_outbox="(SELECT count(*) FROM {schema}.outbox AS b WHERE b.position < o.position)",
     before_in_outbox_executable="(SELECT count(*) FROM {schema}.outbox_executable AS b WHERE b.position < o.position)",
@@ -154,7 +154,7 @@ WHERE inbox = '{inbox}' AND (sent_clock, origin) < (%(sent_clock)s::bigint, %(or
 # For many messages, those before each are not counted: that would read the tables once for each.
 CAUSED = Sql(
     PLACES + "ORDER BY 5 LIMIT %(most)s::bigint",
-    columns=COLUMNS,
+    columns=FOUND_COLUMNS,
     wanted="(headers ->> 'causation'::text) COLLATE pg_catalog.\"C\" = ANY (%(causes)s::text[])",  # as the index
     before_in_outbox="NULL::bigint",
     before_in_outbox_executable="NULL::bigint",

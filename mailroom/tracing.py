@@ -70,7 +70,7 @@ class Instrumentor:
     """Has `opentelemetry-instrument` call `instrument`, so that our commands make spans without a program.
 
     For example `opentelemetry-instrument mailroom dispatcher run`. It has the two methods of its `BaseInstrumentor`
-    that are called, so nobody needs that package for ours.
+    that are called, so that package is not needed for ours.
     """
 
     def instrument(self, *, tracer_provider: "TracerProvider | None" = None, **_given: object) -> None:

@@ -33,7 +33,7 @@ from mailroom import events
 from mailroom.links.handshake.diverged import finding_claims, renewing
 from mailroom.metrics.recorder import KEPT
 from mailroom.names import shown
-from mailroom.order.clock import LOCK
+from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.registry.archive_days import dropping_day, emptying, lacking, listing_over, making_ahead
 from mailroom.registry.inboxes import BY_CLOCK
 from mailroom.roles.advice import advise
@@ -383,7 +383,7 @@ def raising_floor(schema: str, inbox: str) -> Operation[None]:
     oldest = yield OLDEST.at(**names)(floor=floor)
     if not oldest:
         # In an empty inbox only the clock bounds what may come, and only while no delivery is under way.
-        yield LOCK.at(schema=schema)()
+        yield DISPATCH_LOCK.at(schema=schema)()
         oldest = yield OLDEST.at(**names)(floor=floor)
     if oldest:
         raised = oldest[0][0] - 1

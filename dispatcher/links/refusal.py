@@ -6,9 +6,9 @@ from datetime import datetime
 
 from dispatcher.delivery.refusal import ANSWER, reason_of
 from dispatcher.links.at_source.fetch import FetchedBatch
-from mailroom.links.handshake.wire import COLUMNS, MARK, NAMES, READ
+from mailroom.links.handshake.wire import MARK, NAMES, READ, WIRE_COLUMNS
 from mailroom.message.columns import MESSAGE, MOVING, listed
-from mailroom.order.clock import LOCK
+from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.sqlstate import OF_THE_DATA
@@ -25,10 +25,10 @@ ASK = Sql(
     "SELECT {settings}, set_config('mailroom.asked_by', %(origin)s::bigint::text, true), set_config("
     "'mailroom.asked_at', coalesce(%(now)s::timestamptz, clock_timestamp())::text, true), set_config("
     "'mailroom.asked_rows', coalesce(%(most)s::bigint, pg_catalog.cardinality(%(seq)s::bigint[]))::text, true)",
-    columns=(*("integer",) * len(COLUMNS), "text", "text", "text"),
+    columns=(*("integer",) * len(WIRE_COLUMNS), "text", "text", "text"),
     settings=", ".join(
         f"octet_length(set_config('mailroom.asked_{name}', %({name})s::{kind}[]::text, true))"
-        for name, (kind, _, _) in COLUMNS.items()
+        for name, (kind, _, _) in WIRE_COLUMNS.items()
     ),
 )
 # As in `dispatcher.delivery.refusal`: each copy is tried once, and in the end everything is undone.
@@ -80,7 +80,9 @@ BEGIN
     PERFORM set_config('mailroom.refused', '[' || array_to_string(refused, ',') || ']', true);
 END $sift$
 """,
-    spread=", ".join(f"current_setting('mailroom.asked_{name}')::{kind}[]" for name, (kind, _, _) in COLUMNS.items()),
+    spread=", ".join(
+        f"current_setting('mailroom.asked_{name}')::{kind}[]" for name, (kind, _, _) in WIRE_COLUMNS.items()
+    ),
     names=NAMES,
     read=READ,
     mark=MARK,
@@ -98,7 +100,7 @@ def finding_refused(
     schema: str, origin: int, batch: FetchedBatch, *, most: int | None = None, now: datetime | None = None
 ) -> Operation[list[str | None]]:
     """Return for each row of a batch, or of its first `most`, the reason if the database refuses it by itself."""
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     yield FORMS.at()()
     yield ASK.at()(**batch.columns, origin=origin, most=most, now=now)
     yield TRY.at(schema=schema)()

@@ -92,7 +92,7 @@ class Batch:
     None while they do. `ends`: all handlers have returned. `forgiven`: whether the failure is not counted, None until
     decided. `recorded`: the recorded outcome. `place`: the database in which the messages are. `turn`: how long a
     handler has been at its message, where that is bounded. `outcome`: how its transaction has ended, as in
-    `mailroom.events.BatchEnded`. `calls`: when each call of a handler began and ended, if somebody wants to know.
+    `mailroom.events.BatchEnded`. `calls`: when each call of a handler began and ended, if a listener wants to know.
     `tokens`: how many messages the inbox's rate lets it have, None without a rate. `held`: the limit because of which
     nothing was claimed. `is_try`: it tries one message while the breaker is open, and `has_closed` it. See
     `inbox.limits`. `deferred`: the breakers of prefixes that were open before its claim.

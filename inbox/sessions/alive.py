@@ -22,7 +22,7 @@ from mailroom.sql.runner import run
 
 log = logging.getLogger("mailroom.worker")
 
-SESSION = {"idle_session_timeout": "30s"}
+WATCH_SESSION = {"idle_session_timeout": "30s"}
 # A process is dead if it was silent (did not hold its lock) at every check for that long, by the clock of the process
 # that checks: enough for two checks to open another session, and one more.
 DEAD_S = 3.0

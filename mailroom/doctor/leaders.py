@@ -1,4 +1,4 @@
-"""Those who lead: whether somebody does, works, and has ended if the lease has."""
+"""Leaders: whether there is one, whether it works, and whether it has ended if its lease has."""
 
 from mailroom import set_back
 from mailroom.doctor.finding import FOUND, DoctorCheck, asking

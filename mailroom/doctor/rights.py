@@ -1,4 +1,4 @@
-"""Rights: too many of everybody's, too few of those that work, and rows that policies hide."""
+"""Rights: too many of PUBLIC's, too few of the roles that work, and rows that policies hide."""
 
 from mailroom import locks
 from mailroom.doctor.finding import FOUND, DoctorCheck, asking

@@ -7,7 +7,7 @@ from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.sql.operation import Sql
 
 # A session, in words. Never its query, which may hold values.
-SESSION = """pg_catalog.format('pid %%s (%%s, role %%s, database %%s), %%s, transaction open for %%s', a.pid,
+DESCRIBED = """pg_catalog.format('pid %%s (%%s, role %%s, database %%s), %%s, transaction open for %%s', a.pid,
            coalesce(nullif(a.application_name, ''), 'no application name'), a.usename, a.datname,
            coalesce(a.state, 'unknown state'), date_trunc('second'::text, clock_timestamp() - a.xact_start))"""
 
@@ -22,7 +22,7 @@ WHERE a.pid <> pg_backend_pid() AND a.backend_type = 'client backend'
 ORDER BY a.xact_start
 """,
     columns=FOUND,
-    session=SESSION,
+    session=DESCRIBED,
 )
 PREPARED = Sql(
     """

@@ -6,7 +6,7 @@ when an inbox joins. So idle nodes write nothing.
 """
 
 from mailroom import locks
-from mailroom.order.clock import DURABLE, LOCK, raising_ceiling
+from mailroom.order.clock import DISPATCH_LOCK, DURABLE, raising_ceiling
 from mailroom.order.total import ORIGINS, TOTAL
 from mailroom.registry.inboxes import BY_SENT
 from mailroom.sql.operation import Operation, Sql
@@ -121,7 +121,7 @@ def marking(schema: str) -> Operation[int]:
     The clock rises to what is wanted, and whatever is stamped later gets a higher one. The commit is synchronous: a
     mark that was read is a promise.
     """
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     rows = yield NEXT.at(schema=schema)()
     if not rows:
         return 0

@@ -120,7 +120,7 @@ FROM {schema}.link AS l WHERE l.name = %(name)s::text
 """,
     columns=("bigint", "bigint"),
 )
-ROWS = Sql("DELETE FROM {schema}.transit WHERE link = %(link)s::bigint")
+FORGET_ROWS = Sql("DELETE FROM {schema}.transit WHERE link = %(link)s::bigint")
 LINK = Sql(
     """
 WITH topics AS (DELETE FROM {schema}.link_topic WHERE link = %(link)s::bigint),
@@ -149,11 +149,11 @@ def removing_reader(
     if not dry_run:
         # Most of the rows go before the dispatch lock is had, for which deliveries wait; the rest after it, so that no
         # delivery that still knew the link leaves any. Code that locks both takes the dispatch lock first.
-        yield ROWS.at(schema=schema)(link=link)
-        yield clock.LOCK.at(schema=schema)()
+        yield FORGET_ROWS.at(schema=schema)(link=link)
+        yield clock.DISPATCH_LOCK.at(schema=schema)()
         yield LOCK_TOPICS.at(schema=schema)()
         yield LINK.at(schema=schema)(link=link)
-        yield ROWS.at(schema=schema)(link=link)
+        yield FORGET_ROWS.at(schema=schema)(link=link)
         yield from settling(schema)
         yield from auditing(schema, act, [(None, reader, waiting)], actor, why)
     return int(waiting)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from mailroom import locks
 from mailroom.errors import NotSubscribed
-from mailroom.order.clock import LOCK
+from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.sql.operation import Operation, Sql, filled
 
 PARTITION_KEY = locks.key("partition")
@@ -137,7 +137,7 @@ def joining(schema: str, inbox: str, origin: str) -> Operation[int]:
     """
     if not (yield from is_total(schema, inbox)):
         return 0
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     if bridges := (yield BRIDGE.at(schema=schema)(origin=origin)):
         raise NotSubscribed(
             f"Inbox {inbox} is in total order and would wait for ever for the bridge {bridges[0][0]}: a broker shows "
@@ -151,7 +151,7 @@ def joining(schema: str, inbox: str, origin: str) -> Operation[int]:
 def leaving(schema: str, inbox: str) -> Operation[None]:
     """Let a total inbox that has unsubscribed go on without the nodes that it no longer waits for."""
     if (yield from is_total(schema, inbox)):
-        yield LOCK.at(schema=schema)()
+        yield DISPATCH_LOCK.at(schema=schema)()
         yield from raising_stable(schema)
 
 
@@ -177,7 +177,7 @@ def guarding_order(schema: str) -> Operation[None]:
     """Lock out deliveries until the transaction ends, if the node has total inboxes: before an origin is added."""
     [(has_total,)] = yield GUARDED.at(schema=schema)()
     if has_total:
-        yield LOCK.at(schema=schema)()
+        yield DISPATCH_LOCK.at(schema=schema)()
 
 
 def starting_origin(schema: str, name: str) -> Operation[None]:
@@ -196,7 +196,7 @@ def resuming_order(schema: str) -> Operation[bool]:
 
     What the node lost and stamps again has its old place at other nodes, and a new one here.
     """
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     resumed = yield RESUME.at(schema=schema)()
     if resumed:
         yield from raising_stable(schema)

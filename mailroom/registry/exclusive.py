@@ -3,7 +3,7 @@
 from mailroom import locks
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.registry.breakers import NOTIFY
-from mailroom.registry.inboxes import LOCK
+from mailroom.registry.inboxes import SCHEMA_LOCK
 from mailroom.schema.checks import checking, finding
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.sight import seeing
@@ -82,7 +82,7 @@ def having_alone(schema: str, inbox: str) -> Operation[None]:
             "transaction of READ COMMITTED.",
             code="MR-wrong-isolation",
         )
-    yield LOCK.at(lock=str(locks.DDL), node=schema)()
+    yield SCHEMA_LOCK.at(lock=str(locks.DDL), node=schema)()
     yield from finding(schema, inbox)
     yield from seeing(schema, "inbox_registry", "fan_out_way", *HAVE_ROWS)
     try:

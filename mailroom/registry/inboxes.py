@@ -187,7 +187,7 @@ ON CONFLICT (name) DO UPDATE SET
 """
 )
 # Also migrations take it.
-LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
+SCHEMA_LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
 ORDERS = Sql(
     """
 SELECT g.name, coalesce(r."order", 'key')
@@ -205,7 +205,7 @@ def _creating(
 ) -> Operation[None]:  # fmt: skip
     yield IN_TRANSACTION
     yield from checking(schema)
-    yield LOCK.at(lock=str(locks.DDL), node=schema)()
+    yield SCHEMA_LOCK.at(lock=str(locks.DDL), node=schema)()
     found = {}
     for name, is_inbox in (yield FIND.at(schema=schema)(names=names)):
         if not is_inbox:

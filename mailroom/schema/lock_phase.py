@@ -2,7 +2,7 @@
 
 A migration that took a lock with each of its statements would wait for one table while it holds others, and so deadlock
 with transactions that use them in another order. So it first locks all that its statements will lock, in the order of
-the programs, and in short tries. A try that fails releases all its locks, so that sessions behind it go on.
+the programs, and in short tries. A try that fails releases all its locks, so that sessions queued after it go on.
 
 PostgreSQL looks for a deadlock when a session has waited for `deadlock_timeout`, and may end it. A try that has more
 than the turns is shorter than that, so no session that meets its locks is ended, in whatever order it uses the tables.

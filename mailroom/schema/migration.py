@@ -285,7 +285,7 @@ def _opening(schema: str) -> tuple[str, ...]:
 
 
 def _becoming_owner(schema: str) -> str:
-    """Return the statement behind which a member of the owner's role, or a superuser, makes what is the owner's.
+    """Return the statement after which a member of the owner's role, or a superuser, makes what is the owner's.
 
     Not before the locks: the role of the login may see more of who holds them.
     """

@@ -45,8 +45,8 @@ def _emptying(*, schema: str = DEFAULT_SCHEMA) -> Operation[None]:
     are closed. The clock goes on as well: nothing gets a clock that was given out before.
 
     For tests that commit, such as those of Django's `TransactionTestCase`; see `mailroom.testing.django`. Raises
-    `ConfigurationError` while a dispatcher or an executor leads, which is no sign of a test, and `SchemaError` unless
-    the schema fits.
+    `ConfigurationError` while a dispatcher or an executor leads, which is not a sign of a test, and `SchemaError`
+    unless the schema fits.
     """
     return emptying(schema_name(schema))
 

@@ -257,7 +257,7 @@ class WebhookApp:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Return whether an error is a fault of the code, of a right that is missing, or of a trigger of somebody's."""
+    """Return whether an error is a fault of the code, of a right that is missing, or of a user's trigger."""
     return not isinstance(error, MailroomError) and meaning(error) in BLAMES
 
 

@@ -34,7 +34,7 @@ class BatchEnd:
 
 
 # Held as long as the driver's session: two streams would each have a part of the messages.
-LOCK = (
+STREAM_LOCK = (
     Sql("SELECT set_config('lock_timeout', '{patience}ms', true)", columns=("text",)),
     Sql(
         "SELECT pg_advisory_lock({stream_lock}, {partition_key}) IS NULL",
@@ -53,7 +53,7 @@ def entering(schema: str, inbox: str, above: int, first: int | None) -> Operatio
     `above`.
     """
     yield from finding_by_key(schema, inbox)
-    for statement in LOCK:
+    for statement in STREAM_LOCK:
         yield statement.at(schema=schema, inbox=inbox, patience=str(PATIENCE_MS))()
     if first is not None and (yield from finding_lowest(schema, inbox, above)) != first:
         raise ConfigurationError(
@@ -206,7 +206,7 @@ def comparing(schema: str, inbox: str, place: BatchEnd) -> Operation[None]:
     up at that clock or below.
     """
     yield PIN.at()()
-    yield clock.LOCK.at(schema=schema)()
+    yield clock.DISPATCH_LOCK.at(schema=schema)()
     compared = yield COMPARE.at(schema=schema, inbox=inbox)(clock=place.clock, message_id=place.message_id)
     [(given_out, is_left, is_last)] = compared
     if not given_out or (is_left and not is_last):

@@ -167,7 +167,7 @@ OF_BATCH = Sql(
 def sweep(node: Node, abandoned_after_h: float = ABANDONED_AFTER_H) -> int:
     """Drop staging tables whose batch the ledger has, and those older than that many hours; returns how many.
 
-    Tables that somebody has locked are left. A batch that takes longer than that to commit fails, and has to be run
+    Tables that are locked are left. A batch that takes longer than that to commit fails, and has to be run
     again.
     """
     with node.connect("sweep", autocommit=True) as connection:

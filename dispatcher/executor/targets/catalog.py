@@ -23,7 +23,7 @@ WHERE n.nspname = %(table_schema)s::text AND c.relname = %(table_name)s::text
     columns=("bigint", "boolean", "boolean", "boolean"),
 )
 # ON CONFLICT does not accept a unique index that is deferrable or partial.
-COLUMNS = Sql(
+TABLE_COLUMNS = Sql(
     """
 SELECT a.attname::text, CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace::oid THEN t.typname::text END,
        pg_catalog.format_type(a.atttypid, NULL::integer), a.attnotnull, a.attgenerated <> '' OR a.attidentity = 'a',
@@ -60,7 +60,7 @@ def checking_table(table: tuple[str, str], key: str, value: str | None, number: 
         raise ConfigurationError(f"{of} is not an ordinary or partitioned table.", code="MR-target-unfit")
     if has_children:
         raise ConfigurationError(f"Other tables inherit from {of}, so no key is unique in it.", code="MR-target-unfit")
-    described = {row[0]: row[1:] for row in (yield COLUMNS.at()(table=oid, columns=columns))}
+    described = {row[0]: row[1:] for row in (yield TABLE_COLUMNS.at()(table=oid, columns=columns))}
     if missing := [column for column in columns if column not in described]:
         raise ConfigurationError(
             f"Table {of} has no column {shown(missing[0])}. Names are case-sensitive.", code="MR-target-unfit"

@@ -114,7 +114,7 @@ def hidden_from(schema: str, table: str) -> Operation[str | None]:
 
 
 def checking_sight(schema: str, source: str, link: int, seq: int, *, is_odd: bool = False) -> Operation[None]:
-    """Raise `LinkRefused` if the source's policies hide the link's row `seq`, or the first one behind it.
+    """Raise `LinkRefused` if the source's policies hide the link's row `seq`, or the first one after it.
 
     `is_odd`: they look as if the source had lost them. Where that cannot be told from a policy, it is refused too.
     """

@@ -15,19 +15,19 @@ CARRIAGE = (
     Column("sent_clock", "bigint", by="database"),
     Column("stamped_at", "timestamptz", by="database"),
 )
-COLUMNS = {
+WIRE_COLUMNS = {
     column.name: (column.plain, column.given("{c}"), column.taken("{c}"))
     for column in (*CARRIAGE, *(column for column in MOVING if column.wire <= VERSION))
 }
-TYPES = tuple(f"{kind}[]" for kind, _, _ in COLUMNS.values())
+TYPES = tuple(f"{kind}[]" for kind, _, _ in WIRE_COLUMNS.values())
 
 # At the source, of rows that come by seq.
-GATHERED = ", ".join(f"pg_catalog.array_agg({sent.format(c=name)})" for name, (_, sent, _) in COLUMNS.items())
+GATHERED = ", ".join(f"pg_catalog.array_agg({sent.format(c=name)})" for name, (_, sent, _) in WIRE_COLUMNS.items())
 # At the target: the parameters side by side, and the columns made of them. In a select list: as a table, each array
 # would be stored on its own first, which takes twice as long.
-SPREAD = ", ".join(f"pg_catalog.unnest(%({name})s::{kind}[]) AS {name}" for name, (kind, _, _) in COLUMNS.items())
-NAMES = ", ".join(COLUMNS)
-READ = ", ".join(f"{read.format(c=name)} AS {name}" for name, (_, _, read) in COLUMNS.items())
+SPREAD = ", ".join(f"pg_catalog.unnest(%({name})s::{kind}[]) AS {name}" for name, (kind, _, _) in WIRE_COLUMNS.items())
+NAMES = ", ".join(WIRE_COLUMNS)
+READ = ", ".join(f"{read.format(c=name)} AS {name}" for name, (_, _, read) in WIRE_COLUMNS.items())
 
 # A row of this kind is a mark: no message, it only shows a clock.
 MARK = "H"
