@@ -229,7 +229,7 @@ KINDS: tuple[type[Any], ...] = get_args(Event)
 Listener: TypeAlias = Callable[[Any], object]
 
 _changing = threading.Lock()
-_listeners: dict[type[Any], tuple[Listener, ...]] = {}  # without an entry for kinds that nobody listens to
+_listeners: dict[type[Any], tuple[Listener, ...]] = {}  # without an entry for kinds that have no listener
 _failures = Repeats()
 
 

@@ -82,7 +82,7 @@ class Instrumentor:
         _end()
 
 
-# The span of the handler that runs in this thread or task, and what sets the context back behind it.
+# The span of the handler that runs in this thread or task, and what sets the context back after it.
 _handled: "ContextVar[tuple[Span, Token[Context]] | None]" = ContextVar("mailroom_span", default=None)
 
 

@@ -63,8 +63,8 @@ def table_in(schema: str, token: UUID) -> str:
 
 # -- Moving -----------------------------------------------------------------------------------------------------------
 
-# Until the transaction ends, a range of numbers is read by the index of `keeping`, if there is one. Nobody has analyzed
-# these tables, so the planner might choose to scan or to sort the whole table for each chunk.
+# Until the transaction ends, a range of numbers is read by the index of `keeping`, if there is one. These
+# tables are not analyzed, so the planner might choose to scan or to sort the whole table for each chunk.
 BY_NUMBER = Sql(
     "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), "
     "set_config('enable_sort', 'off', true), set_config('max_parallel_workers_per_gather', '0', true)",
@@ -132,7 +132,7 @@ def holding(table: str) -> Operation[list[str]]:
     return [name for name in columns if name != NTH]
 
 
-# Who owns a schema could rename it and have another one take its name, with a view in the table's place.
+# The owner of a schema could rename it and have another one take its name, with a view in the table's place.
 TRUSTED = Sql(
     """
 SELECT pg_get_userbyid(c.relowner) = current_user OR s.nspowner = (

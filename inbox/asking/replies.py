@@ -34,8 +34,8 @@ from mailroom.sql.runner import run_async
 
 log = logging.getLogger("mailroom.requests")
 
-# It does not wait for the disk: after a crash of the server a reply that was handed over may be back, and nobody waits
-# for it.
+# It does not wait for the disk: after a crash of the server a reply that was handed over may be back, and is not
+# waited for.
 REPLIES_SESSION = settings.UNATTENDED | PINNED | {"synchronous_commit": "off"}
 # D-messages-8: `Requests` looks for its replies by key.
 ANSWER_S = 10.0  # the server has so long to let replies be taken, before the session counts as dead

@@ -114,7 +114,7 @@ class Processes:
         silent = {number for (number,) in rows}
         before, self._checked_at = self._checked_at, self._monotonic()
         if self._checked_at - before > DEAD_S:
-            self._silent = {}  # nobody checked for a while: a process may have held its lock in between
+            self._silent = {}  # there was no check for a while: a process may have held its lock in between
         self._silent = {number: self._silent.get(number, self._checked_at) for number in silent if number is not None}
         return bool(silent)
 

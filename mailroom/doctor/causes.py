@@ -11,7 +11,7 @@ from mailroom.doctor.sessions import DESCRIBED
 from mailroom.sql.operation import Operation, Sql
 
 # Who has waited for long, and what is at the end of its way: a session that waits for no lock, or for less long. One
-# that waits in COMMIT for a standby has its locks until then, and ends for nobody.
+# that waits in COMMIT for a standby has its locks until then, and cannot be ended.
 CAUSES = Sql(
     """
 WITH RECURSIVE waiting AS MATERIALIZED (

@@ -4,7 +4,7 @@ from mailroom import set_back
 from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.sql.operation import Sql
 
-# The oldest row of an outbox, by its position: nobody sorts a backlog for it.
+# The oldest row of an outbox, by its position: no backlog is sorted for it.
 WAITING = """
 WITH waiting (role, since) AS (
     SELECT 'dispatcher', least((SELECT o.sent_at FROM {schema}.outbox AS o ORDER BY o.position LIMIT 1),

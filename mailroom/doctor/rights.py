@@ -5,7 +5,7 @@ from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.doctor.workers import ALIVE, DATABASE
 from mailroom.sql.operation import Sql
 
-# What a migration grants itself shows nobody more than what is theirs.
+# What a migration grants itself shows no role more than what is its own.
 PUBLIC_TABLES = Sql(
     """
 SELECT c.oid::regclass::text, pg_catalog.format('%%s: %%s', c.oid::regclass, string_agg(x.privilege_type, ', '::text))

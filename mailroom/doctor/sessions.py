@@ -11,7 +11,7 @@ DESCRIBED = """pg_catalog.format('pid %%s (%%s, role %%s, database %%s), %%s, tr
            coalesce(nullif(a.application_name, ''), 'no application name'), a.usename, a.datname,
            coalesce(a.state, 'unknown state'), date_trunc('second'::text, clock_timestamp() - a.xact_start))"""
 
-# A snapshot counts in its own database, the id of a writing transaction in all. VACUUM has both and is in nobody's way.
+# A snapshot counts in its own database, the id of a writing transaction in all. VACUUM has both and holds up nothing.
 SNAPSHOTS = Sql(
     """
 SELECT a.pid::text, {session} FROM pg_stat_activity AS a

@@ -39,7 +39,7 @@ INSERT INTO {schema}.link_allowed (link, topic) SELECT %(link)s::bigint, pg_cata
 ON CONFLICT DO NOTHING
 """
 )
-# Who has the commands of a topic keeps them; where nobody has, the oldest link that is allowed it by name gets them.
+# A link that has the commands of a topic keeps them; where none has, the oldest that is allowed it by name gets them.
 GIVE = Sql(
     """
 UPDATE {schema}.link_allowed AS a SET commands = true

@@ -76,7 +76,7 @@ def saying_copied(schema: str, *, actor: str, why: str | None = None, dry_run: b
     if dry_run:
         return NewId(before, before, links, rows, origins)
     id = yield from taking_new_id(schema)
-    yield from raising_stable(schema)  # total inboxes wait for nobody any more
+    yield from raising_stable(schema)  # total inboxes wait for no origin any more
     yield from auditing(schema, "node new-id", [(None, str(id), rows)], actor, why)
     return NewId(before, id, links, rows, origins)
 

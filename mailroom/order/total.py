@@ -61,8 +61,8 @@ HAS_JOINED = filled(
 
 # Inboxes without origins are raised only if they got something: else each delivery would write a row for each of them.
 # A node that has lost history stamps again what other nodes may have, and there it has another place. So none rises
-# until somebody says that the order goes on. None rises either while messages wait to be fanned out, since those have
-# their clocks already; afterwards all rise (`dispatcher.delivery.fan_out`).
+# until an operator says that the order goes on. None rises either while messages wait to be fanned out, since those
+# have their clocks already; afterwards all rise (`dispatcher.delivery.fan_out`).
 RAISE = Sql(
     """
 WITH {total},
@@ -155,7 +155,7 @@ def leaving(schema: str, inbox: str) -> Operation[None]:
         yield from raising_stable(schema)
 
 
-# Without receipts nobody waits for messages of this origin yet, so its start may be set for all inboxes at once.
+# Without receipts no inbox waits for messages of this origin yet, so its start may be set for all inboxes at once.
 START = Sql(
     """
 UPDATE {schema}.origin AS o SET shown = (SELECT last_value FROM {schema}.clock)

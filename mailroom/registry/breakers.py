@@ -80,7 +80,7 @@ NOTIFY = Sql(
     columns=("boolean",),
     partition_channel=locks.channel("'{schema}.inbox_{inbox}'::regclass"),
 )
-# How long keys wait if nobody has them wait on: longer than any time between two tries. A failing key whose own time is
+# How long keys wait if no worker renews that: longer than any time between two tries. A failing key whose own time is
 # later than that keeps it, so it has to be told apart when the breaker closes.
 DEFERRED_S = 3_600
 

@@ -25,11 +25,11 @@ HAVE_ROWS = (
 )
 
 ISOLATION = Sql("SELECT current_setting('transaction_isolation')", columns=("text",))
-# In the order of a delivery, so that the two cannot deadlock. Who reads or handles the inbox has a lock on its table;
-# the lock on the parent, which dropping a partition takes, comes last, so that it is held for the shortest time. The
-# slots come before the inbox's table, as for a worker: it has its slot when it claims. A migration may have the turn
-# while it waits for a batch, and the caller's transaction may be that batch. The migration gives up after 2 s, and the
-# server ends who has waited for deadlock_timeout: so the turn is waited for in tries that are shorter.
+# In the order of a delivery, so that the two cannot deadlock. A session that reads or handles the inbox has a lock on
+# its table; the lock on the parent, which dropping a partition takes, comes last, so that it is held for the shortest
+# time. The slots come before the inbox's table, as for a worker: it has its slot when it claims. A migration may have
+# the turn while it waits for a batch, and the caller's transaction may be that batch. The migration gives up after 2 s,
+# and the server ends who has waited for deadlock_timeout: so the turn is waited for in tries that are shorter.
 EXCLUDE = Sql(
     """
 DO $$

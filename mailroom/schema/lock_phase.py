@@ -70,7 +70,7 @@ def locked_by(statements: Iterable[str]) -> list[str]:
     return [name for name in (*ALWAYS_FIRST, *between, *WRITERS_LAST) if name in found]
 
 
-# Nobody waits behind a try for longer than an executor does, which gives up after 2 s. An autovacuum gives way to a
+# No session waits for a try for longer than an executor does, which gives up after 2 s. An autovacuum gives way to a
 # session that has waited for deadlock_timeout, and not earlier: so its table is waited for alone, and released again.
 # Every role can recognize an autovacuum: it is a session without a user. Writers use their tables in any order, so what
 # was in use is locked before the others next time. 0 stands for the advisory lock, which a try takes after the gate: it

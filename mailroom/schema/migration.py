@@ -277,7 +277,7 @@ def _alone(schema: str, lock_timeout_s: float) -> tuple[str, ...]:
 
 def _opening(schema: str) -> tuple[str, ...]:
     return (
-        # A statement that waits for a lock blocks everybody behind it, so the wait is short.
+        # A statement that waits for a lock blocks all that come after it, so the wait is short.
         "SELECT set_config('lock_timeout', '5s', true)",
         "SELECT set_config('standard_conforming_strings', 'on', true)",
         f'CREATE SCHEMA IF NOT EXISTS "{schema}"',

@@ -28,7 +28,7 @@ log = logging.getLogger("mailroom.session.listener")
 HEARTBEAT_S = 5.0
 ANSWER_S = 3.0
 LONGEST_PAUSE_S = 30.0
-# A paused listener holds back vacuum and the notification queue for everybody. The heartbeat keeps a live one from
+# A paused listener holds back vacuum and the notification queue for all. The heartbeat keeps a live one from
 # this timeout, which ends a paused one where TCP timeouts cannot (on a Unix socket).
 LISTENER_SESSION = settings.UNATTENDED | {"idle_session_timeout": "60s"}
 

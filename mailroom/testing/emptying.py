@@ -29,7 +29,7 @@ UPDATE {schema}.link AS l SET acked = greatest(l.acked, (
 WHERE l.number IN (SELECT b.link FROM {schema}.bridge_out AS b)
 """
 )
-# Breakers are closed, and nobody is paused.
+# Breakers are closed, and nothing is paused.
 CLOSED = Sql("UPDATE {schema}.limits SET opened_at = NULL, opened_why = NULL, try_at = NULL, tries = 0")
 RESUMED = Sql(
     "UPDATE {schema}.inbox_registry SET paused_at = NULL, paused_by = NULL, expired = 0 "

@@ -51,7 +51,7 @@ class Sessions:
         self._source = source
         self._outbox = AsyncOutbox(schema=schema)
         self._parallel = parallel
-        # Who has one has a session soon, and only then is a body read: values are larger than what they are read from.
+        # A request with a slot has a session soon; only then is its body read: values are larger than their source.
         self._slots = asyncio.Semaphore(parallel if isinstance(source, str) else source.max_size)
         self._lock = asyncio.Lock()
         self._pool: AsyncConnectionPool[Any] | None = None

@@ -110,7 +110,7 @@ def finding_lowest(schema: str, inbox: str, above: int) -> Operation[int | None]
 
 # The n-th message after the start, else the last one. All that was delivered up to there is visible, so none of it is
 # missed, but for what is parked: its clocks would have been passed by the time it is replayed; nor may the stream have
-# the messages of a paused key. A paused inbox has nothing for it, as for anybody: `start` is then above all clocks.
+# the messages of a paused key. A paused inbox has nothing for it, as for all: `start` is then above all clocks.
 # A worker that has nothing to do holds "asleep"; deliveries try for the same lock in another mode.
 PLAN = Sql(
     """

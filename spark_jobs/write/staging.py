@@ -143,7 +143,7 @@ ORDER BY token
 """,
     columns=("uuid",),
 )
-# A table that somebody reads or moves stays for the next sweep, as does one whose drop a crash undoes.
+# A table that is being read or moved stays for the next sweep, as does one whose drop a crash undoes.
 PATIENCE = Sql(
     "SELECT set_config('lock_timeout', '20ms', true), set_config('synchronous_commit', 'off', true)",
     columns=("text", "text"),

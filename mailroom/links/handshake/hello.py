@@ -90,7 +90,7 @@ HIDES = Sql(
 )
 # Unseen rows may not be the reader's fault, and are not what they look like.
 POLICIES = "policies of row security that show it all rows, or ALTER TABLE ... DISABLE ROW LEVEL SECURITY"
-# What this role sees behind a row, and what exists, in one snapshot. An older role has no right to ask.
+# What this role sees after a row, and what exists, in one snapshot. An older role has no right to ask.
 MAY_ASK = Sql(
     """
 SELECT coalesce(pg_catalog.has_function_privilege(

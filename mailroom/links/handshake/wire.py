@@ -33,8 +33,8 @@ READ = ", ".join(f"{read.format(c=name)} AS {name}" for name, (_, _, read) in WI
 MARK = "H"
 # No larger sent_clock is taken than 2^61 + 2^60 and the clocks of the time since 2026, as in `mailroom.links.start`; or
 # so much beyond what an operator has let the clock go to. Sends and readers raise a clock to 2^61 at most, so no node
-# comes near it unless somebody changes its rows. A node that takes such a clock can still be read by its own readers:
-# by then the limit has grown by more than any node counts. {now} is the time, and `advanced` of node.
+# comes near it unless its rows are changed by hand. A node that takes such a clock can still be read by its own
+# readers: by then the limit has grown by more than any node counts. {now} is the time, and `advanced` of node.
 # D-links-14: What is received may be higher than what is sent.
 FURTHEST = f"""greatest({2**61}, advanced) + {2**60} + (greatest(0, least(
            extract(epoch FROM {{now}} - '2026-01-01 00:00+00'::timestamptz), 15768000000)) * {2**24}.0)::bigint"""

@@ -88,7 +88,7 @@ def _converter(value_type: Any) -> Converter:
         parts = list(parts_of(inspect.type_info(value_type)))
         if not any(_names_a_model(class_of(part)) for part in parts):
             return Structures(value_type, parts)
-    # Who has a model has imported pydantic. Nobody else needs it.
+    # Code that has a model has imported pydantic. Other code does not need it.
     from mailroom.message.typed.models import Models
 
     return Models(value_type)
