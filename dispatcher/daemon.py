@@ -15,8 +15,8 @@ from typing import Any
 import psycopg
 
 from dispatcher.bridges.lane import BridgesBeside
-from dispatcher.delivery.deliver import SESSION, Delivery, releasing
-from dispatcher.delivery.deliverer import MAX_BYTES, ROWS, Deliverer
+from dispatcher.delivery.deliver import DELIVERY_SESSION, Delivery, releasing
+from dispatcher.delivery.deliverer import BATCH_ROWS, MAX_BYTES, Deliverer
 from dispatcher.delivery.portion import Portion
 from dispatcher.executor.batch_executor import BatchExecutor
 from dispatcher.executor.execution import Execution
@@ -37,7 +37,7 @@ from mailroom.sql.runner import run_async
 from mailroom.sql.sqlstate import is_held_up
 
 # A user waits for the end and sees the progress, so locks and large batches may take as long as they need.
-DRAIN = settings.UNATTENDED | SESSION | {"statement_timeout": "0", "lock_timeout": "0"}
+DRAIN = settings.UNATTENDED | DELIVERY_SESSION | {"statement_timeout": "0", "lock_timeout": "0"}
 # How long the executor waits for locked rows of users' tables: meanwhile it holds up all other executables.
 EXECUTOR = LANE | settings.UNDER_POLICIES | {"lock_timeout": "2s"}
 
@@ -84,7 +84,7 @@ class Dispatcher(Lane):
         *,
         schema: str = DEFAULT_SCHEMA,
         poll_interval_s: float = POLL_INTERVAL_S,
-        rows: int = ROWS,
+        rows: int = BATCH_ROWS,
         max_bytes: int = MAX_BYTES,
         partitions: int | None = None,
     ) -> None:
@@ -150,7 +150,7 @@ class Executor(Lane):
         *,
         schema: str = DEFAULT_SCHEMA,
         poll_interval_s: float = POLL_INTERVAL_S,
-        rows: int = ROWS,
+        rows: int = BATCH_ROWS,
     ) -> None:
         super().__init__(dsn, schema, poll_interval_s)
         self._rows = rows

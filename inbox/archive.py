@@ -122,7 +122,7 @@ class _Operations:
     ) -> Operation[list[Reaped]]:
         """Return messages that were reaped, the ones that were reaped first first.
 
-        Without `values` none is read, as for an auditor, who may not: then `value` of the messages raises
+        Without `values` none is read, as for an auditor's role, which may not: then `value` of the messages raises
         `DecodeError`.
         """
         return self._finding(_chosen(ids, key, topic, since, until, limit), FIND if values else FIND_BARE)

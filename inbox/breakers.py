@@ -40,7 +40,7 @@ ON CONFLICT (inbox, prefix) DO NOTHING RETURNING true
     first_s=str(TRY_S),
     most=str(MOST_OPEN),
 )
-# They cannot be closed while somebody has their keys wait. Several may do that at once.
+# They cannot be closed while a worker has their keys wait. Several may do that at once.
 SEE = Sql(
     """
 SELECT prefix, separator, opened_at, trying, {due_in}
@@ -105,8 +105,8 @@ SELECT (SELECT clock FROM seen OFFSET {at_once} - 1), (SELECT count(*) FROM made
     deferred_s=str(DEFERRED_S),
     at_once=str(AT_ONCE),
 )
-# Parked and paused keys are never due, and the keys that are to be tried stay as they are. Those that somebody has in
-# hand are left, and not waited for. The time is in a SELECT of its own, or it would be no condition for the index.
+# Parked and paused keys are never due, and the keys that are to be tried stay as they are. Those that are
+# locked are left, and not waited for. The time is in a SELECT of its own, or it would be no condition for the index.
 PUT_OFF = Sql(
     """
 UPDATE {schema}.my_key_state AS s SET retry_at = {now} + interval '{deferred_s} s'
@@ -132,7 +132,7 @@ WHERE inbox = '{inbox}' AND prefix = %(prefix)s::text AND {due_in} <= 0::float8 
     columns=("text", "text"),
     due_in=DUE_IN.format(now=NOW, longest_s=LONGEST_TRY_S),
 )
-# Whether somebody has the first message of the key. If nobody has, nobody gets it before this transaction ends.
+# Whether a transaction has the first message of the key. If none has, none gets it before this one ends.
 IN_HAND = Sql(
     """
 WITH head AS MATERIALIZED (SELECT min(clock) AS clock FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text),
@@ -253,7 +253,7 @@ def _walking(names: dict[str, str], of: Prefix, now: datetime | None) -> Operati
 def granting(schema: str, inbox: str, prefix: str, now: datetime | None = None) -> Operation[bool]:
     """Make one key of the prefix due, if it is time and none is being tried; return whether one is.
 
-    In a transaction of its own, and after `deferring`: so that a key that was given before, and that nobody has tried,
+    In a transaction of its own, and after `deferring`: so that a key that was given before, and was not tried,
     waits again.
     """
     names = {"schema": schema, "inbox": inbox}

@@ -59,10 +59,10 @@ class Named:
         return unsubscription(self.inbox, topics, schema=self.schema, origin=origin, actor=actor, why=why)
 
     def _pause(self, key: Key | None = None, *, actor: str, why: str | None = None) -> Operation[bool]:
-        """Pause the inbox, or a key of it: nobody gets messages of it until it is resumed; deliveries go on.
+        """Pause the inbox, or a key of it: it gives out no messages until it is resumed; deliveries go on.
 
-        Everybody who takes messages finds none: workers, `reap` and `reap_any`, drains and streams of Spark. Messages
-        that somebody has in hand are handled to the end, and a claim that begins while this commits may still take
+        All that take messages find none: workers, `reap` and `reap_any`, drains and streams of Spark. Messages
+        that were taken before are handled to the end, and a claim that begins while this commits may still take
         some: commit, then `wait_for_batches`. A pause outlasts restarts, and stops no time: attempts of failing keys
         are kept and their waits run on, and what is older than `expire_s` expires. A key may be
         paused before it has messages; other keys go on.
@@ -88,7 +88,7 @@ class Named:
         return listing(self.schema, self.inbox, limit)
 
     def _wait_for_batches(self, timeout_s: float = 60.0) -> Operation[None]:
-        """Wait until nobody has messages in hand that were taken before this call, at most `timeout_s` seconds.
+        """Wait until no transaction has messages that were taken before this call, at most `timeout_s` seconds.
 
         After a pause that is committed this says that it is complete: no transaction that took messages is open, and
         none takes any. Only a transaction of your own at REPEATABLE READ or SERIALIZABLE that began before the pause,

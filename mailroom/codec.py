@@ -359,7 +359,7 @@ def _step(parent: object, child: object) -> str:
     if isinstance(parent, dict):
         for key, item in parent.items():
             if item is child:
-                # A key is shown only if it could be the name of a field: other keys may be somebody's data.
+                # A key is shown only if it could be the name of a field: other keys may be a user's data.
                 return f".{key}" if type(key) is str and key.isidentifier() and len(key) <= 40 else "[...]"
         return " has a key that"
     if isinstance(parent, list):

@@ -86,7 +86,7 @@ class DeadLetterContent:
 
     @property
     def value(self) -> Any:
-        """The value, decoded. Raises `DecodeError` if the bytes are no value."""
+        """The value, decoded. Raises `DecodeError` if the bytes are not a value."""
         return parsed(self.raw.decode()) if self.is_json else codec.decode(self.raw)
 
 
@@ -174,7 +174,7 @@ SELECT setval('{schema}.clock'::regclass, (SELECT max(clock) FROM stamped)),
     channel=locks.channel("partition"),
 )
 # Of one other node, or of one bridge: routed by the subscriptions to it as they are now, with new clocks here. What
-# nobody wants dies again. A total inbox gets none: it would stand in another place than on other nodes.
+# no inbox wants dies again. A total inbox gets none: it would stand in another place than on other nodes.
 RECEIVE_AGAIN = Sql(
     """
 WITH gone AS (

@@ -1,6 +1,6 @@
-"""Events: what happens in a process of ours. Metrics, traces, logs and your own hooks hear of it here.
+"""Events: Mailroom reports what happens in its processes to listeners: metrics, traces, logs and your own hooks.
 
-Each kind is a named tuple. An event is made only where somebody listens to its kind, so without listeners it costs
+Each kind is a named tuple. An event is made only if its kind has a listener, so without listeners it costs
 nothing. A listener is called where the event happens: in the thread of a handler, or in the event loop.
 """
 
@@ -122,7 +122,7 @@ class LeadershipChanged(NamedTuple):
 
 
 class BatchClaimed(NamedTuple):
-    """A worker has taken messages in a transaction that is open. Claims that find nothing are no events."""
+    """A worker has taken messages in a transaction that is open. Claims that find nothing are not events."""
 
     schema: str
     inbox: str
@@ -229,7 +229,7 @@ KINDS: tuple[type[Any], ...] = get_args(Event)
 Listener: TypeAlias = Callable[[Any], object]
 
 _changing = threading.Lock()
-_listeners: dict[type[Any], tuple[Listener, ...]] = {}  # without an entry for kinds that nobody listens to
+_listeners: dict[type[Any], tuple[Listener, ...]] = {}  # without an entry for kinds that have no listener
 _failures = Repeats()
 
 
@@ -267,7 +267,7 @@ def subscribe(listener: Listener, *kinds: type[Any]) -> Callable[[], None]:
 
 
 def heard(kind: type[Any]) -> bool:
-    """Return whether anybody listens to this kind of event: otherwise none has to be made."""
+    """Return whether this kind of event has a listener: otherwise none has to be made."""
     return kind in _listeners
 
 

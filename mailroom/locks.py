@@ -26,9 +26,9 @@ def channel(table: str) -> str:
 
 
 def ringing(channel: str, key: str) -> str:
-    """Return SQL for an aggregate: notify each channel whose lock `ASLEEP` somebody else holds, and count them.
+    """Return SQL for an aggregate: notify each channel whose lock `ASLEEP` another session holds, and count them.
 
-    Where nobody does, the transaction holds the lock until its end: who is about to sleep waits for that.
+    Where none does, the transaction holds the lock until its end: a session about to sleep waits for that.
     """
     return f"pg_catalog.count(pg_notify({channel}, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock({ASLEEP}, {key}))"
 

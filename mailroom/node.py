@@ -59,7 +59,7 @@ def _copied(
 ) -> Operation[NewId]:
     """Turn a copy of a node that lives on into another node, in the caller's transaction.
 
-    It gets an id of its own, reads nobody and is read by nobody: links, and what was stamped for their readers, belong
+    It gets an id of its own, and loses its links: they, and what was stamped for their readers, belong
     to the node that was copied. Everything else stays. With `dry_run` nothing changes, and the result says what would
     be given up. `actor` says who acts, and `why` the reason; both go into the audit. Nothing is delivered before the
     caller commits.

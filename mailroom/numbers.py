@@ -1,6 +1,6 @@
 """Numbers that a caller gives: checks of their bounds, and one text for all that are outside.
 
-A bool is not a number here. A value that is not a number is named only by its type, since it may be somebody's data.
+A bool is not a number here. A value that is not a number is named only by its type, since it may be a user's data.
 """
 
 import math

@@ -31,7 +31,7 @@ def in_the_way(name: str) -> str | None:
 
 
 def warn_of_hidden() -> None:
-    """Warn of each package of ours that is hidden. A program may not need it, so this is not an error yet."""
+    """Warn of each of our packages that is hidden. A program may not need it, so this is not an error yet."""
     for name in NAMES:
         if (file := in_the_way(name)) is not None:
             warnings.warn(_hidden(name, file), RuntimeWarning, stacklevel=3)
@@ -47,7 +47,7 @@ def declared(group: str) -> tuple[EntryPoint, ...]:
 
 
 def load(found: EntryPoint) -> Any:
-    """Load an entry point; raises `ConfigurationError` if a user's file hides a package of ours that it needs."""
+    """Load an entry point; raises `ConfigurationError` if a user's file hides one of our packages that it needs."""
     _check(found.module)
     try:
         return found.load()
@@ -57,7 +57,7 @@ def load(found: EntryPoint) -> Any:
 
 
 def is_hidden(found: EntryPoint) -> bool:
-    """Return whether a user's file hides the package of ours that an entry point needs."""
+    """Return whether a user's file hides the package of Mailroom that an entry point needs."""
     return _hiding(found.module) is not None
 
 

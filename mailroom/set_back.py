@@ -12,7 +12,7 @@ NOTED = """set_back_at = clock_timestamp(),
     set_back_by = greatest({by}, CASE WHEN {recent} THEN l.set_back_by END),
     brought_back = {keys} + CASE WHEN {recent} THEN l.brought_back ELSE 0 END"""
 RECENT = "l.set_back_at BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp()"
-# A time of its own that lies ahead tells of a clock that was set back once more, and which somebody else notes.
+# A time of its own that lies ahead tells of a clock that was set back once more, and which another process notes.
 FOUND = """(
     SELECT max(set_back_at) AS at, max(set_back_by) AS by, pg_catalog.sum(brought_back)::bigint AS keys
     FROM {schema}.lease

@@ -1,4 +1,4 @@
-"""Commands of ours as text that can be pasted into a shell: the log tells them."""
+"""Our commands as text that can be pasted into a shell: the log shows them."""
 
 import shlex
 

@@ -117,7 +117,7 @@ SELECT 'reaped', inbox, topic, key, sent_at, reaped_at, clock, NULL, NULL, NULL,
 FROM {schema}.reaped WHERE {wanted}
 """
 # The fields of `Location`, `causation` as it stands in the header; then what `AHEAD_OF_ALL` compares.
-COLUMNS = {
+FOUND_COLUMNS = {
     **dict.fromkeys(("where", "inbox", "topic", "key"), "text"),
     **dict.fromkeys(("sent_at", "since"), "timestamptz"),
     **dict.fromkeys(("clock", "ahead", "attempts"), "bigint"),

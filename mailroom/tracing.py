@@ -70,7 +70,7 @@ class Instrumentor:
     """Has `opentelemetry-instrument` call `instrument`, so that our commands make spans without a program.
 
     For example `opentelemetry-instrument mailroom dispatcher run`. It has the two methods of its `BaseInstrumentor`
-    that are called, so nobody needs that package for ours.
+    that are called, so that package is not needed for ours.
     """
 
     def instrument(self, *, tracer_provider: "TracerProvider | None" = None, **_given: object) -> None:
@@ -82,7 +82,7 @@ class Instrumentor:
         _end()
 
 
-# The span of the handler that runs in this thread or task, and what sets the context back behind it.
+# The span of the handler that runs in this thread or task, and what sets the context back after it.
 _handled: "ContextVar[tuple[Span, Token[Context]] | None]" = ContextVar("mailroom_span", default=None)
 
 

@@ -1,6 +1,6 @@
 """Bulk: move a large batch, staged in tables of the node's schema, into the outbox in chunks.
 
-Moved at once, it would make everybody else's messages queue behind all of it. So one transaction decides the batch: it
+Moved at once, it would make all other messages queue behind it. So one transaction decides the batch: it
 records which tables are to be moved, and in which order. Each chunk then moves in a transaction of its own, which
 records the progress. A process that moves chunks may die at any time, and another one continues: each message is moved
 once, and in order. Two such processes take turns.
@@ -41,7 +41,7 @@ EXPRESSIONS = {
 class BulkLost(MailroomError):
     """A table has lost rows, or is not a plain table of messages. The transaction moves nothing of it.
 
-    `token` is that of a table of which messages are lost for good, unless somebody has them at another place.
+    `token` is that of a table of which messages are lost for good, unless they are at another place.
     """
 
     code = "MR-bulk-lost"
@@ -63,8 +63,8 @@ def table_in(schema: str, token: UUID) -> str:
 
 # -- Moving -----------------------------------------------------------------------------------------------------------
 
-# Until the transaction ends, a range of numbers is read by the index of `keeping`, if there is one. Nobody has analyzed
-# these tables, so the planner might choose to scan or to sort the whole table for each chunk.
+# Until the transaction ends, a range of numbers is read by the index of `keeping`, if there is one. These
+# tables are not analyzed, so the planner might choose to scan or to sort the whole table for each chunk.
 BY_NUMBER = Sql(
     "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), "
     "set_config('enable_sort', 'off', true), set_config('max_parallel_workers_per_gather', '0', true)",
@@ -78,7 +78,7 @@ HOLD = Sql("LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE")
 OF_MESSAGES = ", ".join(
     f"('{name}'::name, 'pg_catalog.{kind}'::regtype::oid)" for name, kind in (STAGED | {NTH: "int8"}).items()
 )
-COLUMNS = Sql(
+STAGED_COLUMNS = Sql(
     """
 SELECT a.attname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
 WHERE c.oid = to_regclass('{table}')::oid AND c.relkind = 'r' AND NOT c.relrowsecurity
@@ -126,13 +126,13 @@ def holding(table: str) -> Operation[list[str]]:
     yield IN_TRANSACTION
     yield BY_NUMBER.at()()
     yield HOLD.at(table=table)()
-    columns = [name for (name,) in (yield COLUMNS.at(table=table)())]
+    columns = [name for (name,) in (yield STAGED_COLUMNS.at(table=table)())]
     if not {"message_id", "value", NTH} <= set(columns):
         raise BulkLost(f"{table} is not a plain table of messages.")
     return [name for name in columns if name != NTH]
 
 
-# Who owns a schema could rename it and have another one take its name, with a view in the table's place.
+# The owner of a schema could rename it and have another one take its name, with a view in the table's place.
 TRUSTED = Sql(
     """
 SELECT pg_get_userbyid(c.relowner) = current_user OR s.nspowner = (
@@ -262,7 +262,7 @@ WHERE name = %(name)s::text AND batch = %(number)s::bigint AND part IS NOT NULL 
 # will do. Else CHUNK finds by a running sum where the bytes end the chunk, which has at least one row. It takes three
 # times as long, a tenth of the move.
 # D-spark-6: Chunks move one after the other, in one session.
-ROWS = Sql(
+MEASURE = Sql(
     """
 SELECT count(*), coalesce(pg_catalog.sum(octet_length(value)), 0::bigint)
 FROM {table} WHERE {nth} > %(after)s::bigint AND {nth} <= %(upto)s::bigint
@@ -313,7 +313,7 @@ def is_unfinished(schema: str, name: str) -> Operation[bool]:
 
 def _chunk(table: str, after: int, upto: int, max_bytes: int) -> Operation[tuple[int, int]]:
     """Return how many rows a chunk after the number `after` has, not beyond `upto`, and the bytes of their values."""
-    [(count, size)] = yield ROWS.at(table=table)(after=after, upto=upto)
+    [(count, size)] = yield MEASURE.at(table=table)(after=after, upto=upto)
     if count == upto - after > 1 and size > max_bytes:
         [(count, size)] = yield CHUNK.at(table=table)(after=after, upto=upto, bytes=max_bytes)
     return count, size

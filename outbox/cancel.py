@@ -1,8 +1,8 @@
 """Cancel a message that is not yet delivered: it is deleted from the outbox, or from what is scheduled.
 
 Under the dispatch lock, as everything that may not happen beside a delivery. A row lock would not do: a delivery may
-copy the rows of its snapshot (`dispatcher.delivery.plain`), also one that somebody else has deleted meanwhile. Nor may
-a delivery pass over the message: if the caller then rolls back, later ones of its key would have overtaken it. So
+copy the rows of its snapshot (`dispatcher.delivery.plain`), also one that another session has deleted meanwhile. Nor
+may a delivery pass over the message: if the caller then rolls back, later ones of its key would have overtaken it. So
 nothing is delivered until the caller's transaction ends, and a session that idles in it is ended by the server.
 """
 
@@ -65,7 +65,7 @@ def cancelling(schema: str, id: UUID, *, free_once: bool = False) -> Operation[l
     if not (found := (yield FIND.at(schema=schema)(id=id))):
         return []
     yield LIMIT_IDLING.at()()
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     keys = yield from _deleting(schema, id, found)
     if not keys:  # Delivered by now, or moved between the two tables. From here on it does not move.
         keys = yield from _deleting(schema, id, (yield FIND.at(schema=schema)(id=id)))

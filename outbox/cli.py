@@ -28,7 +28,7 @@ from outbox.cancel import cancelling_by_hand
 from outbox.csv_source import CsvSource
 from outbox.once import identified, sending_once
 
-ROWS = 10_000  # held in memory at a time
+HELD_ROWS = 10_000  # held in memory at a time
 STDIN = Path("-")
 KINDS = {"message": "M", "event": "E", "command": "C"}
 ALONE = "\0"  # the value of --json without a value; nobody can type it
@@ -174,7 +174,7 @@ def _send_csv(
         progress_bar("sent", size) as bar,
     ):
         rows = CsvSource(lines, topic, key_column, columns, fields).rows()
-        while batch := list(islice(rows, ROWS)):
+        while batch := list(islice(rows, HELD_ROWS)):
             sent += run(connection, sending_many(call.schema, batch))
             bar.show(sent, 0 if size is None else binary.tell())
     if call.json:

@@ -185,9 +185,9 @@ class Outbox(_Node):
     def cancel(self, connection: AnyConnection, id: UUID, *, free_once: bool = False) -> bool:
         """Delete a message that is not yet delivered, or is scheduled; return whether it was, or False: too late.
 
-        True means that nobody gets it once the transaction commits; after a rollback it is delivered as if nothing had
-        happened, and no later message of its key has overtaken it. False means that it was delivered, or expired, or
-        that there is no message of this id that is committed: `mailroom.trace` tells where it is.
+        True means that no inbox gets it once the transaction commits; after a rollback it is delivered as if nothing
+        had happened, and no later message of its key has overtaken it. False means that it was delivered, or expired,
+        or that there is no message of this id that is committed: `mailroom.trace` tells where it is.
 
         With `free_once` the text that was given as `once` is free again: the same message can be sent anew. It is not
         freed where it is too late.

@@ -22,7 +22,7 @@ from spark_jobs.seen import Seen, demand_the_same, seeing
 
 # Statements take as long as there is data, and a stream's session idles until something comes, whatever limits the role
 # or the database has. But no session waits for locks for ever.
-SESSION = settings.SESSION | {
+JOB_SESSION = settings.SESSION | {
     "statement_timeout": "0",
     "idle_session_timeout": "0",
     "lock_timeout": "60s",
@@ -32,7 +32,7 @@ SESSION = settings.SESSION | {
 TRANSACTION_TIMEOUT = ("transaction_timeout", "0")
 # Statements of users run with the search_path of their role, and their tables may have policies; ours are written for
 # any.
-AS_THE_ROLE = {name: value for name, value in SESSION.items() if name not in ("search_path", "row_security")}
+AS_THE_ROLE = {name: value for name, value in JOB_SESSION.items() if name not in ("search_path", "row_security")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Node:
         return settings.dsn(text)
 
     def connect(
-        self, role: str, *, autocommit: bool = False, session: Mapping[str, str] = SESSION
+        self, role: str, *, autocommit: bool = False, session: Mapping[str, str] = JOB_SESSION
     ) -> psycopg.Connection:
         """Open a session for `role`, shown as application_name.
 

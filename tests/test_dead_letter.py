@@ -20,7 +20,7 @@ from mailroom.dead_letter import AsyncDeadLetters, DeadLetters
 from mailroom.errors import DecodeError, InvalidMessage, InvalidName, NotInTransaction, UnknownInbox
 from mailroom.message.columns import PARTS, listed
 from mailroom.message.executable import unwired
-from mailroom.order.clock import CEILING_STEP, LOCK, MAX_CLOCK, ClockOverflow
+from mailroom.order.clock import CEILING_STEP, DISPATCH_LOCK, MAX_CLOCK, ClockOverflow
 from mailroom.sql.runner import run
 from mailroom.testing import execute
 from outbox import Executable, Store
@@ -294,7 +294,7 @@ def test_requeue_beside_another_gets_clocks_of_its_own(node: Node, connect: Conn
     skip(node, "shipping", 1)
     skip(node, "audit", 2)
     first, second = connect(), connect()
-    first.execute(LOCK.at(schema=SCHEMA).sql)
+    first.execute(DISPATCH_LOCK.at(schema=SCHEMA).sql)
     with ThreadPoolExecutor(1) as thread:
         requeued = thread.submit(requeue, second, inbox="shipping")
         assert wait_until_blocked(node.connection, second.info.backend_pid) == [first.info.backend_pid]

@@ -730,7 +730,7 @@ OF_STATEMENT = {
         "names": ", ".join(BULK),
         "expressions": ", ".join(BULK.values()),
     },
-    "outbox.bulk.ROWS": {"table": STAGED},
+    "outbox.bulk.MEASURE": {"table": STAGED},
     "outbox.bulk.CHUNK": {"table": STAGED},
     "outbox.bulk.COUNT": {"table": "mailroom.dead_letter"},
 }

@@ -64,7 +64,7 @@ BEGIN
         PERFORM setval(sequence, 1, false);
     END IF;
     RAISE object_not_in_prerequisite_state USING
-        MESSAGE = 'schema {schema} has the tables of Mailroom and no node: it was copied without its rows, so nobody would deliver this',
+        MESSAGE = 'schema {schema} has the tables of Mailroom and no node: it was copied without its rows, so no dispatcher would deliver this',
         HINT = 'Restore the rows too. Or make a new node: drop the schema, then run mailroom migrate.';
 END $$;
 

@@ -15,7 +15,7 @@ CREATE TABLE periodic (  -- Messages that are sent at the times of a cron expres
     headers    jsonb,                             -- Their headers, to which `periodic` and `due` are added.
     missed     text        COLLATE "C" NOT NULL   -- What is sent for times at which no dispatcher ran: skip, once or all.
         CONSTRAINT periodic_missed CHECK (missed IN ('skip', 'once', 'all')),
-    jitter_s   float8      NOT NULL               -- Each send is delayed by up to so many seconds.
+    jitter_s   float8      NOT NULL               -- The longest random delay of a send, in seconds.
         CONSTRAINT periodic_jitter CHECK (jitter_s >= 0 AND jitter_s <= 3600),
     due_at     timestamptz NOT NULL,              -- The next time for which a message is to be sent.
     next_at    timestamptz NOT NULL,              -- When it is to be sent: due_at, delayed by the jitter. It is late once this has passed.

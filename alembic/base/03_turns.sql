@@ -2,18 +2,18 @@
 
 -- Nothing is ever in these tables, so nothing vacuums or analyzes them for long. The mode of the lock is the weakest
 -- that conflicts with itself: reading the tables, as a dump does, is in nobody's way.
-CREATE TABLE dispatch_turn (  -- Has no rows: who locks it may deliver. Takes UPDATE, DELETE or TRUNCATE on it.
+CREATE TABLE dispatch_turn (  -- Has no rows: the session that locks it may deliver. Takes UPDATE, DELETE or TRUNCATE on it.
 );
-CREATE TABLE execute_turn (  -- Has no rows: who locks it may execute. Takes UPDATE, DELETE or TRUNCATE on it.
+CREATE TABLE execute_turn (  -- Has no rows: the session that locks it may execute. Takes UPDATE, DELETE or TRUNCATE on it.
 );
 
 -- Without SET search_path, which costs as much as the rest; so they name the schema of everything.
-CREATE FUNCTION take_dispatch_turn()  -- Waits until nobody else delivers; until the transaction ends.
+CREATE FUNCTION take_dispatch_turn()  -- Waits until no other session delivers; until the transaction ends.
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     LOCK TABLE ONLY {schema}.dispatch_turn IN SHARE UPDATE EXCLUSIVE MODE;
 END $$;
-CREATE FUNCTION take_execute_turn()  -- Waits until nobody else executes; until the transaction ends.
+CREATE FUNCTION take_execute_turn()  -- Waits until no other session executes; until the transaction ends.
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     LOCK TABLE ONLY {schema}.execute_turn IN SHARE UPDATE EXCLUSIVE MODE;

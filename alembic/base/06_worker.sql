@@ -38,7 +38,7 @@ CREATE TABLE worker (  -- In-flight entries: each loop of a worker has one. If i
 -- these locks sees it here. What a node brought along from elsewhere may name transactions that its server has not had
 -- yet, or has forgotten: they have ended.
 -- D-workers-9: A dead worker's keys are passed over until its death is counted.
-CREATE FUNCTION orphaned_keys(of_inbox text, but uuid[])  -- The keys of batches that have ended and that nobody has accounted for.
+CREATE FUNCTION orphaned_keys(of_inbox text, but uuid[])  -- The keys of batches that have ended and are not accounted for.
 RETURNS SETOF text LANGUAGE plpgsql VOLATILE ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN QUERY SELECT pg_catalog.unnest(w.keys) FROM {schema}.my_worker AS w

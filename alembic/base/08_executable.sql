@@ -16,7 +16,7 @@ CREATE TABLE outbox_executable (  -- Where writers commit executables. Inserted 
     expected    bytea,                             -- For put: the value the key must hold; empty bytes: the key must be absent.
     arguments   jsonb,                             -- For call: the argument of the function.
     at          timestamptz,                       -- For account: when it happened; null for sent_at.
-    row_limit   bigint,                            -- For delete_range: at most so many keys.
+    row_limit   bigint,                            -- For delete_range: the greatest number of keys.
     notify      text        COLLATE "C",           -- The topic that gets the reply; null for no reply.
     headers     jsonb,                             -- Flat map of text to text. The reply has those that are carried, such as saga and user.
     after_clock bigint,                            -- The reply is stamped later than this clock.

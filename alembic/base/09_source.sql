@@ -20,7 +20,7 @@ CREATE TABLE link (  -- Who reads messages of this node: a row per reader.
     max_rows            bigint           CHECK (max_rows > 0),  -- With more rows than that waiting in transit the link is cut; null for no limit.
     state               text             COLLATE "C" NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'cut')),  -- The state: open, or cut, when nothing is stamped for it any more.
     created_at          timestamptz      NOT NULL DEFAULT now(),  -- When it was allowed.
-    acks                bigint[]         NOT NULL DEFAULT '{}',  -- Some of what acked has been, ascending: rows below one of them stay for keep_s behind its acked_at.
+    acks                bigint[]         NOT NULL DEFAULT '{}',  -- Some of what acked has been, ascending: rows below one of them stay for keep_s after its acked_at.
     acked_at            timestamptz[]    NOT NULL DEFAULT '{}',  -- For each of acks, a time by which the reader had acknowledged it.
     by_role             text                      -- The login that said hello last.
 ) WITH ({busy});
@@ -82,7 +82,7 @@ CREATE TABLE transit (  -- Messages stamped for other nodes, until these have re
     PRIMARY KEY (link, seq)
 ) WITH ({hot});
 COMMENT ON COLUMN transit.kind IS
-    'M message, E event, C command, R reply; H a mark, which is no message and only shows a clock.';
+    'M message, E event, C command, R reply; H a mark, which is not a message and only shows a clock.';
 COMMENT ON COLUMN transit.expires_at IS 'If not received before this time, the message is dropped.';
 
 -- A policy may hide rows of transit from a reader's role, which would look as if nothing had been sent, or as if the

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dispatcher.delivery.deliver import SESSION
+from dispatcher.delivery.deliver import DELIVERY_SESSION
 from mailroom.message.message import SELECTED
-from mailroom.message.outgoing import COLUMNS, row_of
+from mailroom.message.outgoing import SENT_COLUMNS, row_of
 
 from .clients import rate, rate_of
 from .measure import Line, Measurement, Setup, Values
@@ -18,9 +18,9 @@ from .node import Node, fresh_node
 from .workload import INBOX, KEY, KEYS, VALUE, outgoing
 
 BATCH = 1_000
-NAMES = ", ".join(name for name, _ in COLUMNS)
+NAMES = ", ".join(name for name, _ in SENT_COLUMNS)
 _AS_TEXT = ('"char"', "jsonb")
-PLACES = ", ".join(f"%s::text::{kind}" if kind in _AS_TEXT else f"%s::{kind}" for _, kind in COLUMNS)
+PLACES = ", ".join(f"%s::text::{kind}" if kind in _AS_TEXT else f"%s::{kind}" for _, kind in SENT_COLUMNS)
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def copied(node: Node, messages: int) -> Iterator[Callable[[], int]]:
         def work() -> int:
             for first in range(0, messages, BATCH):
                 with connection.cursor() as cursor, cursor.copy(copy) as stream:
-                    stream.set_types([kind if kind != '"char"' else "bytea" for _, kind in COLUMNS])
+                    stream.set_types([kind if kind != '"char"' else "bytea" for _, kind in SENT_COLUMNS])
                     for row in rows[first : first + BATCH]:
                         stream.write_row(row)
                 connection.commit()
@@ -121,7 +121,7 @@ def sorted_insert_rate(node: Node, messages: int, keys: int = KEYS) -> float:
             f"ALTER TABLE {node.schema}.bare_inbox ADD PRIMARY KEY (key, clock); "
             f"CREATE INDEX ON {node.schema}.bare_inbox ((clock + 0))".encode()
         )
-        for name, setting in SESSION.items():
+        for name, setting in DELIVERY_SESSION.items():
             connection.execute("SELECT set_config(%s, %s, false)", [name, setting])
         connection.commit()
         start = time.monotonic()

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 
 import psycopg
 
-from dispatcher.delivery.deliver import SESSION, delivering
-from dispatcher.delivery.deliverer import MAX_BYTES, ROWS
+from dispatcher.delivery.deliver import DELIVERY_SESSION, delivering
+from dispatcher.delivery.deliverer import BATCH_ROWS, MAX_BYTES
 from dispatcher.links.at_source.bounds import START, Position, bounding
 from dispatcher.links.at_source.fetch import fetching
-from dispatcher.links.receive import SESSION as RECEIVING
+from dispatcher.links.receive import RECEIVING_SESSION as RECEIVING
 from dispatcher.links.receive import receiving
 from mailroom import subscribe
 from mailroom.sql.runner import run
@@ -56,7 +56,7 @@ def _deliver(node: Node, session: psycopg.Connection, messages: int) -> None:
     taken = 0
     while taken < messages:
         with session.transaction():
-            taken += run(session, delivering(node.schema, rows=ROWS, max_bytes=MAX_BYTES)).taken
+            taken += run(session, delivering(node.schema, rows=BATCH_ROWS, max_bytes=MAX_BYTES)).taken
 
 
 def _deliver_us(setup: Setup, topic: str, *, linked: bool) -> float:
@@ -67,7 +67,7 @@ def _deliver_us(setup: Setup, topic: str, *, linked: bool) -> float:
         if linked:
             _allow_link(node)
         node.execute(f"UPDATE {node.schema}.node SET clock_ceiling = 1000000000", "ANALYZE")
-        with _session(node, SESSION) as session:
+        with _session(node, DELIVERY_SESSION) as session:
             for messages in (WARM_UP, setup.messages):
                 node.send(messages, topic=topic)
                 [before] = _processor_us([session.info.backend_pid])
@@ -105,7 +105,7 @@ def _read_us(setup: Setup) -> list[float]:
         )
         for node in (source, target):
             node.execute(f"UPDATE {node.schema}.node SET clock_ceiling = 1000000000", "ANALYZE")
-        with _session(source, SESSION) as at_source, _session(target, RECEIVING) as at_target:
+        with _session(source, DELIVERY_SESSION) as at_source, _session(target, RECEIVING) as at_target:
             processes = [at_source.info.backend_pid, at_target.info.backend_pid, os.getpid()]
             for messages in (WARM_UP, setup.messages):
                 source.send(messages, topic=LEAVES)

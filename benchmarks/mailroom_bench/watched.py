@@ -13,8 +13,8 @@ from mailroom import watch
 from .measure import Bar, Line, Measurement, Setup, Values
 from .node import Node, fresh_node
 
-COLUMNS = "(id bigint PRIMARY KEY, name text, email text, state text, amount numeric, created timestamptz, secret text)"
-ROWS = """
+MADE_AS = "(id bigint PRIMARY KEY, name text, email text, state text, amount numeric, created timestamptz, secret text)"
+FILLED = """
 INSERT INTO {table} SELECT nth, 'customer ' || nth, 'customer' || nth || '@example.org', 'active', nth * 1.25, now(),
                            md5(nth::text) FROM generate_series(%s::bigint, %s) AS nth
 """
@@ -39,7 +39,7 @@ class _Tables:
         table = f"{self._node.schema}_app.{name}"
         self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self._node.schema}_app".encode())
         by = " PARTITION BY RANGE (id)" if partitioned else ""
-        self._connection.execute(f"CREATE TABLE {table} {COLUMNS}{by}".encode())
+        self._connection.execute(f"CREATE TABLE {table} {MADE_AS}{by}".encode())
         if partitioned:
             self._connection.execute(f"CREATE TABLE {table}_all PARTITION OF {table} DEFAULT".encode())
         if is_watched:
@@ -50,7 +50,7 @@ class _Tables:
     def fill(self, table: str, rows: int, *, by_hand: bool = False) -> float:
         """Return how many seconds one transaction takes that inserts that many rows."""
         start = time.monotonic()
-        self._connection.execute(ROWS.format(table=table).encode(), (1, rows))
+        self._connection.execute(FILLED.format(table=table).encode(), (1, rows))
         if by_hand:
             self._connection.execute(BY_HAND.format(outbox=self._node.outbox, table=table).encode())
         self._connection.commit()
@@ -60,7 +60,7 @@ class _Tables:
         """Return how many microseconds an INSERT of one row takes; a transaction has all of them."""
         start = time.monotonic()
         for nth in range(rows):
-            self._connection.execute(ROWS.format(table=table).encode(), (nth, nth))
+            self._connection.execute(FILLED.format(table=table).encode(), (nth, nth))
         self._connection.commit()
         return (time.monotonic() - start) / rows * 1e6
 

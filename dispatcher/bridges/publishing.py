@@ -22,7 +22,7 @@ from dispatcher.lanes.leading import open_session
 from dispatcher.links.at_source.acknowledge import acknowledging
 from dispatcher.links.at_source.bounds import bounding_ahead
 from dispatcher.links.at_source.fetch import fetching
-from dispatcher.links.at_source.source import SESSION, Source
+from dispatcher.links.at_source.source import SOURCE_SESSION, Source
 from dispatcher.links.receiving import Receiving
 from mailroom import events
 from mailroom.bridges.lasts import reading_loss
@@ -77,7 +77,7 @@ LOST = (
 )
 # While a broker is away for long this session idles, outside of any transaction.
 # D-bridges-3: No transaction is open while a broker is asked.
-READING = SESSION | {"idle_session_timeout": "0"}
+READING = SOURCE_SESSION | {"idle_session_timeout": "0"}
 
 
 class Publishing(Tending):

@@ -46,7 +46,7 @@ from mailroom.bridges.into import (
 )
 from mailroom.bridges.source import BrokerPosition, BrokerWasAway, PartsChanged, PositionGone, RecordSource
 from mailroom.links.handshake.target import failing, stopping
-from mailroom.links.handshake.wire import COLUMNS
+from mailroom.links.handshake.wire import WIRE_COLUMNS
 from mailroom.message.headers import as_json
 from mailroom.sql.arrays import array
 from mailroom.sql.operation import Operation
@@ -351,9 +351,9 @@ class TakingIn(Tending):
             "value_json": [None] * len(rows),
             "after_clock": [None] * len(rows),
         }
-        own = {name: [*map(attrgetter(name), rows)] for name in COLUMNS.keys() - of_the_wire.keys()}
+        own = {name: [*map(attrgetter(name), rows)] for name in WIRE_COLUMNS.keys() - of_the_wire.keys()}
         columns: dict[str, object] = {
-            name: array(COLUMNS[name][0], items) for name, items in (of_the_wire | own).items()
+            name: array(WIRE_COLUMNS[name][0], items) for name, items in (of_the_wire | own).items()
         }
         return FetchedBatch(len(rows), columns)
 

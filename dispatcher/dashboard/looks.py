@@ -20,7 +20,7 @@ log = logging.getLogger("mailroom.dashboard")
 
 FRESH_S = 1.0
 # D-dashboard-2: The dashboard reads what `mailroom top` reads, once a second at most.
-SHOWN_S = 10.0  # an older look is not shown: who comes then waits for the next
+SHOWN_S = 10.0  # an older look is not shown: a page then waits for the next
 KEPT = 120  # looks whose rates are drawn
 # The rates of a look are those since the one before. After a longer time without any it begins anew.
 APART_S = 60.0
@@ -61,7 +61,7 @@ class Looks:
         with self._lock:
             now, known = self._monotonic(), self._look
             if known is not None and now - known[0] <= FRESH_S:
-                return known[1]  # somebody else has just taken it
+                return known[1]  # another page has just taken it
             if now - self._looked_at > APART_S:
                 self._watch = Watch(self._schema, self._monotonic)
                 self.rates.clear()

@@ -14,7 +14,7 @@ from mailroom.registry.routing import CARRIES, FITS, GETS, LINK_ROUTE, OF_THIS_N
 from mailroom.schema import finding
 from mailroom.sql.operation import Operation, Sql
 
-ROWS = 50
+PAGE_ROWS = 50
 COUNTED = 1_000  # messages of a key that a page counts
 
 
@@ -61,7 +61,7 @@ WHERE inbox = '{inbox}' AND key > %(after)s::text AND retry_at > '-infinity' ORD
 """,
     columns=KEY_COLUMNS,
     fields=KEY_FIELDS,
-    rows=ROWS,
+    rows=PAGE_ROWS,
 )
 KEY = Sql(
     "SELECT {fields} FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = %(key)s::text "
@@ -85,7 +85,7 @@ ORDER BY 1, 2 LIMIT {rows} + 1
 """,
     columns=KEY_COLUMNS,
     fields=KEY_FIELDS,
-    rows=ROWS,
+    rows=PAGE_ROWS,
 )
 # The inboxes are named in the text, so that the plan has their partitions alone.
 COUNTS = Sql(
@@ -114,7 +114,7 @@ SELECT * FROM (
 """,
     columns=HELD_COLUMNS,
     fields=HELD_FIELDS,
-    rows=ROWS,
+    rows=PAGE_ROWS,
 )
 # From the floor, above dead rows, in the order of the index on (clock + 0).
 OLDEST = Sql(
@@ -193,7 +193,7 @@ WHERE (deliver_at, position) > (coalesce(%(at)s::timestamptz, '-infinity'::times
 ORDER BY deliver_at, position LIMIT {rows} + 1
 """,
     columns=("bigint", "uuid", "text", "text", "text", "timestamptz", "timestamptz"),
-    rows=ROWS,
+    rows=PAGE_ROWS,
 )
 
 
@@ -220,7 +220,7 @@ SELECT position, message_id, target, operation, key, sent_at FROM {schema}.outbo
 WHERE position > %(after)s::bigint ORDER BY position LIMIT {rows} + 1
 """,
     columns=("bigint", "uuid", "text", "text", "text", "timestamptz"),
-    rows=ROWS,
+    rows=PAGE_ROWS,
 )
 
 
@@ -234,7 +234,7 @@ def reading_executables(schema: str, after: int) -> Operation[list[WaitingExecut
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What somebody did by hand."""
+    """What was done by hand."""
 
     id: int
     at: datetime
@@ -331,7 +331,7 @@ FROM (SELECT *, (SELECT count(*) FROM receiver) AS receivers,
 ORDER BY is_link, name
 """,
     columns=("text", "boolean", "boolean", "boolean", "boolean", "text[]", "bigint", "bigint"),
-    rows=ROWS,
+    rows=PAGE_ROWS,
     route=ROUTE,
     link_route=LINK_ROUTE,
     sent="sent",
@@ -347,7 +347,7 @@ WHERE (topic, inbox, origin) > (%(topic)s::text, %(inbox)s::text, %(origin)s::te
 ORDER BY topic, inbox, origin LIMIT {rows} + 1
 """,
     columns=("text", "text", "text"),
-    rows=ROWS,
+    rows=PAGE_ROWS,
 )
 
 

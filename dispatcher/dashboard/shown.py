@@ -11,7 +11,7 @@ from psycopg import Connection
 
 from dispatcher.dashboard.guard import Refused
 from dispatcher.dashboard.looks import Looks
-from dispatcher.dashboard.reading import ROWS
+from dispatcher.dashboard.reading import PAGE_ROWS
 from dispatcher.dashboard.sessions import NodeSessions
 from mailroom.metrics.look import Look
 from mailroom.names import inbox_name
@@ -78,4 +78,4 @@ class Asked:
 
 def page_of(rows: Sequence[T]) -> tuple[list[T], T | None]:
     """Return the rows of a page, and the last of them if more follow: the next page begins after it."""
-    return list(rows[:ROWS]), rows[ROWS - 1] if len(rows) > ROWS else None
+    return list(rows[:PAGE_ROWS]), rows[PAGE_ROWS - 1] if len(rows) > PAGE_ROWS else None

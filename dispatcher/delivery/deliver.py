@@ -23,8 +23,13 @@ from mailroom.sql.sight import NODE_ROW, the_one
 # A batch is sorted and joined in memory. A plan that was made for an empty outbox must not scan a full one. Planning
 # costs as much as delivering ten messages, and without force_generic_plan PostgreSQL plans each delivery anew.
 # D-deliver-7: A delivery commits asynchronously.
-SESSION = {"work_mem": "64MB", "enable_seqscan": "off", "enable_bitmapscan": "off", "synchronous_commit": "off"}
-SESSION |= {"plan_cache_mode": "force_generic_plan"}
+DELIVERY_SESSION = {
+    "work_mem": "64MB",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "synchronous_commit": "off",
+}
+DELIVERY_SESSION |= {"plan_cache_mode": "force_generic_plan"}
 
 TRANSIT = "'{schema}.transit'::regclass"
 LINK_RINGING = locks.ringing(locks.link_channel(TRANSIT, "link"), locks.key(TRANSIT))
@@ -273,7 +278,7 @@ def delivering(
 
     A plain batch is a transaction by itself where there is no total inbox, which has to be raised in the same one.
     """
-    lock = LOCK.at(schema=schema)()
+    lock = DISPATCH_LOCK.at(schema=schema)()
     values = {**start.values(), "rows": rows, "bytes": max_bytes, "now": now, "partitions": partitions}
     if is_plain and not has_links:
         is_whole = not has_bounds

@@ -26,7 +26,7 @@ from mailroom.sql.sqlstate import Meaning, meaning
 
 log = logging.getLogger("mailroom.dispatcher")
 
-ROWS = 10_000
+BATCH_ROWS = 10_000
 MAX_BYTES = 32 * 1024 * 1024
 # Before the delivery and not of it, which would have to return them: so they are of the oldest messages then.
 TRACEPARENTS = Sql(
@@ -62,7 +62,7 @@ class Deliverer:
         connection: psycopg.AsyncConnection,
         schema: str,
         *,
-        rows: int = ROWS,
+        rows: int = BATCH_ROWS,
         max_bytes: int = MAX_BYTES,
         portion: Portion | None = None,
         progress: Callable[[Delivery], None] | None = None,

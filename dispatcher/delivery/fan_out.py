@@ -1,7 +1,7 @@
 """Fan out: get messages into more inboxes than one transaction may lock, a few at a time and in order.
 
 Each partition that gets a row stays locked until the end of the transaction, with its indexes, and all databases of
-the server share its table of locks: one message to 1,500 inboxes could exhaust that, for everybody. So a delivery that
+the server share its table of locks: one message to 1,500 inboxes could exhaust that, for all. So a delivery that
 would meet more than `PARTITIONS` only stamps its messages, and moves them from the outbox into `fan_out`, once each,
 with the ways to their inboxes in `fan_out_way`. Then each transaction takes the ways to the next inboxes and inserts
 all that waits for those. Nothing else is delivered or received meanwhile, under the same dispatch lock: so every inbox
@@ -114,7 +114,7 @@ def fanning_out(
     `partitions` is how many inboxes at most, None for what the server has room for. The `refused` copies become dead
     letters.
     """
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     [row] = yield STEP.at(schema=schema)(
         partitions=partitions,
         inboxes=[each.inbox for each in refused],
@@ -150,7 +150,7 @@ TRY = sift(
 
 def finding_refused_copies(schema: str, *, partitions: int | None = None) -> Operation[list[RefusedCopy]]:
     """Return which copies of the next step the database refuses by themselves."""
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     yield ASK.at()(partitions=partitions)
     refused = yield from sifting(TRY.at(schema=schema)())
     return [RefusedCopy(inbox, clock, reason) for [inbox, clock], reason in refused]

@@ -56,7 +56,7 @@ def finding_refused(
     schema: str, *, start: ScanStart, rows: int, max_bytes: int, now: datetime | None = None
 ) -> Operation[tuple[int, list[Undeliverable]]]:
     """Return how many messages the next delivery would take, and which of them the database refuses by themselves."""
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     [(messages, _)] = yield ASK.at(schema=schema)(**start.values(), rows=rows, bytes=max_bytes, now=now)
     refused = yield from sifting(TRY.at(schema=schema)())
     return messages, [Undeliverable(position, reason) for [position], reason in refused]
@@ -81,7 +81,7 @@ SELECT count(*) FROM gone
 
 def dead_lettering(schema: str, refused: Sequence[Undeliverable]) -> Operation[int]:
     """Move messages to `dead_letter`, so that they do not block the others; return how many were still there."""
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     [(count,)] = yield DEAD_LETTER.at(schema=schema)(
         positions=[each.position for each in refused], reasons=[each.reason for each in refused]
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import psycopg
 
 from dispatcher.delivery.dead import tell_of_dead
-from dispatcher.delivery.deliverer import MAX_BYTES, ROWS
+from dispatcher.delivery.deliverer import BATCH_ROWS, MAX_BYTES
 from dispatcher.delivery.floor import Floor, ScanStart
 from dispatcher.delivery.portion import Portion
 from dispatcher.executor.applying.user_code import clearing_session
@@ -33,7 +33,7 @@ class BatchExecutor:
         connection: psycopg.AsyncConnection,
         schema: str,
         *,
-        rows: int = ROWS,
+        rows: int = BATCH_ROWS,
         max_bytes: int = MAX_BYTES,
         portion: Portion | None = None,
         progress: Callable[[Execution], None] | None = None,

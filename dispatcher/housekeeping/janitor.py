@@ -385,7 +385,7 @@ def raising_floor(schema: str, inbox: str) -> Operation[None]:
     oldest = yield OLDEST.at(**names)(floor=floor)
     if not oldest:
         # In an empty inbox only the clock bounds what may come, and only while no delivery is under way.
-        yield LOCK.at(schema=schema)()
+        yield DISPATCH_LOCK.at(schema=schema)()
         oldest = yield OLDEST.at(**names)(floor=floor)
     if oldest:
         raised = oldest[0][0] - 1

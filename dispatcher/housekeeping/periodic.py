@@ -23,7 +23,7 @@ from outbox.periodic.schedule import Schedule, due_text, message_id
 
 log = logging.getLogger("mailroom.dispatcher")
 
-ROWS = 20  # in one transaction
+DUE_ROWS = 20  # in one transaction
 STEPS = 10  # transactions in one round of the janitor
 LOOK_INTERVAL_S = 1.0  # a row that was added, changed or resumed is seen as soon as this
 HELD_S = 10.0  # how long a row rests whose message was refused
@@ -100,7 +100,7 @@ class Sent:
 
 
 def sending_due(
-    schema: str, *, rows: int = ROWS, held: list[str] | None = None, only: str | None = None,
+    schema: str, *, rows: int = DUE_ROWS, held: list[str] | None = None, only: str | None = None,
     now: datetime | None = None,
 ) -> Operation[Sent]:  # fmt: skip
     """Send the messages of up to `rows` periodic messages that are due, or of `only` one, and move these on.
@@ -181,10 +181,10 @@ class PeriodicSends:
         except (psycopg.Error, MailroomError) as error:
             if _is_of_the_session(error, connection):
                 raise
-        names = await run_async(connection, listing_due(self._schema, ROWS, held, now))
+        names = await run_async(connection, listing_due(self._schema, DUE_ROWS, held, now))
         for name in names:
             await self._send_alone(connection, name, now)
-        return len(names) == ROWS
+        return len(names) == DUE_ROWS
 
     async def _send_alone(self, connection: psycopg.AsyncConnection, name: str, now: datetime | None) -> None:
         try:

@@ -14,7 +14,7 @@ FROM (SELECT count(*) AS keys, max(by) AS by FROM moved) AS m
 WHERE l.role = 'dispatcher' AND m.by >= {LEAST}"""
 
 # There are none as long as the clock goes on, so this is one look into the index on `at`. The attempt becomes one of
-# now, or its key would be moved again by each round. A key that somebody has in hand is left for a later one.
+# now, or its key would be moved again by each round. A key that is locked is left for a later one.
 ATTEMPTED = Sql(
     """
 WITH moment AS MATERIALIZED (SELECT clock_timestamp() AS now),

@@ -24,7 +24,7 @@ from mailroom.sql.operation import Operation, Sql
 
 log = logging.getLogger("mailroom.dispatcher")
 
-ROWS = 10_000  # of transit at once
+TRIM_ROWS = 10_000  # of transit at once
 PARTS = 48  # of `keep_s`: by at most one of them rows stay longer
 RECEIPTS = 100  # at once; each may have thousands of ids
 BEYOND_S = 86_400.0  # how long a target keeps its receipts beyond the time for which their source keeps its rows
@@ -174,7 +174,9 @@ class Trim:
     crash of the server may bring back what an asynchronous commit had deleted.
     """
 
-    def __init__(self, schema: str, rows: int = ROWS, receipts: int = RECEIPTS, beyond_s: float = BEYOND_S) -> None:
+    def __init__(
+        self, schema: str, rows: int = TRIM_ROWS, receipts: int = RECEIPTS, beyond_s: float = BEYOND_S
+    ) -> None:
         self._schema = schema
         self._rows = rows
         self._receipts = receipts

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from dispatcher.delivery.deliver import SESSION
+from dispatcher.delivery.deliver import DELIVERY_SESSION
 from dispatcher.lanes.failure import RepeatedFailure
 from dispatcher.lanes.lease import RENEW_S, Lease, reading_backend
 from dispatcher.lanes.notifications import CHECK_INTERVAL_S, DROP_AT, WARN_AT, reading_queue_usage
@@ -47,9 +47,9 @@ LONGEST_PAUSE_S = 5.0  # before reconnecting; short, since all messages of the n
 KEEP_INTERVAL_S = RENEW_S / 2
 SILENT_S = 15.0  # a lane whose database has not answered for that long is not ready
 # A batch for many inboxes may legitimately take minutes; retrying would not be faster.
-LANE = settings.UNATTENDED | SESSION | {"statement_timeout": "10min"}
+LANE = settings.UNATTENDED | DELIVERY_SESSION | {"statement_timeout": "10min"}
 # For the lease and for housekeeping, which pass over what is locked for longer and try it again later.
-KEEPER = settings.UNATTENDED | SESSION | {"lock_timeout": "500ms"}
+KEEPER = settings.UNATTENDED | DELIVERY_SESSION | {"lock_timeout": "500ms"}
 # When stopping: for the batch under way, then twice for cancelled statements and the lease. 9 s at the worst.
 # D-daemon-6: Stopping ends within 10 s whatever the database does.
 FINISH_WITHIN_S = 3.0

@@ -33,7 +33,7 @@ NOTE = Sql(
 BOUND = Sql(
     "UPDATE {schema}.lease SET until = {latest} WHERE role = %(role)s::text AND until > {latest}", latest=LATEST
 )
-# Takes and renews: it succeeds for the holder, and for anybody once the lease has expired.
+# Takes and renews: it succeeds for the holder, and for any process once the lease has expired.
 # D-daemon-1: Safety never rests on the lease.
 TAKE = Sql(
     """

@@ -1,4 +1,4 @@
-"""A thread for each call that may not come back: nobody waits for the name server of somebody else's name.
+"""A thread for each call that may not come back: a name server that hangs holds up its own name only.
 
 asyncio has at most 32 threads for all that a process does in threads, on two cores six, and drivers of databases and
 brokers look up names there. One name whose server does not answer holds a thread for a minute.

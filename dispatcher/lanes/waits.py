@@ -31,7 +31,7 @@ class Telling:
         self._looked = float("-inf")
 
     async def look(self, connection: psycopg.AsyncConnection) -> None:
-        """Look which sessions wait, unless somebody did within the last second."""
+        """Look which sessions wait, unless another look was within the last second."""
         if time.monotonic() - self._looked < LOOK_INTERVAL_S:
             return
         self._looked = time.monotonic()

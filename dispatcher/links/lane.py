@@ -19,7 +19,7 @@ from dispatcher.lanes.leading import LANE, Duty, Leading, open_session
 from dispatcher.lanes.lease import RENEW_S
 from dispatcher.links.at_source.acknowledge import making_durable
 from dispatcher.links.reading import Reading
-from dispatcher.links.receive import SESSION, Reception
+from dispatcher.links.receive import RECEIVING_SESSION, Reception
 from dispatcher.links.receiving import Receiving, Room
 from dispatcher.links.visit import Notes, VisitTarget
 from mailroom.links.handshake.target import Origin, reading_origins, wanted_subscriptions
@@ -106,7 +106,7 @@ class LinksLane(Leading):
     """
 
     _role = "links"
-    session = LANE | SESSION
+    session = LANE | RECEIVING_SESSION
     totals: Receipts
 
     def __init__(
@@ -247,7 +247,7 @@ class LinksLane(Leading):
                 if not received:
                     continue
                 if session is None:
-                    opening = open_session(self._home, "links receipts", settings.UNATTENDED | SESSION)
+                    opening = open_session(self._home, "links receipts", settings.UNATTENDED | RECEIVING_SESSION)
                     session = await stack.enter_async_context(opening)
                 await run_in_transaction(session, making_durable())
                 for each, what in received:

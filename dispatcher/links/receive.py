@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 from uuid import UUID
 
-from dispatcher.delivery.deliver import SESSION as DELIVERY
+from dispatcher.delivery.deliver import DELIVERY_SESSION
 from dispatcher.links.at_source.bounds import Position
 from dispatcher.links.at_source.fetch import FetchedBatch
 from mailroom.links.handshake.wire import FURTHEST, MARK, READ, SPREAD
@@ -22,10 +22,10 @@ from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql, filled
 
 # The planner assumes that an array has ten rows, and would compare each message with each topic.
-SESSION = DELIVERY | {"enable_nestloop": "off"}
+RECEIVING_SESSION = DELIVERY_SESSION | {"enable_nestloop": "off"}
 
 # What the source sent that is taken. {spread} are the arrays; `nth` counts from 1.
-ROWS = """(
+SPREAD_ROWS = """(
         SELECT {read}, reason, clock, nth
         FROM (SELECT {spread}, pg_catalog.unnest(%(reasons)s::text[]) AS reason,
                      pg_catalog.unnest((SELECT clocks FROM numbered)) AS clock,
@@ -60,7 +60,7 @@ GETS = "outcome = 'delivered' AND sent_clock > CASE WHEN kind IN ('M', 'E') THEN
 # of its rows), `furthest` and `batch` (how many are taken: those before a clock that is too high), `numbered` (the
 # rows' clocks by Lamport's rule; a mark is not an event and gets none, but what comes after it is later), `stamp`
 # (whether it goes on), `route` and `reach` (who gets what), `stamped` (each message's outcome). Scalar subqueries where
-# DELIVER joins: see SESSION. Rows are numbered without their messages, which each step would copy; the clocks are an
+# DELIVER joins (RECEIVING_SESSION). Rows are numbered without their messages, which each step would copy; clocks are an
 # array beside theirs.
 #
 # An expired message is dropped, but no total inbox may lack what another has. One that the database refused (`reason`)
@@ -209,7 +209,7 @@ def _receive(*, spread: str = "", read: str = "", sender: str, letter: str, told
     return Sql(
         TEXT,
         columns=RESULT,
-        rows=ROWS,
+        rows=SPREAD_ROWS,
         spread=SPREAD + spread,
         read=READ + read,
         sender=sender,
@@ -304,7 +304,7 @@ def receiving(
     many `partitions` (None: what the server has room for) is to be fanned out; total inboxes have got theirs. A batch
     that is taken in from a broker has `senders`: the node that sent each message, None if none of ours did.
     """
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     statement, beside = (RECEIVE, {}) if senders is None else (TAKE_IN, {"senders": list(senders)})
     found = yield statement.at(schema=schema)(
         **batch.columns,

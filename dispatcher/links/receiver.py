@@ -25,7 +25,7 @@ from mailroom.sql.sqlstate import Meaning, meaning
 
 
 class LinkStopped(MailroomError):
-    """Nothing more can be received from an origin before somebody has acted; the text says why."""
+    """Nothing more can be received from an origin before an operator has acted; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class _Part:
 
 
 class Receiver:
-    """Receives over an autocommit connection of its own, with `receive.SESSION`; one transaction per batch.
+    """Receives over an autocommit connection of its own, with `RECEIVING_SESSION`; one transaction per batch.
 
     All origins share it, one batch after another. A transaction meets at most that many `partitions`, None for what the
     server has room for.

@@ -29,7 +29,7 @@ class Receiving:
     def __init__(self, connection: psycopg.AsyncConnection, schema: str) -> None:
         self._connection = connection
         self._receiver = Receiver(connection, schema)
-        self._turn = asyncio.Lock()  # it is fair: who has waited longest is next
+        self._turn = asyncio.Lock()  # it is fair: the task that has waited longest is next
 
     @property
     def is_lost(self) -> bool:

@@ -25,7 +25,7 @@ from mailroom.links.handshake.target import stopping
 from mailroom.sql.runner import run_async, run_in_transaction
 
 ENDS = 1_000  # receipts compared at once
-ROWS = 10_000  # messages compared at once
+COMPARED_ROWS = 10_000  # messages compared at once
 AGAIN = 3  # times, if something moved meanwhile
 
 
@@ -103,14 +103,14 @@ class _Ends:
     async def compared(self, last: int) -> int:
         """Return the last seq up to which both have the same messages, given one up to which they have."""
         while True:
-            mine = await run_async(self.target, reading_received(self.schema, self.origin, last, ROWS))
-            theirs = await run_async(self.source, reading_sent(self.source_schema, self.link, last, ROWS))
+            mine = await run_async(self.target, reading_received(self.schema, self.origin, last, COMPARED_ROWS))
+            theirs = await run_async(self.source, reading_sent(self.source_schema, self.link, last, COMPARED_ROWS))
             same = last
             for here, there in zip(mine, theirs, strict=False):
                 if here != there or here[0] != same + 1:
                     return same
                 same += 1
-            if same < last + ROWS:
+            if same < last + COMPARED_ROWS:
                 return same
             last = same
 

@@ -22,10 +22,10 @@ ASK = Sql(
     "SELECT {settings}, set_config('mailroom.asked_by', %(origin)s::bigint::text, true), set_config("
     "'mailroom.asked_at', coalesce(%(now)s::timestamptz, clock_timestamp())::text, true), set_config("
     "'mailroom.asked_rows', coalesce(%(most)s::bigint, pg_catalog.cardinality(%(seq)s::bigint[]))::text, true)",
-    columns=(*("integer",) * len(COLUMNS), "text", "text", "text"),
+    columns=(*("integer",) * len(WIRE_COLUMNS), "text", "text", "text"),
     settings=", ".join(
         f"octet_length(set_config('mailroom.asked_{name}', %({name})s::{kind}[]::text, true))"
-        for name, (kind, _, _) in COLUMNS.items()
+        for name, (kind, _, _) in WIRE_COLUMNS.items()
     ),
 )
 TRY = sift_of_messages(
@@ -56,7 +56,7 @@ def finding_refused(
     schema: str, origin: int, batch: FetchedBatch, *, most: int | None = None, now: datetime | None = None
 ) -> Operation[list[str | None]]:
     """Return for each row of a batch, or of its first `most`, the reason if the database refuses it by itself."""
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     yield FORMS.at()()
     yield ASK.at()(**batch.columns, origin=origin, most=most, now=now)
     refused = yield from sifting(TRY.at(schema=schema)())

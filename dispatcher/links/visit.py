@@ -17,10 +17,10 @@ import psycopg
 from dispatcher.delivery.portion import Portion
 from dispatcher.lanes.leading import open_session
 from dispatcher.links.at_source.acknowledge import acknowledging
-from dispatcher.links.at_source.bounds import ROWS, Bounds, Position, bounding, bounding_ahead, reading_position
+from dispatcher.links.at_source.bounds import FETCHED_ROWS, Bounds, Position, bounding, bounding_ahead, reading_position
 from dispatcher.links.at_source.fetch import FetchedBatch, fetching
 from dispatcher.links.at_source.source import Source, SourceFailed
-from dispatcher.links.receive import SESSION, Reception
+from dispatcher.links.receive import RECEIVING_SESSION, Reception
 from dispatcher.links.receiving import Receiving, Room
 from dispatcher.links.reconcile import reconcile
 from mailroom import events
@@ -54,7 +54,7 @@ AGAIN_PAUSE_S = 0.5  # after something that another session's doing explains
 
 
 class Stopped(Coded):
-    """Nothing can be read before somebody has acted. The text says why, and what to do."""
+    """Nothing can be read before an operator has acted. The text says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ class Visit:
 
     def _most(self) -> tuple[int, int]:
         """Return how many rows and bytes a batch may have."""
-        return self._notes.portion.of(ROWS), self._notes.portion.of(self._target.room.share)
+        return self._notes.portion.of(FETCHED_ROWS), self._notes.portion.of(self._target.room.share)
 
     async def _bring(self, position: Position, bounds: Bounds, last: int) -> Position | None:
         """Bring over the rows up to `last`; return the new position, None if the origin is not open any more."""
@@ -347,7 +347,7 @@ class Visit:
     async def _reconcile(self, greeted: Greeting) -> None:
         """Find out what the source has lost. Over a session of its own here: it waits for both ends in turns."""
         target = self._target
-        async with open_session(target.dsn, "links reconcile", settings.UNATTENDED | SESSION) as session:
+        async with open_session(target.dsn, "links reconcile", settings.UNATTENDED | RECEIVING_SESSION) as session:
             comparing = reconcile(
                 session, target.schema, self._origin.number, self._source.connection, self._source.schema,
                 self._link, greeted.incarnation,

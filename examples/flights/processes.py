@@ -55,7 +55,7 @@ class Process:
     def _started(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
             # A session of its own: Ctrl-C reaches the demo alone, which ends its children in order.
-            return subprocess.Popen(  # noqa: S603 - a command of ours
+            return subprocess.Popen(  # noqa: S603 - our own command
                 self._command,
                 env=self._environment,
                 # Modules are looked for in the working directory first, and the user's may hold an `examples` too.

@@ -23,7 +23,7 @@ from inbox.sessions.transactions import (
 from mailroom.session import settings
 from mailroom.sql.pooler import is_pooled
 
-SESSION = settings.SESSION | settings.UNDER_POLICIES
+ASKING_SESSION = settings.SESSION | settings.UNDER_POLICIES
 
 
 def asking(source: Source, inbox: str, connections: int, listen_dsn: str | None) -> Transactions:
@@ -51,7 +51,7 @@ def _pool(source: str, inbox: str, connections: int) -> dict[str, Any]:
     with settings.connect(dsn, "requests", autocommit=True) as probe:
         pooled = is_pooled(probe)
     return {
-        "conninfo": settings.session_dsn(dsn, f"requests ask {inbox}", SESSION, pooled=pooled),
+        "conninfo": settings.session_dsn(dsn, f"requests ask {inbox}", ASKING_SESSION, pooled=pooled),
         "kwargs": {"prepare_threshold": None} if pooled else {},
         "min_size": 1,
         "max_size": connections,

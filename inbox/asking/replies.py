@@ -1,8 +1,8 @@
 """Taking the replies that this process waits for out of its service's inbox: one background session for all of them.
 
 All processes of the service share the inbox, and each takes by key only what it waits for. A reply is taken in a
-transaction of its own and handed over after its COMMIT: at most once. What nobody waits for stays, until the janitor
-drops it (`expire_s`).
+transaction of its own and handed over after its COMMIT: at most once. A reply that is not waited for stays, until the
+janitor drops it (`expire_s`).
 """
 
 import asyncio
@@ -34,9 +34,9 @@ from mailroom.sql.runner import run_async
 
 log = logging.getLogger("mailroom.requests")
 
-# It does not wait for the disk: after a crash of the server a reply that was handed over may be back, and nobody waits
-# for it.
-SESSION = settings.UNATTENDED | PINNED | {"synchronous_commit": "off"}
+# It does not wait for the disk: after a crash of the server a reply that was handed over may be back, and is not
+# waited for.
+REPLIES_SESSION = settings.UNATTENDED | PINNED | {"synchronous_commit": "off"}
 # D-messages-8: `Requests` looks for its replies by key.
 ANSWER_S = 10.0  # the server has so long to let replies be taken, before the session counts as dead
 LONGEST_PAUSE_S = 10.0
@@ -144,7 +144,7 @@ class Replies:
         try:
             while True:
                 try:
-                    connection = await self._home.connect_async(f"requests {self._inbox}", SESSION)
+                    connection = await self._home.connect_async(f"requests {self._inbox}", REPLIES_SESSION)
                     async with connection:
                         while True:
                             await self._turn(connection)

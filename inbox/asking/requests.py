@@ -78,7 +78,7 @@ class _Pending(Generic[A]):
     def __init__(self, request_id: UUID, topic: Topic[Any, A] | str) -> None:
         self.id = request_id
         self._topic = topic
-        self._expected = Expected(request_id)  # waited for as long as anybody refers to this
+        self._expected = Expected(request_id)  # waited for as long as something refers to this
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id})"
@@ -295,7 +295,7 @@ class Requests(_Service):
             with self._transactions.begin(within_s=max(deadline - monotonic(), 0.0)) as connection:
                 reached.set()
                 if monotonic() > deadline:
-                    raise PoolTimeout  # nobody waits for it any more
+                    raise PoolTimeout  # it is no longer waited for
                 run(connection, self._transactions.home.visiting(driver_of(connection)))
                 pending = self.send(connection, topic, value, **fields)
         except Exception as error:

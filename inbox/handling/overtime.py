@@ -111,7 +111,7 @@ class Overtime:
         over = asyncio.Event()
 
         def ended() -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: no loop waits
                 loop.call_soon_threadsafe(over.set)
 
         def stack() -> StackSummary:
@@ -159,7 +159,7 @@ class Overtime:
                     return
                 over = {turn: each for turn, each in self._watched.items() if turn.left_s(self._timeout_s) <= 0}
                 if not over:
-                    # A message that begins later has more time, so nobody has to say so.
+                    # A message that begins later has more time, so it need not be reported.
                     self._changed.wait(min((turn.left_s(self._timeout_s) for turn in self._watched), default=None))
             for turn, watched in over.items():
                 with turn.ending(self._timeout_s) as error:

@@ -1,6 +1,7 @@
 """What the log says of a failed attempt: at ERROR if it was the last one, then with the command to run.
 
-What a handler has chosen by `Park` or `Skip` is no failure of its code: it is logged at WARNING, and without a stack.
+What a handler has chosen by `Park` or `Skip` is not a failure of its code: it is logged at WARNING, and without a
+stack.
 
 It names the message, its topic and its key, and the error, but no value.
 """

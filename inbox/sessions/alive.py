@@ -22,7 +22,7 @@ from mailroom.sql.runner import run
 
 log = logging.getLogger("mailroom.worker")
 
-SESSION = {"idle_session_timeout": "30s"}
+WATCH_SESSION = {"idle_session_timeout": "30s"}
 # A process is dead if it was silent (did not hold its lock) at every check for that long, by the clock of the process
 # that checks: enough for two checks to open another session, and one more.
 DEAD_S = 3.0
@@ -114,7 +114,7 @@ class Processes:
         silent = {number for (number,) in rows}
         before, self._checked_at = self._checked_at, self._monotonic()
         if self._checked_at - before > DEAD_S:
-            self._silent = {}  # nobody checked for a while: a process may have held its lock in between
+            self._silent = {}  # there was no check for a while: a process may have held its lock in between
         self._silent = {number: self._silent.get(number, self._checked_at) for number in silent if number is not None}
         return bool(silent)
 

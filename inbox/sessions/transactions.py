@@ -35,7 +35,7 @@ AsyncSource: TypeAlias = "str | AsyncConnectionPool[Any] | AsyncEngine | async_s
 log = logging.getLogger("mailroom.worker")
 
 # A worker's sessions also run the user's statements, so they keep the user's search_path and timeouts.
-SESSION = {"jit": "off"}
+BATCH_SESSION = {"jit": "off"}
 # How long our own pool tries to replace a lost connection in the background; after that it tries when a loop asks for
 # one. By default the pool doubles its pauses up to minutes, and would keep pausing long after the server is back.
 RECONNECT_S = 10.0
@@ -206,7 +206,7 @@ def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, An
 
     def arguments(role: str, connections: int) -> dict[str, Any]:
         return {
-            "conninfo": settings.session_dsn(dsn, role, SESSION, pooled=pooled),
+            "conninfo": settings.session_dsn(dsn, role, BATCH_SESSION, pooled=pooled),
             "kwargs": {"prepare_threshold": None} if pooled else {},
             "min_size": connections,
             "max_size": parallel,

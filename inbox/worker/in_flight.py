@@ -29,7 +29,7 @@ from inbox.by_key.failure import Failed, last_clocks
 from inbox.handling.batch import Batch
 from inbox.handling.told import told
 from inbox.order import reading_order
-from inbox.sessions.alive import HOLDS, SESSION, Processes, terminating
+from inbox.sessions.alive import HOLDS, WATCH_SESSION, Processes, terminating
 from inbox.sessions.unawaited import WITHIN_S, NoSession, Unanswered, Unawaited
 from mailroom.message.message import Message
 from mailroom.session import settings
@@ -141,7 +141,7 @@ class InFlight:
         self._home = home = Home.of(home)
         # An entry that is lost in a crash of the server is not missed: the crash ended its batch too.
         session = settings.UNATTENDED | PINNED | {"synchronous_commit": "off", "lock_timeout": "100ms"}
-        self._watcher = Unawaited(home, f"worker in flight {inbox}", session | SESSION)
+        self._watcher = Unawaited(home, f"worker in flight {inbox}", session | WATCH_SESSION)
         self._apart = Unawaited(home, f"worker in flight {inbox}", session)
         self._names = {"schema": schema, "inbox": inbox}
         self._mine: set[UUID] = set()

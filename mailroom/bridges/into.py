@@ -60,7 +60,7 @@ def bridging_in(schema: str, name: str, settings: InSettings, *, actor: str, why
     yield from checking(schema)
     yield from noting_place(schema)
     # An inbox in total order subscribes under this lock, so it is seen here, or sees the bridge.
-    yield clock.LOCK.at(schema=schema)()
+    yield clock.DISPATCH_LOCK.at(schema=schema)()
     if rows := (yield TAKEN.at(schema=schema)(name=name)):
         [(kept,)] = rows
         if kept is None:
@@ -388,7 +388,7 @@ SELECT true FROM lost UNION SELECT true FROM was
 
 def resuming_in(schema: str, row: InRow, at: BrokerPosition | None, *, actor: str, why: str | None) -> Operation[bool]:
     """`Bridges.resume` for a bridge into this node; with `at` it goes on there in that partition."""
-    yield clock.LOCK.at(schema=schema)()  # nothing is taken in meanwhile
+    yield clock.DISPATCH_LOCK.at(schema=schema)()  # nothing is taken in meanwhile
     if at is not None:
         found = yield SET.at(schema=schema)(origin=row.origin, topic=at.topic, part=at.part, next=at.next)
         if not found:
@@ -406,6 +406,6 @@ def resuming_in(schema: str, row: InRow, at: BrokerPosition | None, *, actor: st
 def removing_in(schema: str, row: InRow, *, actor: str, why: str | None, dry_run: bool) -> Operation[None]:
     """Take in from this broker no longer, and forget the position there. What is in inboxes stays."""
     if not dry_run:
-        yield clock.LOCK.at(schema=schema)()
+        yield clock.DISPATCH_LOCK.at(schema=schema)()
         yield REMOVE.at(schema=schema)(number=row.origin)
         yield from auditing(schema, acts.BRIDGE_REMOVE, [(None, row.name, 0)], actor, why)

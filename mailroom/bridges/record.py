@@ -49,7 +49,7 @@ from uuid import UUID
 from mailroom import codec
 from mailroom.bridges.json_form import NotJson, as_json, of_json
 from mailroom.errors import ConfigurationError, DecodeError, EncodeError, MailroomError
-from mailroom.links.handshake.wire import COLUMNS, MARK
+from mailroom.links.handshake.wire import MARK, WIRE_COLUMNS
 from mailroom.names import shown
 
 Format: TypeAlias = Literal["cloudevents", "debezium", "plain"]
@@ -106,8 +106,8 @@ class Carried:
 
 def carried(columns: Mapping[str, Sequence[Any]]) -> list[Carried]:
     """Return the rows of the decoded arrays of a fetched batch."""
-    rows = zip(*(columns[name] or () for name in COLUMNS), strict=True)  # no row: null in the place of each array
-    made = (dict(zip(COLUMNS, row, strict=True)) for row in rows)
+    rows = zip(*(columns[name] or () for name in WIRE_COLUMNS), strict=True)  # no row: null in the place of each array
+    made = (dict(zip(WIRE_COLUMNS, row, strict=True)) for row in rows)
     return [Carried(**row | {"headers": row["headers"] and json.loads(row["headers"])}) for row in made]
 
 

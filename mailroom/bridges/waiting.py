@@ -2,7 +2,7 @@
 
 from mailroom.bridges.out import OutRow
 from mailroom.bridges.record import Record, Sender, carried, record_of
-from mailroom.links.handshake.wire import COLUMNS, GATHERED, NAMES, TYPES
+from mailroom.links.handshake.wire import GATHERED, NAMES, TYPES, WIRE_COLUMNS
 from mailroom.numbers import count_or_all
 from mailroom.sql.operation import Operation, Sql
 
@@ -30,5 +30,5 @@ def waiting_records(schema: str, row: OutRow, limit: int | None) -> Operation[li
     if not count:
         return []
     sender = Sender(row.node_id, row.node, row.link)
-    messages = carried(dict(zip(COLUMNS, columns, strict=True)))
+    messages = carried(dict(zip(WIRE_COLUMNS, columns, strict=True)))
     return [record_of(message, row.settings.form, sender) for message in messages if not message.is_mark]

@@ -14,7 +14,7 @@ BACKLOG = 1_000
 
 
 def asgi_server(app: Any, command: str, extra: str) -> "uvicorn.Server":
-    """Return a server of `app` that tells nobody what it is; raises `ConfigurationError` without uvicorn."""
+    """Return a server of `app` that does not say what it is; raises `ConfigurationError` without uvicorn."""
     try:
         import uvicorn
     except ModuleNotFoundError:
@@ -43,7 +43,7 @@ def asgi_server(app: Any, command: str, extra: str) -> "uvicorn.Server":
 
 
 def listening(host: str, port: int, code: str) -> socket.socket:
-    """Listen there; raises `ConfigurationError` with this code if nobody can."""
+    """Listen there; raises `ConfigurationError` with this code if that fails."""
     try:
         return socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=BACKLOG

@@ -36,7 +36,7 @@ class HelpFormatter(click.HelpFormatter):
         return [*folded, *(self._broken(f"{indent}# {comment}", f"{indent}# ", "") if comment else [])]
 
     def _broken(self, line: str, indent: str, end: str) -> list[str]:
-        """Break a line at blanks or behind |. All parts but the last have this end, all but the first this indent."""
+        """Break a line at blanks or after |. All parts but the last have this end, all but the first this indent."""
         parts = []
         while len(line) > self.width:
             room = self.width - len(end)

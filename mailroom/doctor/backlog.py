@@ -73,8 +73,8 @@ ORDER BY r.name
     columns=FOUND,
 )
 
-# Both are tried again by themselves too, unless they are cut; what stopped them, or has failed for a minute, somebody
-# has to mend. A reader that is a node finds out itself that its link was cut; a broker finds out nothing.
+# Both are tried again by themselves too, unless they are cut; what stopped them, or has failed for a minute, an
+# operator has to repair. A reader that is a node finds out itself that its link was cut; a broker finds out nothing.
 STOPPED = Sql(
     """
 SELECT s.command, CASE WHEN s.is_cut

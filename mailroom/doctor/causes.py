@@ -1,17 +1,17 @@
 """Whom to end: not a session that waits for another one, or for a standby, but what it waits for.
 
-A session that waits for a lock is a victim. To end it frees nobody, and the next one takes its place. So a check names
-sessions as it finds them, and here each is followed to the one that waits for nobody.
+A session that waits for a lock is a victim. Ending it frees no other, and the next one takes its place. So a check
+names sessions as it finds them, and here each is followed to the one that waits for no other.
 """
 
 from dataclasses import dataclass
 
 from mailroom.doctor.finding import Found
-from mailroom.doctor.sessions import SESSION
+from mailroom.doctor.sessions import DESCRIBED
 from mailroom.sql.operation import Operation, Sql
 
 # Who has waited for long, and what is at the end of its way: a session that waits for no lock, or for less long. One
-# that waits in COMMIT for a standby has its locks until then, and ends for nobody.
+# that waits in COMMIT for a standby has its locks until then, and cannot be ended.
 CAUSES = Sql(
     """
 WITH RECURSIVE waiting AS MATERIALIZED (
@@ -31,7 +31,7 @@ FROM way AS y LEFT JOIN pg_stat_activity AS a ON a.pid = y.by
 WHERE y.by NOT IN (SELECT w.pid FROM waiting AS w) ORDER BY 1, 2
 """,
     columns=("text", "text", "text"),
-    session=SESSION,
+    session=DESCRIBED,
 )
 
 

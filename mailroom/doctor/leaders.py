@@ -1,10 +1,10 @@
-"""Those who lead: whether somebody does, works, and has ended if the lease has."""
+"""Leaders: whether there is one, whether it works, and whether it has ended if its lease has."""
 
 from mailroom import set_back
 from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.sql.operation import Sql
 
-# The oldest row of an outbox, by its position: nobody sorts a backlog for it.
+# The oldest row of an outbox, by its position: no backlog is sorted for it.
 WAITING = """
 WITH waiting (role, since) AS (
     SELECT 'dispatcher', least((SELECT o.sent_at FROM {schema}.outbox AS o ORDER BY o.position LIMIT 1),

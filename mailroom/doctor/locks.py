@@ -1,7 +1,7 @@
 """Locks: who waits for one on our tables, who has it, and who has one that keeps writers out."""
 
 from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Limits, asking
-from mailroom.doctor.sessions import SESSION, TERMINATE
+from mailroom.doctor.sessions import DESCRIBED, TERMINATE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.waits import reading_waits
 
@@ -40,7 +40,7 @@ WHERE a.backend_type IS DISTINCT FROM 'autovacuum worker'
       ) <= clock_timestamp() - %(lock_s)s::float8 * interval '1 s'
 """,
     columns=FOUND,
-    session=SESSION,
+    session=DESCRIBED,
 )
 
 CHECKS = (

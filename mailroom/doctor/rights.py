@@ -1,11 +1,11 @@
-"""Rights: too many of everybody's, too few of those that work, and rows that policies hide."""
+"""Rights: too many of PUBLIC's, too few of the roles that work, and rows that policies hide."""
 
 from mailroom import locks
 from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.doctor.workers import ALIVE, DATABASE
 from mailroom.sql.operation import Sql
 
-# What a migration grants itself shows nobody more than what is theirs.
+# What a migration grants itself shows no role more than what is its own.
 PUBLIC_TABLES = Sql(
     """
 SELECT c.oid::regclass::text, pg_catalog.format('%%s: %%s', c.oid::regclass, string_agg(x.privilege_type, ', '::text))

@@ -7,11 +7,11 @@ from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.sql.operation import Sql
 
 # A session, in words. Never its query, which may hold values.
-SESSION = """pg_catalog.format('pid %%s (%%s, role %%s, database %%s), %%s, transaction open for %%s', a.pid,
+DESCRIBED = """pg_catalog.format('pid %%s (%%s, role %%s, database %%s), %%s, transaction open for %%s', a.pid,
            coalesce(nullif(a.application_name, ''), 'no application name'), a.usename, a.datname,
            coalesce(a.state, 'unknown state'), date_trunc('second'::text, clock_timestamp() - a.xact_start))"""
 
-# A snapshot counts in its own database, the id of a writing transaction in all. VACUUM has both and is in nobody's way.
+# A snapshot counts in its own database, the id of a writing transaction in all. VACUUM has both and holds up nothing.
 SNAPSHOTS = Sql(
     """
 SELECT a.pid::text, {session} FROM pg_stat_activity AS a
@@ -22,7 +22,7 @@ WHERE a.pid <> pg_backend_pid() AND a.backend_type = 'client backend'
 ORDER BY a.xact_start
 """,
     columns=FOUND,
-    session=SESSION,
+    session=DESCRIBED,
 )
 PREPARED = Sql(
     """

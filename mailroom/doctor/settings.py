@@ -56,8 +56,8 @@ WHERE m.used::float8 >= m.most::float8 * %(connections_share)s::float8
     columns=FOUND,
     counted="coalesce(a.backend_type, 'client backend') IN ('client backend', 'walsender')",
 )
-# Who commits waits in COMMIT, with all its locks, until a standby has answered. What counts is how long the first one
-# has waited. One that stands still is connected until `wal_sender_timeout`.
+# A session waits in COMMIT, with all its locks, until a standby has answered. What counts is how long the first one has
+# waited. A standby that stands still is connected until `wal_sender_timeout`.
 STANDBY = Sql(
     """
 SELECT '', pg_catalog.format('%%s sessions wait in COMMIT, the first for %%s; synchronous_standby_names is %%L; %%s',

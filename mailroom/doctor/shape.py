@@ -137,7 +137,7 @@ def indexes(schema: str, limits: Limits) -> Operation[Found]:
 
 
 def partitions(schema: str, limits: Limits) -> Operation[Found]:
-    """Return the tables of inboxes that are no partitions."""
+    """Return the tables of inboxes that are not partitions."""
     rows = yield DETACHED.at(schema=schema, node=schema)()
     return [(part, line) for part, line in rows]
 

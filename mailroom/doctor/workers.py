@@ -56,7 +56,7 @@ ORDER BY l.pid IS NULL, w.claimed_at
     database=DATABASE,
 )
 # The fullest inboxes, by the statistics, that no worker or stream of Spark is at. One that is emptied into files is
-# emptied whenever somebody wants the files.
+# emptied whenever the files are wanted.
 LONELY = Sql(
     """
 WITH {alive},

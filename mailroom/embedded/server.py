@@ -80,7 +80,7 @@ class Server:
 
     Several processes, and several objects in one process, may use one directory at the same time: they share the
     running server. It stops when the last of them calls `stop`, unless one has called `keep`. If the last one was
-    killed, the server runs until somebody else has used and stopped it. For root, the server runs as `postgres` or
+    killed, the server runs until another user has used and stopped it. For root, the server runs as `postgres` or
     `nobody`: then the folder belongs to that account, which must be able to reach it.
     """
 

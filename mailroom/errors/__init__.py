@@ -57,7 +57,7 @@ class Coded(Exception):
 
 
 def coded(text: str, error: BaseException) -> str:
-    """Return `text`, which tells of an error, with the error's code behind it; the text alone if it has none."""
+    """Return `text`, which tells of an error, with the error's code after it; the text alone if it has none."""
     return f"{text} [{error.code}]" if isinstance(error, Coded) else text
 
 

@@ -121,7 +121,7 @@ def marking(schema: str) -> Operation[int]:
     The clock rises to what is wanted, and whatever is stamped later gets a higher one. The commit is synchronous: a
     mark that was read is a promise.
     """
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     rows = yield NEXT.at(schema=schema)()
     if not rows:
         return 0

@@ -40,7 +40,7 @@ INSERT INTO {schema}.link_allowed (link, topic) SELECT %(link)s::bigint, pg_cata
 ON CONFLICT DO NOTHING
 """
 )
-# Who has the commands of a topic keeps them; where nobody has, the oldest link that is allowed it by name gets them.
+# A link that has the commands of a topic keeps them; where none has, the oldest that is allowed it by name gets them.
 GIVE = Sql(
     """
 UPDATE {schema}.link_allowed AS a SET commands = true
@@ -121,7 +121,7 @@ FROM {schema}.link AS l WHERE l.name = %(name)s::text
 """,
     columns=("bigint", "bigint"),
 )
-ROWS = Sql("DELETE FROM {schema}.transit WHERE link = %(link)s::bigint")
+FORGET_ROWS = Sql("DELETE FROM {schema}.transit WHERE link = %(link)s::bigint")
 LINK = Sql(
     """
 WITH topics AS (DELETE FROM {schema}.link_topic WHERE link = %(link)s::bigint),
@@ -150,11 +150,11 @@ def removing_reader(
     if not dry_run:
         # Most of the rows go before the dispatch lock is had, for which deliveries wait; the rest after it, so that no
         # delivery that still knew the link leaves any. Code that locks both takes the dispatch lock first.
-        yield ROWS.at(schema=schema)(link=link)
-        yield clock.LOCK.at(schema=schema)()
+        yield FORGET_ROWS.at(schema=schema)(link=link)
+        yield clock.DISPATCH_LOCK.at(schema=schema)()
         yield LOCK_TOPICS.at(schema=schema)()
         yield LINK.at(schema=schema)(link=link)
-        yield ROWS.at(schema=schema)(link=link)
+        yield FORGET_ROWS.at(schema=schema)(link=link)
         yield from settling(schema)
         yield from auditing(schema, act, [(None, reader, waiting)], actor, why)
     return int(waiting)

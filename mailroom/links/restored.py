@@ -1,7 +1,7 @@
 """What an operator says about a node that was moved, copied or put back to an earlier time.
 
 Nothing in the database tells a move from a copy, or a machine that was put back while it ran from one that was not. So
-the node waits with its readers until somebody says which it is.
+the node waits with its readers until an operator says which it is.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from uuid import UUID
 from mailroom.errors import MailroomError
 from mailroom.links.handshake.diverged import reading_incarnation, renewing_locked
 from mailroom.links.start import jumping, reading_home
-from mailroom.order.clock import LOCK
+from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.order.total import raising_stable
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
@@ -59,10 +59,10 @@ class NewId:
 def taking_new_id(schema: str) -> Operation[UUID]:
     """Turn a copy into another node, since its links belong to the node that was copied; return its id.
 
-    It reads nobody and is read by nobody any more, its incarnation is 1, and everything else stays as it is. In a READ
+    It reads no node and no node reads it any more, its incarnation is 1, and everything else stays as it is. In a READ
     COMMITTED transaction of its own: nothing is delivered before it ends.
     """
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     for table in TABLES:
         yield EMPTY.at(schema=schema, table=table)()
     (id,) = the_one((yield NEW_ID.at(schema=schema)()), NODE_ROW, schema)

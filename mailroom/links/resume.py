@@ -129,8 +129,8 @@ def _placing(schema: str, number: int, at: int, was: str | None, dry_run: bool) 
     return Resumed(was, at, known, unknown, skipped)
 
 
-# What came again stands in a receipt behind it. So a message is lost as long as only the target has it. Of what came by
-# a link before this one nobody knows whether the source has lost it.
+# What came again stands in a later receipt. So a message is lost as long as only the target has it. Of what came by
+# a link before this one it is not known whether the source has lost it.
 LOST = Sql(
     """
 SELECT message_id, count(*) OVER () FROM (

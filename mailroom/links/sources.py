@@ -71,10 +71,10 @@ HOLD = Sql(
 
 
 def _holding(schema: str, source: str) -> Operation[tuple[int, str]]:
-    """Lock the source, behind the transaction that receives now: the next one sees what is changed."""
+    """Lock the source, after the transaction that receives now: the next one sees what is changed."""
     yield IN_TRANSACTION
     yield from checking(schema)
-    yield clock.LOCK.at(schema=schema)()
+    yield clock.DISPATCH_LOCK.at(schema=schema)()
     rows = yield HOLD.at(schema=schema)(name=node_name(source))
     if not rows:
         raise UnknownLink(f"This node reads no node {source}. See: mailroom link status")

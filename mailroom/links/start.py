@@ -3,7 +3,7 @@
 What others have received may be missing here, and so may the clocks that were given out for it. The node's place tells:
 if it is not where and when it was noted, the clock jumps beyond all that a lost tail of history can have used, and each
 link is in doubt until its reader has found its own position here. That holds for a node without links too, since it may
-have had some in the lost time. Nobody else is asked, so a node starts while its readers are away.
+have had some in the lost time. No other node is asked, so a node starts while its readers are away.
 
 Rows may have been copied there without their sequences (`mailroom.order.sequences`), so these are looked at, too; and
 without the row of `node`, which says how far the clock was: then the rows say it.
@@ -15,7 +15,7 @@ from uuid import UUID
 
 from mailroom.links.handshake.identity import Place, jumped, start
 from mailroom.links.handshake.place import finding_place, reading_place
-from mailroom.order.clock import DURABLE, LOCK, recovering_clock
+from mailroom.order.clock import DISPATCH_LOCK, DURABLE, recovering_clock
 from mailroom.order.sequences import Numbers, raising_sequences
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.sight import NODE_ROW, the_one
@@ -62,7 +62,7 @@ class NodeHome:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it is in another database or server than noted: no reader is let in before somebody says why."""
+        """Whether it is in another database or server than noted: no reader is let in before an operator says why."""
         return self.noted is not None and not self.found.is_where(self.noted)
 
 
@@ -114,7 +114,7 @@ def starting(schema: str) -> Operation[Started]:
     databases of one server, nothing else tells the starts apart. Sequences that are behind their rows are raised, at
     whatever place. Raises `ClockOverflow` if there are no clocks left.
     """
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     noted = yield from _reading(schema)
     started = yield from _starting(schema, noted, (yield from noted.finding()))
     return replace(started, raised=tuple((yield from raising_sequences(schema))))
@@ -140,7 +140,7 @@ def jumping(schema: str, *, is_here: bool) -> Operation[int]:
 
     `is_here` notes the database and server too, so that readers are let in; otherwise they stay as noted.
     """
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     noted = yield from _reading(schema)
     found = yield from noted.finding()
     return (yield from _jumping(schema, noted, found if is_here else start(noted.place, found).note))
@@ -191,5 +191,5 @@ def noting_place(schema: str) -> Operation[None]:
     noted = yield from _reading(schema)
     found = yield from reading_place()
     if not noted.is_linked and noted.place != found:
-        yield LOCK.at(schema=schema)()  # deliveries wait for it, so only then
+        yield DISPATCH_LOCK.at(schema=schema)()  # deliveries wait for it, so only then
         yield from _starting(schema, (yield from _reading(schema)), found)

@@ -69,7 +69,7 @@ class SourceState:
 
     @property
     def flows(self) -> bool:
-        """Whether everything that is subscribed to comes, or somebody has excluded the source."""
+        """Whether everything that is subscribed to comes, or an operator has excluded the source."""
         return self.state == "excluded" or (self.state == "open" and not self.refused)
 
 

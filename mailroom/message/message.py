@@ -73,7 +73,8 @@ class Message(Generic[V]):
 
     @property
     def value(self) -> V:
-        """The value, decoded on first use. Raises `DecodeError` if the bytes are no value; `raw` still returns them."""
+        """The value, decoded on first use. Raises `DecodeError` if the bytes are not a value; `raw` still returns
+        them."""
         if self._value is _UNDECODED:
             self._value = plain(self)
         return cast(V, self._value)
@@ -173,5 +174,5 @@ def parsed(text: str) -> object:
 
 
 def messages(rows: Iterable[Row]) -> list[Message]:
-    """Return the messages of rows of `SELECTED`, and of anything behind it."""
+    """Return the messages of rows of `SELECTED`, which may have more columns after these."""
     return [Message(*row[: len(READ)]) for row in rows]

@@ -26,7 +26,7 @@ MessageType: TypeAlias = Literal["O", "D", "C", "U"]
 EventType: TypeAlias = Literal["C", "U", "D"]
 
 # What a writer sets, in the order of `row_of`, each with its type; every other column has a default.
-COLUMNS = written(MESSAGE_ROW)
+SENT_COLUMNS = written(MESSAGE_ROW)
 
 EARLIEST, LATEST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 
@@ -111,7 +111,7 @@ tracing: Callable[[Outgoing], Mapping[str, str] | None] | None = None
 
 
 def row_of(message: Outgoing, fresh: bytes | None = None) -> Row:
-    """Return the values of `COLUMNS`, or raise `InvalidMessage` naming the limit that is broken.
+    """Return the values of `SENT_COLUMNS`, or raise `InvalidMessage` naming the limit that is broken.
 
     With `fresh`, of `fresh_ids`, a message without an id has that one, and the row has its bytes.
     """

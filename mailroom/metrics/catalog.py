@@ -176,7 +176,7 @@ WHERE s.schemaname = (SELECT nspname FROM pg_catalog.pg_namespace WHERE oid = '{
 def reading_catalog(schema: str) -> Operation[dict[Family, Samples]]:
     """Return what the catalogs say of the node `schema`, by its database's clock.
 
-    It takes no lock that anybody waits for. The node has to exist (`mailroom.schema.check`).
+    It takes no lock that others wait for. The node has to exist (`mailroom.schema.check`).
     """
     [*singles, parked] = the_one((yield NODE.at(schema=schema)()), NODE_ROW, schema)
     clock, ceiling, queue, snapshot = singles

@@ -34,7 +34,7 @@ log = logging.getLogger("mailroom.metrics")
 INTERVAL_S = 5.0
 SHARE = 100  # a sample costs the server at most a hundredth of one session's time
 LONGEST_PAUSE_S = 60.0
-SESSION = settings.UNATTENDED | {"statement_timeout": "10s", "lock_timeout": "500ms"}
+SAMPLER_SESSION = settings.UNATTENDED | {"statement_timeout": "10s", "lock_timeout": "500ms"}
 AT_ONCE = 50  # inboxes of one statement, which holds a snapshot and their locks
 RECENT_S = 60
 # D-metrics-4: The sampler catches every error.
@@ -320,7 +320,7 @@ class LeaderSamples:
         while True:
             await leading.wait()
             try:
-                async with await self._home.connect_async("dispatcher metrics", SESSION) as session:
+                async with await self._home.connect_async("dispatcher metrics", SAMPLER_SESSION) as session:
                     added, failing = Added(self._schema), Failing()
                     while leading.is_set():
                         pause_s = await self.sample(session, added, failing)

@@ -118,8 +118,8 @@ class Collector:
 def instrument(meter: "Meter", dsn: str | None = None, *, schema: str = DEFAULT_SCHEMA) -> Callable[[], None]:
     """Give the metrics of a node and of this process to OpenTelemetry's `meter`; return what ends that.
 
-    It counts from now on. Names are as on the page of the metrics, with a dot behind `mailroom`. OpenTelemetry takes no
-    histogram that somebody else has counted, so each is three counters, as Prometheus has it: `_bucket` (with `le`),
+    It counts from now on. Names are as on the page of the metrics, with a dot after `mailroom`. OpenTelemetry takes no
+    histogram that other code has counted, so each is three counters, as Prometheus has it: `_bucket` (with `le`),
     `_sum` and `_count`. `dsn` leads to the node, None as for `mailroom.dsn`. Raises `ConfigurationError` if nothing
     names a database.
     """

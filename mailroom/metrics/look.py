@@ -71,7 +71,7 @@ class InboxLook:
 
     @property
     def is_in_trouble(self) -> bool:
-        """Whether somebody should look at it: then a trouble names it."""
+        """Whether an operator should look at it: then a trouble names it."""
         return bool(self.failing or self.failing_s or self.parked or self.paused or self.unread or self.is_late)
 
     @property
@@ -224,7 +224,7 @@ class Watch:
         self._next_at = float("-inf")
 
     def looking(self) -> Operation[Look]:
-        """Return what the node looks like now. It takes no lock that anybody waits for."""
+        """Return what the node looks like now. It takes no lock that others wait for."""
         at = self._schema
         locked = yield from reading_locked(at)
         node, now = yield from reading_node(at)

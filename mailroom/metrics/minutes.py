@@ -10,13 +10,13 @@ from mailroom.metrics.process import AGE, BATCHES, FAILED, HANDLE, LONG_S, OUTCO
 NODE = ""  # in the place of an inbox: what the dispatcher delivered
 KEPT_ROWS = 10_000  # that wait to be written; the oldest minutes go first
 BUCKETS = len(LONG_S) + 1
-COLUMNS = ("delivered", "reaped", "failed", "parked", "skipped", "batches", "handle_s")
+COUNTED = ("delivered", "reaped", "failed", "parked", "skipped", "batches", "handle_s")
 # The outcomes of AttemptFailed by the columns that count them. "alone" is no attempt of a message.
 OUTCOMES = {"retry": ("failed",), "park": ("failed", "parked"), "skip": ("failed", "skipped")}
 
-# The values of `COLUMNS`, and then how many ages fell into each bucket.
+# The values of `COUNTED`, and then how many ages fell into each bucket.
 Numbers: TypeAlias = tuple[float, ...]
-NONE: Numbers = (*(0.0 if column == "handle_s" else 0 for column in COLUMNS), *(0,) * BUCKETS)
+NONE: Numbers = (*(0.0 if column == "handle_s" else 0 for column in COUNTED), *(0,) * BUCKETS)
 Rows: TypeAlias = dict[tuple[datetime, str], Numbers]
 
 
@@ -30,7 +30,7 @@ def totals(metrics: Mapping[Family, Samples]) -> dict[str, Numbers]:
     found: dict[str, list[float]] = {}
 
     def add(inbox: str, column: str, value: float) -> None:
-        found.setdefault(inbox, list(NONE))[COLUMNS.index(column)] += value
+        found.setdefault(inbox, list(NONE))[COUNTED.index(column)] += value
 
     for (outcome,), value in _plain(metrics, OUTCOME):
         if outcome == "delivered":
@@ -46,7 +46,7 @@ def totals(metrics: Mapping[Family, Samples]) -> dict[str, Numbers]:
     for (inbox,), histogram in metrics[HANDLE]:
         add(inbox, "handle_s", cast(Histogram, histogram).sum)
     for (inbox,), histogram in metrics[AGE]:
-        found.setdefault(inbox, list(NONE))[len(COLUMNS) :] = cast(Histogram, histogram).counts
+        found.setdefault(inbox, list(NONE))[len(COUNTED) :] = cast(Histogram, histogram).counts
     return {inbox: tuple(numbers) for inbox, numbers in found.items()}
 
 
@@ -75,7 +75,7 @@ class Minutes:
             self.dropped += 1
 
     def forget_before(self, minute: datetime) -> None:
-        """Drop what is older than anybody would keep it."""
+        """Drop what is older than it is kept."""
         for old in [each for each in self._rows if each[0] < minute]:
             del self._rows[old]
 

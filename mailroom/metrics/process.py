@@ -1,4 +1,4 @@
-"""What a process counts of a node, from its events: plain numbers, until somebody reads them."""
+"""What a process counts of a node, from its events: plain numbers, until they are read."""
 
 import threading
 import time

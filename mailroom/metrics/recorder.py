@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from random import random
 
-from mailroom.metrics.minutes import BUCKETS, COLUMNS, Minutes, Rows, minute_of, totals
+from mailroom.metrics.minutes import BUCKETS, COUNTED, Minutes, Rows, minute_of, totals
 from mailroom.metrics.process import ProcessMetrics
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.session import settings
@@ -29,7 +29,7 @@ MINUTE = timedelta(minutes=1)
 KEPT = timedelta(hours=48)  # the janitor deletes what is older
 SPREAD_S = 10.0  # so that not all processes connect at once
 # D-metrics-5: The recorder opens a session each minute.
-SESSION = settings.UNATTENDED | {"statement_timeout": "10s", "lock_timeout": "5s"}
+RECORDER_SESSION = settings.UNATTENDED | {"statement_timeout": "10s", "lock_timeout": "5s"}
 
 TIME = Sql("SELECT clock_timestamp()", columns=("timestamptz",))
 # In one order, since two processes that lock the rows of one minute in two orders would wait for each other. Counts of
@@ -60,11 +60,11 @@ ON CONFLICT (minute, inbox) DO UPDATE SET
 
 def writing(schema: str, rows: Rows) -> Operation[None]:
     """Add counts to the rows of their minutes."""
-    columns = {name: [numbers[nth] for numbers in rows.values()] for nth, name in enumerate(COLUMNS)}
+    columns = {name: [numbers[nth] for numbers in rows.values()] for nth, name in enumerate(COUNTED)}
     yield ADD.at(schema=schema)(
         minutes=[minute for minute, _ in rows],
         inboxes=[inbox for _, inbox in rows],
-        ages=[count for numbers in rows.values() for count in numbers[len(COLUMNS) :]],
+        ages=[count for numbers in rows.values() for count in numbers[len(COUNTED) :]],
         **columns,
     )
 
@@ -135,7 +135,7 @@ class Recorder:
 
     def _write(self, rows: Rows) -> None:
         home = self._home()
-        with home.connect("statistics", SESSION) as connection:
+        with home.connect("statistics", RECORDER_SESSION) as connection:
             home.compare(run(connection, reading_place()))
             before = self._now()
             [(there,)] = run(connection, _asking())

@@ -23,7 +23,7 @@ from mailroom.sql.sight import NODE_ROW, the_one
 log = logging.getLogger("mailroom.metrics")
 
 # A scrape is to cost little, and never waits for a lock.
-SESSION = settings.SESSION | {"statement_timeout": "2s", "lock_timeout": "100ms"}
+SCRAPE_SESSION = settings.SESSION | {"statement_timeout": "2s", "lock_timeout": "100ms"}
 
 UP = Family("database_up", "gauge", "Whether the database answered this scrape.")
 
@@ -99,7 +99,7 @@ class Scrape:
 
     def _asked(self) -> dict[Family, Samples]:
         if self._connection is None:
-            self._connection = self._home().connect("metrics", SESSION)
+            self._connection = self._home().connect("metrics", SCRAPE_SESSION)
         before = datetime.now(UTC)
         self._node, there = run(self._connection, reading_node(self._schema))
         self._process.offset = there - before

@@ -60,7 +60,7 @@ CEILING_STEP = 1_000_000
 # could hold an advisory lock.
 # D-deliver-1: The dispatch lock is a statement before the delivery.
 # D-deliver-4: The clock is a sequence, moved by `setval`.
-LOCK = Sql("SELECT {schema}.take_dispatch_turn() IS NULL", columns=("boolean",))
+DISPATCH_LOCK = Sql("SELECT {schema}.take_dispatch_turn() IS NULL", columns=("boolean",))
 
 CEILING = Sql(
     """
@@ -77,7 +77,7 @@ def raising_ceiling(schema: str, at_least: int) -> Operation[None]:
     No clock above the ceiling is given out. Raises `ClockOverflow` if there are no clocks left.
     """
     ceiling = fitting(at_least + CEILING_STEP)
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     yield DURABLE.at()()
     the_one((yield CEILING.at(schema=schema)(ceiling=ceiling)), NODE_ROW, schema)
 
@@ -93,7 +93,7 @@ FROM {schema}.clock c, {schema}.node n
 
 def recovering_clock(schema: str) -> Operation[int]:
     """Set the clock to the largest value that may have been given out: a crash may have set the sequence back."""
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     (clock,) = the_one((yield RECOVER.at(schema=schema)()), NODE_ROW, schema)
     return int(clock)
 
@@ -123,7 +123,7 @@ def advancing_clock(schema: str, clock: int, *, dry_run: bool = False) -> Operat
     returns what the clock has reached. Raises `ConfigurationError` for a clock above `MAX_ADVANCED`.
     """
     clock = whole(clock, "clock", 0, MAX_ADVANCED, ConfigurationError)
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     (before,) = the_one((yield REACHED.at(schema=schema)()), NODE_ROW, schema)
     if not dry_run:
         yield DURABLE.at()()

@@ -1,7 +1,7 @@
 """Clocks for messages that are put into inboxes by hand: after all that was delivered, under the dispatch lock."""
 
 from mailroom.errors import MailroomError
-from mailroom.order.clock import LOCK, raising_ceiling
+from mailroom.order.clock import DISPATCH_LOCK, raising_ceiling
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.sight import NODE_ROW, the_one
 
@@ -15,7 +15,7 @@ BASE = Sql(
 def making_room(schema: str, clocks: int) -> Operation[int]:
     """Take the dispatch lock, and return the clock behind which there is room for so many."""
     # In a statement of its own: the next one must see everything that the previous deliverer committed.
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     [(waits,)] = yield WAITS.at(schema=schema)()
     if waits:
         raise MailroomError(

@@ -70,8 +70,8 @@ HAS_JOINED = filled(
 
 # Inboxes without origins are raised only if they got something: else each delivery would write a row for each of them.
 # A node that has lost history stamps again what other nodes may have, and there it has another place. So none rises
-# until somebody says that the order goes on. None rises either while messages wait to be fanned out, since those have
-# their clocks already; afterwards all rise (`dispatcher.delivery.fan_out`).
+# until an operator says that the order goes on. None rises either while messages wait to be fanned out, since those
+# have their clocks already; afterwards all rise (`dispatcher.delivery.fan_out`).
 RAISE = Sql(
     """
 WITH {bounds},
@@ -136,7 +136,7 @@ def joining(schema: str, inbox: str, origin: str) -> Operation[int]:
     """
     if not (yield from reading_traits(schema, inbox)).is_bounded:
         return 0
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     if bridges := (yield BRIDGE.at(schema=schema)(origin=origin)):
         raise NotSubscribed(
             f"Inbox {inbox} is in total order and would wait for ever for the bridge {bridges[0][0]}: a broker shows "
@@ -154,7 +154,7 @@ def leaving(schema: str, inbox: str) -> Operation[None]:
         yield from raising_stable(schema)
 
 
-# Without receipts nobody waits for messages of this origin yet, so its start may be set for all inboxes at once.
+# Without receipts no inbox waits for messages of this origin yet, so its start may be set for all inboxes at once.
 START = Sql(
     """
 UPDATE {schema}.origin AS o SET shown = (SELECT last_value FROM {schema}.clock)
@@ -196,7 +196,7 @@ def resuming_order(schema: str) -> Operation[bool]:
 
     What the node lost and stamps again has its old place at other nodes, and a new one here.
     """
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     resumed = yield RESUME.at(schema=schema)()
     if resumed:
         yield from raising_stable(schema)

@@ -40,7 +40,7 @@ def prefix_of(key: str, separator: str) -> str:
     return key.partition(separator)[0]
 
 
-LOCK = Sql(
+BREAKER_LOCK = Sql(
     """
 SELECT prefix, separator FROM {schema}.{breaker}
 WHERE inbox = '{inbox}' AND prefix = coalesce(%(prefix)s::text, prefix) ORDER BY prefix FOR UPDATE
@@ -80,7 +80,7 @@ NOTIFY = Sql(
     columns=("boolean",),
     partition_channel=locks.channel("'{schema}.inbox_{inbox}'::regclass"),
 )
-# How long keys wait if nobody has them wait on: longer than any time between two tries. A failing key whose own time is
+# How long keys wait if no worker renews that: longer than any time between two tries. A failing key whose own time is
 # later than that keeps it, so it has to be told apart when the breaker closes.
 DEFERRED_S = 3_600
 
@@ -96,7 +96,7 @@ def closing_prefixes(
     names = {"schema": schema, "inbox": inbox}
     tables = {"breaker": "breaker" if by_hand else "my_breaker"}
     key_state = {"key_state": "key_state" if by_hand else "my_key_state"}
-    found = [Prefix(*row) for row in (yield LOCK.at(**names, **tables)(prefix=prefix))]
+    found = [Prefix(*row) for row in (yield BREAKER_LOCK.at(**names, **tables)(prefix=prefix))]
     for each in found:
         yield LOCK_KEYS.at(**names, **key_state)(**each.bounds)
         yield RELEASE.at(longest_s=str(DEFERRED_S), **names, **key_state)(now=None, **each.bounds)

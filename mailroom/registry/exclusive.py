@@ -3,7 +3,7 @@
 from mailroom import locks
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.registry.breakers import NOTIFY
-from mailroom.registry.inboxes import LOCK
+from mailroom.registry.inboxes import SCHEMA_LOCK
 from mailroom.schema.checks import checking, finding
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.sight import seeing
@@ -25,11 +25,11 @@ HAVE_ROWS = (
 )
 
 ISOLATION = Sql("SELECT current_setting('transaction_isolation')", columns=("text",))
-# In the order of a delivery, so that the two cannot deadlock. Who reads or handles the inbox has a lock on its table;
-# the lock on the parent, which dropping a partition takes, comes last, so that it is held for the shortest time. The
-# slots come before the inbox's table, as for a worker: it has its slot when it claims. A migration may have the turn
-# while it waits for a batch, and the caller's transaction may be that batch. The migration gives up after 2 s, and the
-# server ends who has waited for deadlock_timeout: so the turn is waited for in tries that are shorter.
+# In the order of a delivery, so that the two cannot deadlock. A session that reads or handles the inbox has a lock on
+# its table; the lock on the parent, which dropping a partition takes, comes last, so that it is held for the shortest
+# time. The slots come before the inbox's table, as for a worker: it has its slot when it claims. A migration may have
+# the turn while it waits for a batch, and the caller's transaction may be that batch. The migration gives up after 2 s,
+# and the server ends who has waited for deadlock_timeout: so the turn is waited for in tries that are shorter.
 EXCLUDE = Sql(
     """
 DO $$
@@ -82,7 +82,7 @@ def having_alone(schema: str, inbox: str) -> Operation[None]:
             "transaction of READ COMMITTED.",
             code="MR-wrong-isolation",
         )
-    yield LOCK.at(lock=str(locks.DDL), node=schema)()
+    yield SCHEMA_LOCK.at(lock=str(locks.DDL), node=schema)()
     yield from finding(schema, inbox)
     yield from seeing(schema, "inbox_registry", "fan_out_way", *HAVE_ROWS)
     try:

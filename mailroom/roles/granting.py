@@ -149,7 +149,7 @@ def _role_name(role: str) -> str:
 
 # Creating an inbox takes this lock too. And two sessions that change the rights on one object at once would
 # fail, one of them with "tuple concurrently updated".
-LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
+RIGHTS_LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
 ROLE = Sql(
     """
 SELECT r.oid = (SELECT relowner FROM pg_catalog.pg_class WHERE oid = '{schema}.node'::regclass::oid)
@@ -222,7 +222,7 @@ def _reading(
     """Lock the inboxes and rights of the node; return the inboxes that the call is for, and all."""
     yield IN_TRANSACTION
     yield from checking(call.schema)
-    yield LOCK.at(lock=str(locks.DDL), node=call.schema)()
+    yield RIGHTS_LOCK.at(lock=str(locks.DDL), node=call.schema)()
     found = yield ROLE.at(schema=call.schema)(role=call.role)
     if not found and not role_may_be_missing:
         raise ConfigurationError(
@@ -259,7 +259,7 @@ def _kept(
 ) -> dict[str, Atoms]:
     """Return what the role needs for each other purpose that it has all rights for.
 
-    One that the revoked rights are enough for is no other purpose: nobody can tell whether it was ever granted.
+    One that the revoked rights are enough for is no other purpose: nothing tells whether it was ever granted.
     """
     kept = {}
     for purpose, about in PURPOSES.items():

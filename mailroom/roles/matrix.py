@@ -60,7 +60,7 @@ def sequence(of: str, *privileges: str, why: str = "") -> Right:
 
 
 def function(of: str, why: str = "") -> Right:
-    """Return EXECUTE on a function that not everybody may call."""
+    """Return EXECUTE on a function that not every role may call."""
     return Right(of, ("EXECUTE",), why, "function")
 
 
@@ -75,7 +75,7 @@ def select(columns: Iterable[str]) -> str:
 
 
 def _given(row: Iterable[Column]) -> list[str]:
-    """Return the columns that somebody who sends may set; the others are the database's."""
+    """Return the columns that a sender may set; the others are the database's."""
     return [column.name for column in row if column.by != "database"]
 
 

@@ -2,7 +2,7 @@
 
 A migration that took a lock with each of its statements would wait for one table while it holds others, and so deadlock
 with transactions that use them in another order. So it first locks all that its statements will lock, in the order of
-the programs, and in short tries. A try that fails releases all its locks, so that sessions behind it go on.
+the programs, and in short tries. A try that fails releases all its locks, so that sessions queued after it go on.
 
 PostgreSQL looks for a deadlock when a session has waited for `deadlock_timeout`, and may end it. A try that has more
 than the turns is shorter than that, so no session that meets its locks is ended, in whatever order it uses the tables.
@@ -70,7 +70,7 @@ def locked_by(statements: Iterable[str]) -> list[str]:
     return [name for name in (*ALWAYS_FIRST, *between, *WRITERS_LAST) if name in found]
 
 
-# Nobody waits behind a try for longer than an executor does, which gives up after 2 s. An autovacuum gives way to a
+# No session waits for a try for longer than an executor does, which gives up after 2 s. An autovacuum gives way to a
 # session that has waited for deadlock_timeout, and not earlier: so its table is waited for alone, and released again.
 # Every role can recognize an autovacuum: it is a session without a user. Writers use their tables in any order, so what
 # was in use is locked before the others next time. 0 stands for the advisory lock, which a try takes after the gate: it

@@ -303,7 +303,7 @@ def _alone(schema: str, lock_timeout_s: float) -> tuple[str, ...]:
 
 def _opening(schema: str) -> tuple[str, ...]:
     return (
-        # A statement that waits for a lock blocks everybody behind it, so the wait is short.
+        # A statement that waits for a lock blocks all that come after it, so the wait is short.
         "SELECT set_config('lock_timeout', '5s', true)",
         "SELECT set_config('standard_conforming_strings', 'on', true)",
         f'CREATE SCHEMA IF NOT EXISTS "{schema}"',
@@ -311,7 +311,7 @@ def _opening(schema: str) -> tuple[str, ...]:
 
 
 def _becoming_owner(schema: str) -> str:
-    """Return the statement behind which a member of the owner's role, or a superuser, makes what is the owner's.
+    """Return the statement after which a member of the owner's role, or a superuser, makes what is the owner's.
 
     Not before the locks: the role of the login may see more of who holds them.
     """

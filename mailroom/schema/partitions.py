@@ -1,4 +1,4 @@
-"""How many partitions one transaction may use, so that the server's table of locks has room for everybody else too."""
+"""How many partitions one transaction may use, so that the server's table of locks has room for others too."""
 
 # A quarter of the server's locks, at eight each: the table, its indexes, its TOAST table, the lock "asleep", and some
 # for users' own indexes. %(partitions)s is what a caller wants, null for this.

@@ -175,7 +175,7 @@ def _watching(
     actor: str | None = None,
     why: str | None = None,
 ) -> Operation[None]:
-    """Send a message for each row of a table that anybody inserts, updates or deletes from now on.
+    """Send a message for each row of a table that is inserted, updated or deleted from now on.
 
     `table` is schema.table, as in the catalog: case-sensitive and without quotes. The messages are events of the
     topics `<topic>.created`, `.updated` and `.deleted` (message type O; event type C, U, D) in the writer's

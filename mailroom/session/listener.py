@@ -28,9 +28,9 @@ log = logging.getLogger("mailroom.session.listener")
 HEARTBEAT_S = 5.0
 ANSWER_S = 3.0
 LONGEST_PAUSE_S = 30.0
-# A paused listener holds back vacuum and the notification queue for everybody. The heartbeat keeps a live one from
+# A paused listener holds back vacuum and the notification queue for all. The heartbeat keeps a live one from
 # this timeout, which ends a paused one where TCP timeouts cannot (on a Unix socket).
-SESSION = settings.UNATTENDED | {"idle_session_timeout": "60s"}
+LISTENER_SESSION = settings.UNATTENDED | {"idle_session_timeout": "60s"}
 
 CHANNEL = Sql("SELECT {channel} FROM (SELECT '{schema}.{table}'::regclass AS t) AS named", columns=("text",))
 LISTEN = sql.SQL("LISTEN {}")
@@ -50,7 +50,7 @@ class Listener:
         self._heartbeat_at = 0.0
 
     def ring(self) -> None:
-        """Wake everybody who waits for the next ring."""
+        """Wake all that wait for the next ring."""
         rung, self._next = self._next, asyncio.Event()
         rung.set()
 
@@ -123,7 +123,7 @@ class Listener:
 
         A pooler would run the next statement on another connection, and give the listening one to others.
         """
-        connection = await self._home.connect_async(self._role, SESSION)
+        connection = await self._home.connect_async(self._role, LISTENER_SESSION)
         try:
             if is_pooled(connection):
                 log.warning(

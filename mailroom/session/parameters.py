@@ -1,4 +1,4 @@
-"""The parameters of a connection that somebody else has opened, as a connection string that opens another one like it.
+"""The parameters of a connection that other code has opened, as a connection string that opens another one like it.
 
 The URL of an engine says little: `creator`, `connect_args`, events and pools that configure decide too. So they are
 read from the driver's own connection. How a driver checks a certificate cannot be read back.

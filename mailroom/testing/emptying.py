@@ -29,7 +29,7 @@ UPDATE {schema}.link AS l SET acked = greatest(l.acked, (
 WHERE l.number IN (SELECT b.link FROM {schema}.bridge_out AS b)
 """
 )
-# Breakers are closed, and nobody is paused.
+# Breakers are closed, and nothing is paused.
 CLOSED = Sql("UPDATE {schema}.limits SET opened_at = NULL, opened_why = NULL, try_at = NULL, tries = 0")
 RESUMED = Sql(
     "UPDATE {schema}.inbox_registry SET paused_at = NULL, paused_by = NULL, expired = 0 "
@@ -45,8 +45,8 @@ def _emptying(*, schema: str = DEFAULT_SCHEMA) -> Operation[None]:
     are closed. The clock goes on as well: nothing gets a clock that was given out before.
 
     For tests that commit, such as those of Django's `TransactionTestCase`; see `mailroom.testing.django`. Raises
-    `ConfigurationError` while a dispatcher or an executor leads, which is no sign of a test, and `SchemaError` unless
-    the schema fits.
+    `ConfigurationError` while a dispatcher or an executor leads, which is not a sign of a test, and `SchemaError`
+    unless the schema fits.
     """
     return emptying(schema_name(schema))
 

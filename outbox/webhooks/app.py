@@ -47,7 +47,7 @@ READ_S = 30.0  # for a client to send its request
 LINGER_S = 2.0  # for one that was refused to read the answer while it is still sending
 # Requests at once, of those that are still being read and of those that are verified: each holds up to max_bytes.
 MOST_AT_ONCE = 256
-LOCKED = "55P03"  # the lock timeout: somebody else has this id, and has not committed yet
+LOCKED = "55P03"  # the lock timeout: another request has this id, and has not committed yet
 
 
 class _Reading:
@@ -257,7 +257,7 @@ class WebhookApp:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Return whether an error is a fault of the code, of a right that is missing, or of a trigger of somebody's."""
+    """Return whether an error is a fault of the code, of a right that is missing, or of a user's trigger."""
     return not isinstance(error, MailroomError) and meaning(error) in BLAMES
 
 

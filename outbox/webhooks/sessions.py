@@ -28,7 +28,7 @@ RECONNECT_S = 10.0
 # Another request with the same id holds it until its transaction ends. This comes before ANSWER_S, which costs a
 # session. Set in each transaction, since the sessions may be the user's, or a pooler's.
 PATIENCE = "SET LOCAL lock_timeout = '5s'"
-SESSION = settings.UNATTENDED | settings.UNDER_POLICIES
+WEBHOOK_SESSION = settings.UNATTENDED | settings.UNDER_POLICIES
 
 
 def usable(source: object) -> Source:
@@ -51,7 +51,7 @@ class Sessions:
         self._source = source
         self._outbox = AsyncOutbox(schema=schema)
         self._parallel = parallel
-        # Who has one has a session soon, and only then is a body read: values are larger than what they are read from.
+        # A request with a slot has a session soon; only then is its body read: values are larger than their source.
         self._slots = asyncio.Semaphore(parallel if isinstance(source, str) else source.max_size)
         self._lock = asyncio.Lock()
         self._pool: AsyncConnectionPool[Any] | None = None
@@ -110,14 +110,14 @@ class Sessions:
 
     async def _made(self, dsn: str) -> AsyncConnectionPool[Any]:
         # It raises the reason; a pool would only time out.
-        probe = await settings.connect_async(dsn, "bridge serve", SESSION)
+        probe = await settings.connect_async(dsn, "bridge serve", WEBHOOK_SESSION)
         try:
             pooled = is_pooled(probe)
             await answered_within(probe, self._checking(probe), ANSWER_S)
         finally:
             await probe.close()
         pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
-            settings.session_dsn(dsn, "bridge serve", SESSION, pooled=pooled),
+            settings.session_dsn(dsn, "bridge serve", WEBHOOK_SESSION, pooled=pooled),
             connection_class=AsyncPooledConnection if pooled else AsyncConnection,
             kwargs={"prepare_threshold": None} if pooled else {},
             configure=_set,
@@ -133,7 +133,7 @@ class Sessions:
 
 async def _set(connection: AsyncConnection[Any]) -> None:
     if isinstance(connection, AsyncPooledConnection):
-        connection.settings = SESSION
+        connection.settings = WEBHOOK_SESSION
 
 
 async def _check(connection: AsyncConnection[Any]) -> None:

@@ -53,15 +53,15 @@ ON CONFLICT DO NOTHING
 )
 # The holder of the row is the shard's one drainer: all transactions that held it before have ended, and what the row
 # does not name was not committed. So it is read in a statement after the one that may have waited.
-LOCK = """
+SHARD_LOCK = """
 SELECT d.shard, d.segment, d.file, d.directory, d.finished, n.id
 FROM {schema}.spark_drain AS d, {schema}.node AS n WHERE d.inbox = %(inbox)s::text AND {shards}
 """
 POSITION = ("integer", "bigint", "text", "text", "boolean", "uuid")
-LOCK_SHARD = Sql(LOCK, columns=POSITION, shards="d.shard = %(shard)s::integer FOR UPDATE OF d")
+LOCK_SHARD = Sql(SHARD_LOCK, columns=POSITION, shards="d.shard = %(shard)s::integer FOR UPDATE OF d")
 # A locked row has a live drainer, which finishes its own shard.
 LOCK_OTHERS = Sql(
-    LOCK, columns=POSITION, shards="d.shard <> %(shard)s::integer AND NOT d.finished FOR UPDATE OF d SKIP LOCKED"
+    SHARD_LOCK, columns=POSITION, shards="d.shard <> %(shard)s::integer AND NOT d.finished FOR UPDATE OF d SKIP LOCKED"
 )
 
 
@@ -76,7 +76,7 @@ def locking(schema: str, inbox: str, shard: int, directory: str) -> Operation[Sh
 
 
 def locking_others(schema: str, inbox: str, shard: int) -> Operation[list[ShardPosition]]:
-    """Lock the inbox's other shards that are unfinished and that nobody drains; return where they stand."""
+    """Lock the inbox's other shards that are unfinished and are not being drained; return where they stand."""
     yield IN_TRANSACTION
     yield DURABLE.at()()
     rows = yield LOCK_OTHERS.at(schema=schema)(inbox=inbox, shard=shard)
@@ -161,7 +161,7 @@ class Drainer:
         self._finish(connection, run(connection, self._locking()))
 
     def finish_others(self, connection: psycopg.Connection) -> None:
-        """Do the same for the inbox's other shards, which perhaps nobody drains again.
+        """Do the same for the inbox's other shards, which perhaps are never drained again.
 
         Only warns of those it cannot finish, such as one that drained into a directory of another machine.
         """

@@ -16,16 +16,18 @@ from mailroom.sql.operation import Row
 from spark_jobs.archive.folder import Folder
 from spark_jobs.arrow import message_rows
 
-COLUMNS = pa.schema([("inbox", pa.string()), *message_rows.COLUMNS, ("segment", pa.int64()), ("shard", pa.int32())])
+FILE_COLUMNS = pa.schema(
+    [("inbox", pa.string()), *message_rows.ROW_COLUMNS, ("segment", pa.int64()), ("shard", pa.int32())]
+)
 # Spark cannot infer the columns of a directory that has no file yet.
-SPARK_COLUMNS = message_rows.ddl(COLUMNS)
+SPARK_COLUMNS = message_rows.ddl(FILE_COLUMNS)
 REPEATED = ["inbox", "key", "origin", "topic", "kind", "message_type", "event_type", "source", "segment", "shard"]
 
 # A row group is full with as many rows, or with as many bytes of values and the claim that goes past them.
 GROUP = 10_000
 GROUP_BYTES = 64 * 2**20
 UNWRITTEN = 2  # row groups that are written or wait for it: with the one that fills, the memory that a file takes
-VALUE, VALUE_JSON = (message_rows.COLUMNS.get_field_index(name) for name in ("value", "value_json"))
+VALUE, VALUE_JSON = (message_rows.ROW_COLUMNS.get_field_index(name) for name in ("value", "value_json"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class SegmentFile:
         if self._file is None:
             about = {"inbox": self._series.inbox, "shard": str(self._series.shard), "segment": str(self._segment)}
             about |= {"node": str(self._series.node), "attempt": attempt_of(self.name)}
-            schema = COLUMNS.with_metadata({f"mailroom.{name}": text for name, text in about.items()})
+            schema = FILE_COLUMNS.with_metadata({f"mailroom.{name}": text for name, text in about.items()})
             self._file = self._folder.create(self.name)
             self._writer = parquet.ParquetWriter(
                 self._file, schema, compression="zstd", use_dictionary=REPEATED, write_page_checksum=True
@@ -161,4 +163,4 @@ def _table(rows: Sequence[Row], series: Series, segment: int) -> pa.Table:
     """Make the table of rows of a claim as a `RawCursor` gives them."""
     of_all = ((series.inbox, pa.string()), (segment, pa.int64()), (series.shard, pa.int32()))
     inboxes, segments, shards = (pa.repeat(pa.scalar(value, kind), len(rows)) for value, kind in of_all)
-    return pa.Table.from_arrays([inboxes, *message_rows.arrays(rows), segments, shards], schema=COLUMNS)
+    return pa.Table.from_arrays([inboxes, *message_rows.arrays(rows), segments, shards], schema=FILE_COLUMNS)

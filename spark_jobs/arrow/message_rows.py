@@ -22,7 +22,9 @@ HEADERS = pa.map_(TEXT, TEXT)
 IN_ARROW = {"text": TEXT, "bigint": LONG, "bytea": BYTES, "uuid": TEXT, "timestamptz": MOMENT}
 # As `mailroom.message.message.EXPRESSIONS` selects them, in their order.
 # D-spark-9: The tasks make message ids.
-COLUMNS = pa.schema({column.name: HEADERS if column.name == "headers" else IN_ARROW[column.plain] for column in READ})
+ROW_COLUMNS = pa.schema(
+    {column.name: HEADERS if column.name == "headers" else IN_ARROW[column.plain] for column in READ}
+)
 # What "timestamp" is depends on the session: spark.sql.timestampType.
 IN_SPARK = {
     TEXT: "string", LONG: "bigint", pa.int32(): "int", BYTES: "binary", MOMENT: "timestamp_ltz",
@@ -45,7 +47,7 @@ RawCursor.adapters.register_loader("uuid", ByteaBinaryLoader)
 RawCursor.adapters.register_loader("timestamp", Int8BinaryLoader)
 
 
-def arrays(rows: Sequence[Row], columns: pa.Schema = COLUMNS) -> list[pa.Array]:
+def arrays(rows: Sequence[Row], columns: pa.Schema = ROW_COLUMNS) -> list[pa.Array]:
     """Return the arrays of these columns for rows of them, and of anything behind, as a `RawCursor` gives them."""
     found = zip(columns, zip(*rows, strict=True), strict=False)
     return [CONVERTERS.get(column.name, pa.array)(cells, column.type) for column, cells in found]

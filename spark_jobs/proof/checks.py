@@ -86,7 +86,7 @@ def _files_complete(evidence: Evidence) -> DataFrame:
 def _batches_complete(evidence: Evidence) -> DataFrame:
     """Each batch has left as many messages as it sent, but for those that other nodes have and that are trimmed here.
 
-    Which these are nobody knows any more, so of each batch as many may be missing as were trimmed.
+    Which these are is no longer known, so of each batch as many may be missing as were trimmed.
     """
     batches = evidence.at("batch").select("source", f.col("messages").alias("sent"))
     # By the prefix first, not by a join with the ledger: few sources have most of the messages.

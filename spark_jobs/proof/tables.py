@@ -27,7 +27,7 @@ ARROW = pa.schema({
     "place": TEXT, "inbox": TEXT, "key": TEXT, "clock": LONG, "message_id": TEXT, "source": TEXT, "messages": LONG,
     "shard": pa.int32(), "segment": LONG, "at": MOMENT, "topic": TEXT, "kind": TEXT, "hash": TEXT,
 })  # fmt: skip
-COLUMNS = ddl(ARROW)
+TABLES_DDL = ddl(ARROW)
 NO_MESSAGE = "NULL::text, NULL::bigint, NULL::text"
 NO_TIME = "NULL::timestamptz"
 NO_CONTENT = "NULL::text, NULL::text, NULL::text"
@@ -134,7 +134,7 @@ def read(spark: SparkSession, node: Node, sent: str | None) -> DataFrame:
         connection.read_only = True
         statement = snapshot(connection, node, sent)
         node = node.pinned(connection)
-    rows = spark.range(0, 1, 1, 1).mapInArrow(partial(_rows, node=node, statement=statement), COLUMNS)
+    rows = spark.range(0, 1, 1, 1).mapInArrow(partial(_rows, node=node, statement=statement), TABLES_DDL)
     return rows.repartition("message_id").localCheckpoint(eager=True)
 
 

@@ -60,7 +60,7 @@ class Chosen:
     @property
     def schema(self) -> pa.Schema:
         """The columns in Arrow."""
-        return pa.schema([message_rows.COLUMNS.field(name) for name in self.columns])
+        return pa.schema([message_rows.ROW_COLUMNS.field(name) for name in self.columns])
 
 
 ALL = Chosen()

@@ -102,13 +102,13 @@ def _number(options: Mapping[str, str], name: str, least: int, most: int) -> int
 def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
     text = options.get("columns")
     if text is None:
-        return tuple(message_rows.COLUMNS.names)
+        return tuple(message_rows.ROW_COLUMNS.names)
     names = tuple(name.strip().lower() for name in text.split(","))
-    unknown = [name for name in names if name not in message_rows.COLUMNS.names]
+    unknown = [name for name in names if name not in message_rows.ROW_COLUMNS.names]
     if unknown:
         raise ConfigurationError(
             f"The option columns names {shown(unknown[0])}; the columns of a message are "
-            f"{', '.join(message_rows.COLUMNS.names)}.",
+            f"{', '.join(message_rows.ROW_COLUMNS.names)}.",
             code="MR-spark-option",
         )
     if len(set(names)) < len(names):

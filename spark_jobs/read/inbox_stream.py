@@ -106,7 +106,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     Raises `UnknownInbox`; `ConfigurationError` while another stream or a worker reads the inbox, or keys of it are
     parked, or when the checkpoint is of another inbox, or of a time that the database lacks. It reconnects after a
-    lost connection, ten times at most; `ConfigurationError` if somebody has taken messages meanwhile.
+    lost connection, ten times at most; `ConfigurationError` if messages were taken meanwhile.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ The source counts its own batches, and Spark counts all of a query: also those w
 query with a watermark makes, or one that reads other sources too. So after a checkpoint was set back, a batch may come
 again under another number, or a new one under a number that the sink has done. Only tasks are told Spark's number. They
 record it before they read, and refuse a number that is not the one of the batch. A batch without data of this inbox has
-no task of ours, but the commit of the one before comes while nothing new is planned. If the query dies before that
+none of our tasks, but the commit of the one before comes while nothing new is planned. If the query dies before that
 call, Spark does not make it again: then the count is one too low until a task brings the next number. To count one more
 at each start instead would refuse numbers that were not used, and so end streams that are well.
 """

@@ -34,7 +34,7 @@ class BatchEnd:
 
 
 # Held as long as the driver's session: two streams would each have a part of the messages.
-LOCK = (
+STREAM_LOCK = (
     Sql("SELECT set_config('lock_timeout', '{patience}ms', true)", columns=("text",)),
     Sql(
         "SELECT pg_advisory_lock({stream_lock}, {partition_key}) IS NULL",
@@ -110,7 +110,7 @@ def finding_lowest(schema: str, inbox: str, above: int) -> Operation[int | None]
 
 # The n-th message after the start, else the last one. All that was delivered up to there is visible, so none of it is
 # missed, but for what is parked: its clocks would have been passed by the time it is replayed; nor may the stream have
-# the messages of a paused key. A paused inbox has nothing for it, as for anybody: `start` is then above all clocks.
+# the messages of a paused key. A paused inbox has nothing for it, as for all: `start` is then above all clocks.
 # A worker that has nothing to do holds "asleep"; deliveries try for the same lock in another mode.
 PLAN = Sql(
     """
@@ -206,7 +206,7 @@ def comparing(schema: str, inbox: str, place: BatchEnd) -> Operation[None]:
     up at that clock or below.
     """
     yield PIN.at()()
-    yield clock.LOCK.at(schema=schema)()
+    yield clock.DISPATCH_LOCK.at(schema=schema)()
     compared = yield COMPARE.at(schema=schema, inbox=inbox)(clock=place.clock, message_id=place.message_id)
     [(given_out, is_left, is_last)] = compared
     if not given_out or (is_left and not is_last):

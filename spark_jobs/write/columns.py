@@ -134,7 +134,7 @@ def _sent(name: str, kind: str) -> SentColumn:
     return SentColumn(name, takes, wanted, prepared(name), kind)
 
 
-COLUMNS = {name: _sent(name, kind) for name, kind in written(MESSAGE_ROW)}
+WRITTEN_COLUMNS = {name: _sent(name, kind) for name, kind in written(MESSAGE_ROW)}
 
 
 # -- columns that no message has: rows of the user's own, beside the messages for the user's SQL ----------------------

@@ -1,7 +1,7 @@
 """The commit of a batch: staged rows become messages in the transaction that enters the batch into the ledger.
 
 That transaction moves a small batch itself. It only decides a large one (`outbox.bulk`): chunks of it move afterwards,
-so that nobody else's messages queue behind all of it.
+so that no other messages queue behind all of it.
 """
 
 import json
@@ -20,7 +20,7 @@ from mailroom.sql.runner import run
 from mailroom.sql.sight import seeing
 from outbox.bulk import BulkLost, deciding, holding, is_unfinished, keeping, moving_rows
 from spark_jobs.arrow.content import BatchContent
-from spark_jobs.node import AS_THE_ROLE, SESSION, Node
+from spark_jobs.node import AS_THE_ROLE, JOB_SESSION, Node
 from spark_jobs.write.finishing import PACE, ChunkPace, described, finish
 from spark_jobs.write.ledger import SparkBatch, comparing, entering, finding_entry, owning
 from spark_jobs.write.shape import Shape
@@ -127,7 +127,7 @@ class _Sending:
             ) from None
 
     def _connect(self) -> psycopg.Connection:
-        return self.node.connect("commit", session=AS_THE_ROLE if self.user_sql else SESSION)
+        return self.node.connect("commit", session=AS_THE_ROLE if self.user_sql else JOB_SESSION)
 
     def _keep(self) -> None:
         """Make what was staged outlive a crash of the server, unless the batch was sent before."""

@@ -1,6 +1,6 @@
 """Finishing: the rest of a large batch that was decided moves into the outbox, chunk after chunk, at a fair pace.
 
-The next chunk moves when a dispatcher has taken about half of the one before. So everybody else's messages queue behind
+The next chunk moves when a dispatcher has taken about half of the one before. So all other messages queue behind
 about a chunk, and not behind a batch of millions.
 """
 

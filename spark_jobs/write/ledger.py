@@ -66,7 +66,7 @@ KNOWN = Sql(
     "WHERE name = %(name)s::text AND batch = %(number)s::bigint",
     columns=("bigint", "bytea", "text"),
 )
-LOCK = Sql(
+LEDGER_LOCK = Sql(
     "SELECT pg_advisory_xact_lock({lock}, hashtext(concat('{node} ', %(name)s::text))) IS NULL", columns=("boolean",)
 )
 OWNER = Sql(
@@ -86,7 +86,7 @@ def entering(schema: str, batch: SparkBatch, content: BatchContent) -> Operation
     yield IN_TRANSACTION
     if batch.number != JOB:
         # Of two queries that begin at once, the second sees the first's batch, whatever its number.
-        yield LOCK.at(lock=str(locks.LEDGER), node=schema)(name=batch.name)
+        yield LEDGER_LOCK.at(lock=str(locks.LEDGER), node=schema)(name=batch.name)
     yield from owning(schema, batch)
     entered = yield ENTER.at(schema=schema)(
         name=batch.name, number=batch.number, query=batch.query, messages=content.messages, digest=content.digest

@@ -18,7 +18,7 @@ from spark_jobs.arrow.byte_arrays import of_rows
 from spark_jobs.arrow.cbor import encoded
 from spark_jobs.arrow.cbor_types import check_spark_type
 from spark_jobs.arrow.content import BatchContent
-from spark_jobs.write.columns import COLUMNS, TEXT, BusinessColumn, SentColumn
+from spark_jobs.write.columns import TEXT, WRITTEN_COLUMNS, BusinessColumn, SentColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class Shape:
         Raises `InvalidMessage` for columns that are missing, unknown, of a wrong name or type, and says what to do.
         """
         names = [name.lower() for name in schema.fieldNames()]
-        unknown = [field for field in schema.fields if field.name.lower() not in COLUMNS]
+        unknown = [field for field in schema.fields if field.name.lower() not in WRITTEN_COLUMNS]
         if unknown and not business:
             raise InvalidMessage(
-                f"A message has no column {unknown[0].name!r}; the columns are {', '.join(COLUMNS)}. "
+                f"A message has no column {unknown[0].name!r}; the columns are {', '.join(WRITTEN_COLUMNS)}. "
                 f"Put data into the value: df.select(..., struct({unknown[0].name!r}, ...).alias('value')).",
                 code="MR-spark-column-invalid",
             )
@@ -69,10 +69,10 @@ class Shape:
                 "There is no topic: give one for all rows, or a column topic.", code="MR-spark-column-invalid"
             )
         for field in schema.fields:
-            if field.name.lower() in COLUMNS:
-                _check_field(COLUMNS[field.name.lower()], field.dataType)
+            if field.name.lower() in WRITTEN_COLUMNS:
+                _check_field(WRITTEN_COLUMNS[field.name.lower()], field.dataType)
         return cls(
-            tuple(name for name in COLUMNS if name in names),
+            tuple(name for name in WRITTEN_COLUMNS if name in names),
             tuple(sorted((name, _constant(name, text)) for name, text in constants.items())),
             tuple(map(BusinessColumn.of, unknown)),
             nan_as_null,
@@ -84,13 +84,13 @@ class Shape:
 
     def staged(self) -> list[tuple[str, str]]:
         """Return the columns of staging, as SQL has them, with their types in PostgreSQL; the message's id first."""
-        messages = [(name, COLUMNS[name].staged) for name in self.messages()]
+        messages = [(name, WRITTEN_COLUMNS[name].staged) for name in self.messages()]
         return [*messages, *((column.quoted, column.staged) for column in self.business)]
 
     def prepared(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """Return the arrays of `staged` for a batch of rows, checked. Raises `InvalidMessage`."""
         columns = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-        prepared = {name: COLUMNS[name].prepared for name in self.names}
+        prepared = {name: WRITTEN_COLUMNS[name].prepared for name in self.names}
         prepared["value"] = partial(encoded, nan_as_null=self.nan_as_null)
         given = {name: prepared[name](columns[name]) for name in self.names}
         fresh = _fresh_ids(batch.num_rows)
@@ -138,5 +138,5 @@ def _check_field(column: SentColumn, kind: spark.DataType) -> None:
 def _constant(name: str, text: str) -> str:
     if name == "topic":
         return topic_name(text)
-    COLUMNS[name].prepared(pa.array([text], pa.large_string()))
+    WRITTEN_COLUMNS[name].prepared(pa.array([text], pa.large_string()))
     return text

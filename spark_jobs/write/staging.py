@@ -143,7 +143,7 @@ ORDER BY token
 """,
     columns=("uuid",),
 )
-# A table that somebody reads or moves stays for the next sweep, as does one whose drop a crash undoes.
+# A table that is being read or moved stays for the next sweep, as does one whose drop a crash undoes.
 PATIENCE = Sql(
     "SELECT set_config('lock_timeout', '20ms', true), set_config('synchronous_commit', 'off', true)",
     columns=("text", "text"),
@@ -167,7 +167,7 @@ OF_BATCH = Sql(
 def sweep(node: Node, abandoned_after_h: float = ABANDONED_AFTER_H) -> int:
     """Drop staging tables whose batch the ledger has, and those older than that many hours; returns how many.
 
-    Tables that somebody has locked are left. A batch that takes longer than that to commit fails, and has to be run
+    Tables that are locked are left. A batch that takes longer than that to commit fails, and has to be run
     again.
     """
     with node.connect("sweep", autocommit=True) as connection:

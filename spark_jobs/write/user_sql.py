@@ -82,7 +82,7 @@ def _call(transact: Transact, connection: psycopg.Connection, staging: Staging) 
 
 # A view, not a subquery: the user's SQL may give it any alias, or none.
 SHOW = Sql("CREATE VIEW {view} AS {rows}")
-ROWS = Sql(
+READ_PART = Sql(
     "SELECT {columns}, {part} AS {partition}, {nth} FROM {table}",
     partition=PARTITION,
     nth=NTH,
@@ -96,7 +96,7 @@ def showing(shape: Shape, tables: Sequence[str]) -> Operation[str]:
     business = (f"{column.quoted}::{column.shown} AS {column.quoted}" for column in shape.business)
     columns = ", ".join([*shape.messages(), *business])
     rows = " UNION ALL ".join(
-        ROWS.at(table=table, columns=columns, part=str(nth)).sql for nth, table in enumerate(tables)
+        READ_PART.at(table=table, columns=columns, part=str(nth)).sql for nth, table in enumerate(tables)
     )
     view = f"{tables[0]}_rows"
     yield SHOW.at(view=view, rows=rows)()

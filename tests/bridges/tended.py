@@ -12,7 +12,7 @@ from psycopg.rows import TupleRow
 
 from dispatcher.bridges.lane import BridgesBeside
 from dispatcher.lanes.leading import LANE, open_session
-from dispatcher.links.receive import SESSION, Reception
+from dispatcher.links.receive import RECEIVING_SESSION, Reception
 from dispatcher.links.receiving import Receiving
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.record import Form
@@ -65,7 +65,7 @@ async def beside(node: Node, do: Callable[[Connection[TupleRow]], T]) -> T:
 async def tended(node: Node) -> AsyncIterator[Lane]:
     """Tend the node's bridges in this block; no dispatcher runs beside it."""
     received: list[Reception] = []
-    async with open_session(node.dsn, "links", LANE | SESSION) as connection:
+    async with open_session(node.dsn, "links", LANE | RECEIVING_SESSION) as connection:
         beside = BridgesBeside(node.dsn, SCHEMA, poll_interval_s=3_600.0, on_received=received.append)
         lane = Lane(beside, Receiving(connection, SCHEMA), received)
         await lane.follow()

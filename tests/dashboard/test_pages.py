@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from dispatcher.dashboard import READ_ONLY, User, app, charts
-from dispatcher.dashboard.reading import COUNTED, ROWS
+from dispatcher.dashboard.reading import COUNTED, PAGE_ROWS
 from dispatcher.dashboard.rendering import STATIC
 from mailroom.doctor.examining import LOOK
 from mailroom.sql.sqlstate import sqlstate
@@ -225,7 +225,7 @@ def test_what_no_page_asks_is_an_error_that_says_so(browser: Client) -> None:
 @pytest.mark.slow
 def test_a_list_goes_on_where_a_page_ended(trouble: Trouble, browser: Client) -> None:
     connection = trouble.node.connection
-    number = ROWS + 10
+    number = PAGE_ROWS + 10
     connection.execute(
         "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, parked_at, last_error) "
         "SELECT 'quiet', 'p' || lpad(n::text, 4, '0'), 1, 1, 'infinity', clock_timestamp(), 'X' "
@@ -250,13 +250,13 @@ def test_a_list_goes_on_where_a_page_ended(trouble: Trouble, browser: Client) ->
     try:
         for path, row in lists.items():
             first = browser.get(path).text
-            assert len(re.findall(row, first)) == ROWS, path
+            assert len(re.findall(row, first)) == PAGE_ROWS, path
             [more] = re.findall(r'<a href="([^"]+)" rel="next">', first)
             second = browser.get(more.replace("&amp;", "&")).text
-            assert len(re.findall(row, second)) == number - ROWS, path
+            assert len(re.findall(row, second)) == number - PAGE_ROWS, path
             assert "From the beginning" in second
         keys = browser.get("/inboxes/quiet").text
-        assert keys.count(">p0") == ROWS
+        assert keys.count(">p0") == PAGE_ROWS
         assert "rel=" in keys
     finally:
         connection.execute("DELETE FROM mailroom.key_state WHERE inbox = 'quiet'")
@@ -266,7 +266,7 @@ def test_a_list_goes_on_where_a_page_ended(trouble: Trouble, browser: Client) ->
 
 @pytest.mark.slow
 def test_who_gets_a_topic_goes_on_where_a_page_ended(node: Node) -> None:
-    names = [f"box_{n:03}" for n in range(ROWS + 10)]
+    names = [f"box_{n:03}" for n in range(PAGE_ROWS + 10)]
     for name in names[1:]:
         node.inbox(name, "order.paid")
     node.inbox(names[0], "order.*")
@@ -277,10 +277,10 @@ def test_who_gets_a_topic_goes_on_where_a_page_ended(node: Node) -> None:
     shown = [
         re.findall(r'<th scope="row"><a [^>]+>(box_\d+)</a>', page.split('id="all"')[0]) for page in (first, second)
     ]
-    assert shown == [names[:ROWS], names[ROWS:]]
+    assert shown == [names[:PAGE_ROWS], names[PAGE_ROWS:]]
     # How many there are is said on each page, and so is what that means to a command.
     for page in (first, second):
-        assert f'Who gets order.paid <span class="unit">{ROWS + 10}</span>' in page
+        assert f'Who gets order.paid <span class="unit">{PAGE_ROWS + 10}</span>' in page
         assert "exactly one receiver" in page
     assert "From the beginning" in second
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dispatcher.delivery import deliverer
 from dispatcher.delivery.dead import tell_of_dead
-from dispatcher.delivery.deliver import SESSION, Delivery, delivering
+from dispatcher.delivery.deliver import DELIVERY_SESSION, Delivery, delivering
 from dispatcher.delivery.deliverer import Deliverer
 from dispatcher.delivery.floor import ScanStart
 from dispatcher.lanes.leading import LANE
@@ -38,7 +38,7 @@ LATER = NOW + timedelta(hours=2)
 @pytest.fixture
 async def lane(dsn: str) -> AsyncIterator[psycopg.AsyncConnection]:
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        for name, value in SESSION.items():
+        for name, value in DELIVERY_SESSION.items():
             await connection.execute(f"SET {name} = '{value}'".encode())
         yield connection
 

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from dispatcher.delivery import floor as floors
-from dispatcher.delivery.deliver import OLDEST_FITTING, SESSION, Delivery
+from dispatcher.delivery.deliver import DELIVERY_SESSION, OLDEST_FITTING, Delivery
 from dispatcher.delivery.deliverer import Deliverer
 from dispatcher.delivery.floor import FULL_SCAN_S, START, Floor, ScanStart
 from dispatcher.delivery.writers import reading_writers, remaining
@@ -132,7 +132,7 @@ def test_what_a_scan_reads_does_not_depend_on_the_rows_of_a_long_transaction(nod
     lane.turn()
     lane.turn()
 
-    for name, value in SESSION.items():
+    for name, value in DELIVERY_SESSION.items():
         node.connection.execute("SELECT set_config(%s, %s, false)", [name, value])
 
     def pages(start: ScanStart) -> int:

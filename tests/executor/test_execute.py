@@ -505,7 +505,7 @@ RANGES = [
 def test_range_is_deleted_from_its_start_up_to_its_end_without_it(
     node: Node, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    monkeypatch.setattr(ranges, "ROWS", step)
+    monkeypatch.setattr(ranges, "RANGE_ROWS", step)
     for start, stop, limit, left in RANGES:
         node.connection.execute("DELETE FROM mailroom.store; DELETE FROM mailroom.outbox")
         _fill(node, "abcde")
@@ -539,7 +539,7 @@ def test_nothing_is_folded_across_a_range(node: Node) -> None:
 
 
 def test_range_goes_on_where_it_was_interrupted(node: Node, monkeypatch: pytest.MonkeyPatch, connect: Connect) -> None:
-    monkeypatch.setattr(ranges, "ROWS", 2)
+    monkeypatch.setattr(ranges, "RANGE_ROWS", 2)
     _fill(node, "abcdefg")
     sent(node, STORE.delete_range, "b", "g", 4, notify="outcomes")
     sent(node, STORE.put, "b", b"after")
@@ -578,7 +578,7 @@ def execute_one(node: Node, connection: psycopg.Connection[TupleRow] | None = No
 def test_range_under_way_is_ended_before_what_commits_late_with_a_lower_position(
     node: Node, monkeypatch: pytest.MonkeyPatch, connect: Connect
 ) -> None:
-    monkeypatch.setattr(ranges, "ROWS", 2)
+    monkeypatch.setattr(ranges, "RANGE_ROWS", 2)
     _fill(node, "abcdef")
     execute(node)
     late = connect()
@@ -594,7 +594,7 @@ def test_range_under_way_is_ended_before_what_commits_late_with_a_lower_position
 async def test_floor_does_not_pass_what_commits_late_before_a_range(
     node: Node, dsn: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranges, "ROWS", 1)
+    monkeypatch.setattr(ranges, "RANGE_ROWS", 1)
     monkeypatch.setattr("dispatcher.delivery.floor.STEP", 1)
     _fill(node, "abc")
     late = connect()
@@ -633,7 +633,7 @@ async def test_row_written_below_the_floor_is_found_by_the_scan_of_every_minute(
 
 
 def test_range_that_fails_tells_how_far_it_came(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "ROWS", 2)
+    monkeypatch.setattr(ranges, "RANGE_ROWS", 2)
     make_things(node.connection)
     node.connection.execute("INSERT INTO app.thing SELECT generate_series(1, 5)")
     node.connection.execute("CREATE TABLE app.part (thing integer REFERENCES app.thing)")
@@ -651,7 +651,7 @@ def test_range_that_fails_tells_how_far_it_came(node: Node, monkeypatch: pytest.
 
 
 def test_range_goes_on_behind_rows_that_a_trigger_keeps(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "ROWS", 2)
+    monkeypatch.setattr(ranges, "RANGE_ROWS", 2)
     make_things(node.connection)
     node.connection.execute("INSERT INTO app.thing SELECT generate_series(1, 6)")
     trigger(node, "BEFORE DELETE", "IF old.id <= 3 THEN RETURN null; END IF; RETURN old;")

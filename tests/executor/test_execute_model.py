@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
-from dispatcher.delivery.deliver import SESSION
+from dispatcher.delivery.deliver import DELIVERY_SESSION
 from dispatcher.executor.applying import delete_range as ranges
 from outbox import Executable
 from tests.support.databases import Connect
@@ -232,7 +232,7 @@ def test_random_programs_that_are_killed_equal_the_model(
     model = node()
     model.apply(executables)
     with connect(autocommit=True) as connection, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges, "ROWS", 2)
+        patch.setattr(ranges, "RANGE_ROWS", 2)
         send(connection, executables)
         execute_killed(dsn, Killer(connection, gaps), rows=rows)
         check_equal(connection, model)
@@ -262,7 +262,7 @@ def small_program() -> list[Executable]:
 def test_killed_before_each_statement_in_turn_it_equals_the_model(
     dsn: str, connect: Connect, node: Callable[[], Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranges, "ROWS", 1)
+    monkeypatch.setattr(ranges, "RANGE_ROWS", 1)
     model = node()
     # What is not an integer to PostgreSQL is none to the model.
     model.functions["twice"] = partial(_fails_or, model.functions["twice"])
@@ -296,7 +296,7 @@ def test_50_000_mixed_operations_equal_the_model_and_the_books_sum_up(connect: C
     model.apply(executables)
     send(connection, executables)
     # The settings of a lane, under which no plan that was made for an empty table reads a full one.
-    lane = connect(autocommit=True, options=" ".join(f"-c {name}={value}" for name, value in SESSION.items()))
+    lane = connect(autocommit=True, options=" ".join(f"-c {name}={value}" for name, value in DELIVERY_SESSION.items()))
     execute_all(lane)
     check_equal(connection, model)
     assert model.dead

@@ -94,7 +94,7 @@ def _no_fence() -> None:
         return True
 
     _put(Lease, "taking", taking)
-    _rewrite(clock.LOCK, clock.LOCK.template, "SELECT true")
+    _rewrite(clock.DISPATCH_LOCK, clock.DISPATCH_LOCK.template, "SELECT true")
 
 
 @_mutant("after an unknown commit the transaction is run again", "F9")

@@ -66,7 +66,9 @@ async def _carry(source: str, target: str) -> None:
         sessions = _Sessions(
             await stack.enter_async_context(open_session(source, "carrier delivering", LANE)),
             await stack.enter_async_context(open_session(source, "carrier asking", settings.UNATTENDED)),
-            await stack.enter_async_context(open_session(target, "carrier receiving", LANE | receive.SESSION)),
+            await stack.enter_async_context(
+                open_session(target, "carrier receiving", LANE | receive.RECEIVING_SESSION)
+            ),
             await stack.enter_async_context(open_session(target, "carrier keeping", KEEPER)),
         )
         await _Carrying(sessions).run()

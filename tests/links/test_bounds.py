@@ -8,7 +8,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from dispatcher.delivery.deliver import SESSION
+from dispatcher.delivery.deliver import DELIVERY_SESSION
 from dispatcher.links.at_source.acknowledge import acknowledging, making_durable
 from dispatcher.links.at_source.bounds import BOUNDS, POSITION, START, Bounds, Position, bounding
 from dispatcher.links.at_source.fetch import FETCH
@@ -128,7 +128,7 @@ def explained(node: Node, sql: Sql, **values: object) -> list[dict[str, Any]]:
     prepare, parameters = prepared(sql, {})
     given = [f"'{values[name]}'" if values.get(name) is not None else "NULL" for name in parameters]
     with node.connection.transaction(force_rollback=True):
-        for name, value in SESSION.items():
+        for name, value in DELIVERY_SESSION.items():
             node.connection.execute("SELECT set_config(%s, %s, true)", [name, value])
         node.connection.execute(prepare.encode())
         explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {executed(given)}"

@@ -24,7 +24,7 @@ from dispatcher.links import reconcile as reconciling
 from dispatcher.links.at_source.acknowledge import acknowledging, making_durable
 from dispatcher.links.at_source.bounds import bounding, reading_position
 from dispatcher.links.at_source.fetch import fetching
-from dispatcher.links.receive import SESSION
+from dispatcher.links.receive import RECEIVING_SESSION
 from dispatcher.links.receiver import Receiver
 from dispatcher.links.reconcile import reconcile
 from mailroom import Links, create_inbox
@@ -95,7 +95,7 @@ class Pair:
             await psycopg.AsyncConnection.connect(self.target.dsn, autocommit=True) as target,
             await psycopg.AsyncConnection.connect(self.source.dsn, autocommit=True) as source,
         ):
-            for name, value in SESSION.items():
+            for name, value in RECEIVING_SESSION.items():
                 await target.execute(f"SET {name} = '{value}'".encode())
             return await self._turn(target, source)
 
@@ -386,7 +386,7 @@ async def test_source_restored_into_another_database_waits_until_it_is_said_to_h
 @pytest.mark.slow
 async def test_what_both_have_is_found_in_small_portions(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconciling, "ENDS", 2)
-    monkeypatch.setattr(reconciling, "ROWS", 2)
+    monkeypatch.setattr(reconciling, "COMPARED_ROWS", 2)
     await pair.turns()
     pair.stamp("a")
     await pair.turns()
@@ -624,7 +624,7 @@ async def test_link_that_was_removed_and_allowed_again_brings_nothing_old(pair: 
 async def test_reconciling_does_what_the_pure_rule_says(pair: Pair, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Of random histories, with the same messages at the same and at other seqs, and rows that were trimmed."""
     monkeypatch.setattr(reconciling, "ENDS", 2)
-    monkeypatch.setattr(reconciling, "ROWS", 3)
+    monkeypatch.setattr(reconciling, "COMPARED_ROWS", 3)
     draw = random.Random(seed)
     await pair.turns()
     link = pair.source.value("SELECT number FROM mailroom.link")

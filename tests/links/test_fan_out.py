@@ -6,7 +6,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from dispatcher.links.receive import SESSION, receiving
+from dispatcher.links.receive import RECEIVING_SESSION, receiving
 from dispatcher.links.receiver import Receiver
 from inbox import Inbox
 from mailroom.sql.runner import run
@@ -30,7 +30,7 @@ def pair(source: Node, target: Node) -> Linked:
 @pytest.fixture
 async def lane(target: Node) -> AsyncIterator[psycopg.AsyncConnection]:
     async with await psycopg.AsyncConnection.connect(target.dsn, autocommit=True) as connection:
-        for name, value in SESSION.items():
+        for name, value in RECEIVING_SESSION.items():
             await connection.execute(f"SET {name} = '{value}'".encode())
         yield connection
 

@@ -8,7 +8,7 @@ import pytest
 from dispatcher.links.at_source.bounds import START
 from dispatcher.links.at_source.fetch import FetchedBatch, fetching
 from dispatcher.links.receive import receiving
-from mailroom.links.handshake.wire import COLUMNS
+from mailroom.links.handshake.wire import WIRE_COLUMNS
 from mailroom.message.columns import MESSAGE
 from mailroom.sql.operation import Undecoded
 from mailroom.sql.runner import run, run_async
@@ -85,7 +85,7 @@ def test_python_looks_into_nothing(pair: Linked) -> None:
     pair.put(*ROWS)
     batch: FetchedBatch = run(pair.source.connection, fetching(SCHEMA, pair.link, after=0, to=99))
     assert batch.rows == len(ROWS)
-    assert list(batch.columns) == list(COLUMNS)
+    assert list(batch.columns) == list(WIRE_COLUMNS)
     assert all(isinstance(each, Undecoded) for each in batch.columns.values())
     assert 2**21 < batch.size < 2**21 + 2**16
     assert "yyy" not in repr(batch) + repr(batch.columns)

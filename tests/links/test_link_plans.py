@@ -8,12 +8,12 @@ import psycopg
 import pytest
 
 from dispatcher.delivery.deliver import DELIVER_FULL
-from dispatcher.delivery.deliver import SESSION as DELIVERY
+from dispatcher.delivery.deliver import DELIVERY_SESSION as DELIVERY
 from dispatcher.links.at_source.bounds import BOUNDS, POSITION, Position
 from dispatcher.links.at_source.fetch import FETCH
 from dispatcher.links.receive import RECEIVE
-from dispatcher.links.receive import SESSION as RECEIVING
-from mailroom.links.handshake.wire import COLUMNS
+from dispatcher.links.receive import RECEIVING_SESSION as RECEIVING
+from mailroom.links.handshake.wire import WIRE_COLUMNS
 from mailroom.links.marks import ASK, MARK, NEXT, WANTS
 from mailroom.order.total import LOWEST, RAISE
 from mailroom.sql.operation import Sql
@@ -102,9 +102,11 @@ def explained(node: Node, sql: Sql, session: Mapping[str, str], **values: object
 def plans(pair: Linked, here: Position) -> dict[str, list[dict[str, Any]]]:
     """Return the plan of each statement of the link that looks into what grows; nothing of it stays."""
     to, source, target = here.seq + ROWS, pair.source, pair.target
-    arrays = ", ".join(f"array_agg({sent.format(c=name)} ORDER BY seq)::text" for name, (_, sent, _) in COLUMNS.items())
+    arrays = ", ".join(
+        f"array_agg({sent.format(c=name)} ORDER BY seq)::text" for name, (_, sent, _) in WIRE_COLUMNS.items()
+    )
     [row] = source.rows(f"SELECT {arrays} FROM mailroom.transit WHERE seq > %s", here.seq)
-    batch = dict(zip(COLUMNS, row, strict=True))
+    batch = dict(zip(WIRE_COLUMNS, row, strict=True))
     at = {"at_seq": here.seq, "at_id": here.last_id, "at_time": here.stamped_at}
     witness = {"seq": here.seq, "last_id": here.last_id, "stamped_at": here.stamped_at}
     source.connection.execute("SELECT setval('mailroom.clock', %s)", [to])

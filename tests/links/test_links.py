@@ -21,7 +21,7 @@ from mailroom.errors import (
 from mailroom.links.handshake.hello import asking_topics, greeting, matching
 from mailroom.links.handshake.target import forgetting, introducing, pinning, reading_origins
 from mailroom.links.resume import reporting
-from mailroom.order.clock import LOCK
+from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.sql.runner import run
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.node import SCHEMA, Node
@@ -235,7 +235,7 @@ def test_removed_reader_leaves_nothing_of_a_delivery_that_knew_it(source: Node, 
     link = meet(source, target)
     stamp(source, link, 1, 2)
     with psycopg.connect(source.dsn) as delivery, psycopg.connect(source.dsn) as other:
-        delivery.execute(LOCK.at(schema=SCHEMA).sql)
+        delivery.execute(DISPATCH_LOCK.at(schema=SCHEMA).sql)
         with ThreadPoolExecutor(1) as thread:
             removing = thread.submit(LINKS.remove, other, "south", actor="ada")
             wait_until_blocked(source.connection, other.info.backend_pid)

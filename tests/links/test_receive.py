@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dispatcher.links.at_source.bounds import START, Position
-from dispatcher.links.receive import SESSION, receiving
+from dispatcher.links.receive import RECEIVING_SESSION, receiving
 from dispatcher.links.receiver import LinkStopped, Receiver
 from mailroom.links.handshake.wire import FURTHEST
 from mailroom.node import advance_clock
@@ -43,7 +43,7 @@ def pair(source: Node, target: Node) -> Linked:
 async def lane(target: Node) -> AsyncIterator[psycopg.AsyncConnection]:
     """A connection as the daemon has one to receive."""
     async with await psycopg.AsyncConnection.connect(target.dsn, autocommit=True) as connection:
-        for name, value in SESSION.items():
+        for name, value in RECEIVING_SESSION.items():
             await connection.execute(f"SET {name} = '{value}'".encode())
         yield connection
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from dispatcher.delivery import deliverer
-from dispatcher.delivery.deliver import DELIVER_FULL, SESSION, Delivery, delivering
+from dispatcher.delivery.deliver import DELIVER_FULL, DELIVERY_SESSION, Delivery, delivering
 from dispatcher.delivery.deliverer import Deliverer
 from mailroom import Links, locks, testing
 from mailroom.links.readers import settling
@@ -293,7 +293,7 @@ def test_nothing_is_carried_above_the_ceiling(node: Node) -> None:
 def lane(connect: Connect, dsn: str) -> Node:
     """The node, over a session as the dispatcher's is."""
     made = Node(dsn, connect(autocommit=True))
-    for name, value in SESSION.items():
+    for name, value in DELIVERY_SESSION.items():
         made.connection.execute(f"SET {name} = '{value}'".encode())
     return made
 

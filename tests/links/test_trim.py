@@ -7,7 +7,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from dispatcher.delivery.deliver import SESSION
+from dispatcher.delivery.deliver import DELIVERY_SESSION
 from dispatcher.housekeeping.janitor import SWEEP_INTERVAL_S, Janitor
 from dispatcher.housekeeping.trim import Trim
 from dispatcher.lanes.leading import KEEPER
@@ -201,7 +201,7 @@ def test_trimmed_rows_are_not_scanned_again_under_a_held_snapshot(link: Linked, 
     holder = connect()
     holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     holder.execute("SELECT count(*) FROM mailroom.transit")
-    for name, value in SESSION.items():
+    for name, value in DELIVERY_SESSION.items():
         link.source.connection.execute("SELECT set_config(%s, %s, false)", [name, value])
     trim_rows(link, trim)
     assert seqs(link) == [4_999, 5_000]
@@ -309,7 +309,7 @@ def test_receipts_that_went_are_not_scanned_again_under_a_held_snapshot(link: Li
     with psycopg.connect(target_dsn) as holder:
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         holder.execute("SELECT count(*) FROM mailroom.receipt")
-        for name, value in SESSION.items():
+        for name, value in DELIVERY_SESSION.items():
             link.target.connection.execute("SELECT set_config(%s, %s, false)", [name, value])
         trim_receipts(link, trim)
         assert receipts(link) == [(2_000, 0)]

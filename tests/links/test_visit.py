@@ -12,7 +12,7 @@ from dispatcher.links import visit as visiting
 from dispatcher.links.at_source.bounds import Position
 from dispatcher.links.at_source.fetch import FetchedBatch
 from dispatcher.links.at_source.source import Source, SourceFailed, open_source
-from dispatcher.links.receive import SESSION, Reception
+from dispatcher.links.receive import RECEIVING_SESSION, Reception
 from dispatcher.links.receiving import Receiving, Room
 from dispatcher.links.visit import Notes, Visit, VisitTarget
 from mailroom.links.handshake.target import reading_origins
@@ -109,7 +109,7 @@ async def visit(
     `act` is called at each, by its number, and what `at` has at each of this name. Nobody else tells the reader
     anything: neither the lane, nor what is made durable.
     """
-    dsn = settings.session_dsn(pair.target.dsn, "links", settings.UNATTENDED | SESSION)
+    dsn = settings.session_dsn(pair.target.dsn, "links", settings.UNATTENDED | RECEIVING_SESSION)
     async with (
         await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection,
         open_source(pair.source.dsn, SCHEMA) as source,

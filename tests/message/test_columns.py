@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mailroom.links.handshake.wire import COLUMNS, VERSION
+from mailroom.links.handshake.wire import VERSION, WIRE_COLUMNS
 from mailroom.message.columns import CHAR, DELIVERED, EXECUTABLE_ROW, MESSAGE, MESSAGE_ROW, MOVING, PLAIN
 from tests.support.databases import Connect
 
@@ -82,14 +82,14 @@ def test_columns_are_those_of_the_tables(connect: Connect) -> None:
 def test_version_1_of_the_wire_is_what_it_was() -> None:
     """Nodes of other releases read it."""
     assert VERSION == 1
-    assert {name: kind for name, (kind, _, _) in COLUMNS.items()} == {
+    assert {name: kind for name, (kind, _, _) in WIRE_COLUMNS.items()} == {
         "seq": "bigint", "sent_clock": "bigint", "stamped_at": "timestamptz", "message_id": "uuid", "topic": "text",
         "key": "text", "kind": "text", "message_type": "text", "event_type": "text", "value": "bytea",
         "value_json": "text", "headers": "text", "expires_at": "timestamptz", "after_clock": "bigint",
         "source": "text", "sent_at": "timestamptz",
     }  # fmt: skip
-    assert COLUMNS["kind"] == ("text", "{c}::text", f"{{c}}::{CHAR}")
-    assert COLUMNS["headers"] == ("text", "{c}::text", "{c}::jsonb")
+    assert WIRE_COLUMNS["kind"] == ("text", "{c}::text", f"{{c}}::{CHAR}")
+    assert WIRE_COLUMNS["headers"] == ("text", "{c}::text", "{c}::jsonb")
 
 
 def test_lists_of_columns() -> None:

@@ -127,7 +127,7 @@ def test_value_that_does_not_fit_is_not_sent(connect: Connect) -> None:
     connection = connect()
     wrong = Reserve("teapot", SECRET)  # type: ignore[arg-type]  # who checks no types sends such
     for send in (OUTBOX.send, OUTBOX.publish, OUTBOX.command):
-        with pytest.raises(EncodeError, match=r"it is no Reserve, value\.amount does not fit\.") as caught:
+        with pytest.raises(EncodeError, match=r"it is not a valid Reserve, value\.amount does not fit\.") as caught:
             send(connection, reserve, wrong)
         assert SECRET not in str(caught.value)
     with pytest.raises(EncodeError, match=r"value\.amount"):
@@ -342,7 +342,7 @@ def test_a_value_that_does_not_fit_fails_at_once_and_alone(dsn: str, connect: Co
         eventually(lambda: node.rows("SELECT key FROM mailroom.parked") == [("b",)])
     error = node.value("SELECT last_error FROM mailroom.key_state")
     assert error.startswith(
-        "DecodeError [MR-received-value-does-not-fit]: The value is no Reserve: value.amount is missing."
+        "DecodeError [MR-received-value-does-not-fit]: The value is not a valid Reserve: value.amount is missing."
     )
     assert SECRET not in error
 

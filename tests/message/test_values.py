@@ -415,8 +415,8 @@ def test_what_does_not_fit_is_an_error_that_names_the_field_and_no_content(
 @listed(
     ("value_type", "value", "said"),
     [
-        (Item, Item("teapot", amount=SECRET), "it is no Item, value.amount does not fit."),  # type: ignore[arg-type]
-        (Item, Place(1), "it is no Item, value does not fit."),
+        (Item, Item("teapot", amount=SECRET), "it is not a valid Item, value.amount does not fit."),  # type: ignore[arg-type]
+        (Item, Place(1), "it is not a valid Item, value does not fit."),
         (Item, Item("teapot", amount=Unknown()), "which CBOR cannot give back"),  # type: ignore[arg-type]
         (list, LOOP, "RecursionError came out of it."),
         (Line, Line.model_construct(item="teapot", amount=SECRET), "it cannot be written as Line"),

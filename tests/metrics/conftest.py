@@ -7,6 +7,6 @@ from mailroom.metrics import leader, scrape
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for session in (leader.SESSION, scrape.SESSION):
+    for session in (leader.SAMPLER_SESSION, scrape.SCRAPE_SESSION):
         monkeypatch.setitem(session, "statement_timeout", "60s")
         monkeypatch.setitem(session, "lock_timeout", "60s")

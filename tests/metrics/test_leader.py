@@ -314,7 +314,7 @@ class Clocked:
 
 @pytest.fixture
 async def session(node: Node) -> AsyncIterator[psycopg.AsyncConnection]:
-    async with await Home(node.dsn).connect_async("dispatcher metrics", leader.SESSION) as connection:
+    async with await Home(node.dsn).connect_async("dispatcher metrics", leader.SAMPLER_SESSION) as connection:
         yield connection
 
 

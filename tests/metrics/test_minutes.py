@@ -6,7 +6,7 @@ import pytest
 
 from mailroom import events
 from mailroom.metrics import minutes
-from mailroom.metrics.minutes import COLUMNS, NODE, NONE, Minutes, Numbers, minute_of, totals
+from mailroom.metrics.minutes import COUNTED, NODE, NONE, Minutes, Numbers, minute_of, totals
 from mailroom.metrics.process import ProcessMetrics
 from tests.metrics.test_process import NOW, message
 
@@ -16,8 +16,8 @@ NEXT = NOW + timedelta(minutes=1)
 def numbers(**given: float) -> Numbers:
     ages = {3: given.pop("young")} if "young" in given else {}  # from 50 to 100 ms
     return (
-        *(given.get(column, none) for column, none in zip(COLUMNS, NONE, strict=False)),
-        *(ages.get(nth, 0) for nth in range(len(NONE) - len(COLUMNS))),
+        *(given.get(column, none) for column, none in zip(COUNTED, NONE, strict=False)),
+        *(ages.get(nth, 0) for nth in range(len(NONE) - len(COUNTED))),
     )
 
 

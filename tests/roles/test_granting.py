@@ -192,7 +192,7 @@ def test_command_grants_prints_and_revokes(node: Node, shop: str) -> None:
     found = may(node, shop)
     done("grant", "writer", shop, dsn=node.dsn)
     told = done("revoke", "writer", shop, dsn=node.dsn)
-    assert told == f"Role {shop} is no writer any more, in schema mailroom. It keeps what it needs as reaper.\n"
+    assert told == f"Role {shop} is no longer writer, in schema mailroom. It keeps what it needs as reaper.\n"
     assert may(node, shop) == found
     as_json = json_of("revoke", "reaper", shop, "--inbox", "shipping", dsn=node.dsn)
     assert (as_json["inboxes"], as_json["kept"], as_json["dry_run"]) == (["shipping"], [], False)

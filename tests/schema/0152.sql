@@ -592,7 +592,7 @@ COMMENT ON COLUMN mailroom.link_allowed.topic IS 'The topic, or a pattern of top
 
 COMMENT ON COLUMN mailroom.link_allowed.commands IS 'Whether commands and replies of it go to this reader, if to no inbox here.';
 
-COMMENT ON COLUMN mailroom.link_allowed.fits IS 'Of a pattern: what a topic with a dot behind it must be LIKE.';
+COMMENT ON COLUMN mailroom.link_allowed.fits IS 'Of a pattern: what a topic with a dot after it must be LIKE.';
 
 COMMENT ON COLUMN mailroom.link_allowed.words IS 'Of a pattern with *: how many words the topic must have.';
 
@@ -711,7 +711,7 @@ COMMENT ON COLUMN mailroom.transit.topic IS 'What the message is addressed to.';
 
 COMMENT ON COLUMN mailroom.transit.key IS 'Ordering key within an inbox. An unordered message has its id as key.';
 
-COMMENT ON COLUMN mailroom.transit.kind IS 'M message, E event, C command, R reply; H a mark, which is no message and only shows a clock.';
+COMMENT ON COLUMN mailroom.transit.kind IS 'M message, E event, C command, R reply; H a mark, which is not a message and only shows a clock.';
 
 COMMENT ON COLUMN mailroom.transit.message_type IS 'O object, D database, C collection, U user-defined.';
 
@@ -804,7 +804,7 @@ BEGIN
                ELSE coalesce(pg_xact_status(w.xact::text::xid8), 'aborted') = 'aborted' END;
 END $$;
 
-COMMENT ON FUNCTION mailroom.orphaned_keys(of_inbox text, but uuid[]) IS 'The keys of batches that have ended and that nobody has accounted for.';
+COMMENT ON FUNCTION mailroom.orphaned_keys(of_inbox text, but uuid[]) IS 'The keys of batches that have ended and are not accounted for.';
 
 CREATE FUNCTION mailroom.outbox_jdbc_copy() RETURNS trigger
     LANGUAGE plpgsql
@@ -916,7 +916,7 @@ BEGIN
         PERFORM setval(sequence, 1, false);
     END IF;
     RAISE object_not_in_prerequisite_state USING
-        MESSAGE = 'schema "mailroom" has the tables of Mailroom and no node: it was copied without its rows, so nobody would deliver this',
+        MESSAGE = 'schema "mailroom" has the tables of Mailroom and no node: it was copied without its rows, so no dispatcher would deliver this',
         HINT = 'Restore the rows too. Or make a new node: drop the schema, then run mailroom migrate.';
 END $$;
 
@@ -963,7 +963,7 @@ BEGIN
     LOCK TABLE ONLY "mailroom".dispatch_turn IN SHARE UPDATE EXCLUSIVE MODE;
 END $$;
 
-COMMENT ON FUNCTION mailroom.take_dispatch_turn() IS 'Waits until nobody else delivers; until the transaction ends.';
+COMMENT ON FUNCTION mailroom.take_dispatch_turn() IS 'Waits until no other session delivers; until the transaction ends.';
 
 CREATE FUNCTION mailroom.take_execute_turn() RETURNS void
     LANGUAGE plpgsql
@@ -972,7 +972,7 @@ BEGIN
     LOCK TABLE ONLY "mailroom".execute_turn IN SHARE UPDATE EXCLUSIVE MODE;
 END $$;
 
-COMMENT ON FUNCTION mailroom.take_execute_turn() IS 'Waits until nobody else executes; until the transaction ends.';
+COMMENT ON FUNCTION mailroom.take_execute_turn() IS 'Waits until no other session executes; until the transaction ends.';
 
 CREATE FUNCTION mailroom.watch() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1318,7 +1318,7 @@ CREATE TABLE mailroom.bridge_done (
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='20000', autovacuum_vacuum_cost_delay='0', autovacuum_vacuum_insert_scale_factor='0', autovacuum_vacuum_insert_threshold='100000', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000');
 
-COMMENT ON TABLE mailroom.bridge_done IS 'Rows above what a bridge has acknowledged that need no publishing: they are published, or skipped by somebody.';
+COMMENT ON TABLE mailroom.bridge_done IS 'Rows above what a bridge has acknowledged that need no publishing: they are published, or skipped by an operator.';
 
 COMMENT ON COLUMN mailroom.bridge_done.link IS 'The link.';
 
@@ -1340,9 +1340,9 @@ COMMENT ON COLUMN mailroom.bridge_in.origin IS 'The number of the origin.';
 
 COMMENT ON COLUMN mailroom.bridge_in.settings IS 'Which broker, and how records become messages.';
 
-COMMENT ON COLUMN mailroom.bridge_in.moves IS 'How often somebody has set its position by hand, or said resume after a loss: who reads begins anew.';
+COMMENT ON COLUMN mailroom.bridge_in.moves IS 'How often its position was set by hand, or it was resumed after a loss: a reading daemon begins anew.';
 
-COMMENT ON COLUMN mailroom.bridge_in.lost IS 'That records are lost at the broker, and what to do. Nothing is taken in before somebody says resume; null while none are known to be.';
+COMMENT ON COLUMN mailroom.bridge_in.lost IS 'That records are lost at the broker, and what to do. Nothing is taken in before it is resumed; null while none are known to be.';
 
 COMMENT ON COLUMN mailroom.bridge_in.history IS 'In which history of this node it has taken from a queue, which deletes what is taken; null: from none.';
 
@@ -1438,11 +1438,11 @@ COMMENT ON COLUMN mailroom.bridge_out.marked_at IS 'When the mark at the broker 
 
 COMMENT ON COLUMN mailroom.bridge_out.marked IS 'The mark that it had then: the clock of the last message. One below it tells that the broker has lost records.';
 
-COMMENT ON COLUMN mailroom.bridge_out.lost IS 'That the broker no longer has what it had acknowledged, and what to do. Nothing is published before somebody says resume; null while that is not known.';
+COMMENT ON COLUMN mailroom.bridge_out.lost IS 'That the broker no longer has what it had acknowledged, and what to do. Nothing is published before it is resumed; null while that is not known.';
 
-COMMENT ON COLUMN mailroom.bridge_out.tried IS 'What was sent last, and behind which place of the broker''s log, if records may be deleted there.';
+COMMENT ON COLUMN mailroom.bridge_out.tried IS 'What was sent last, and after which place of the broker''s log, if records may be deleted there.';
 
-COMMENT ON COLUMN mailroom.bridge_out.skips IS 'How often somebody has skipped a row: who publishes begins anew.';
+COMMENT ON COLUMN mailroom.bridge_out.skips IS 'How often a row was skipped by hand: a publishing daemon begins anew.';
 
 CREATE TABLE mailroom.bridge_parts (
     link bigint NOT NULL,
@@ -1458,9 +1458,9 @@ COMMENT ON COLUMN mailroom.bridge_parts.link IS 'The link.';
 
 COMMENT ON COLUMN mailroom.bridge_parts.topic IS 'The topic at the broker.';
 
-COMMENT ON COLUMN mailroom.bridge_parts.after IS 'It holds for the rows of the link behind this one, up to the next such row.';
+COMMENT ON COLUMN mailroom.bridge_parts.after IS 'It holds for the rows of the link after this one, up to the next such row.';
 
-COMMENT ON COLUMN mailroom.bridge_parts.parts IS 'Over so many.';
+COMMENT ON COLUMN mailroom.bridge_parts.parts IS 'How many partitions.';
 
 CREATE TABLE mailroom.bridge_position (
     origin bigint NOT NULL,
@@ -1488,7 +1488,7 @@ COMMENT ON COLUMN mailroom.bridge_position.leader_epoch IS 'The epoch of the par
 
 COMMENT ON COLUMN mailroom.bridge_position.log IS 'Which log it is, where the broker tells: another one may get its name.';
 
-COMMENT ON COLUMN mailroom.bridge_position.last IS 'The offset of the last record that was taken in; null if none was, or somebody has set the position.';
+COMMENT ON COLUMN mailroom.bridge_position.last IS 'The offset of the last record that was taken in; null if none was, or the position was set by hand.';
 
 COMMENT ON COLUMN mailroom.bridge_position.digest IS 'A hash of that record: before the log is read on, it is looked whether the record is still there.';
 
@@ -1589,7 +1589,7 @@ ALTER TABLE mailroom.dead_letter ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTIT
 CREATE TABLE mailroom.dispatch_turn (
 );
 
-COMMENT ON TABLE mailroom.dispatch_turn IS 'Has no rows: who locks it may deliver. Takes UPDATE, DELETE or TRUNCATE on it.';
+COMMENT ON TABLE mailroom.dispatch_turn IS 'Has no rows: the session that locks it may deliver. Takes UPDATE, DELETE or TRUNCATE on it.';
 
 CREATE TABLE mailroom.executable_cursor (
     "position" bigint NOT NULL,
@@ -1657,7 +1657,7 @@ COMMENT ON COLUMN mailroom.executable_target.created_at IS 'When it was register
 CREATE TABLE mailroom.execute_turn (
 );
 
-COMMENT ON TABLE mailroom.execute_turn IS 'Has no rows: who locks it may execute. Takes UPDATE, DELETE or TRUNCATE on it.';
+COMMENT ON TABLE mailroom.execute_turn IS 'Has no rows: the session that locks it may execute. Takes UPDATE, DELETE or TRUNCATE on it.';
 
 CREATE TABLE mailroom.fan_out (
     clock bigint NOT NULL,
@@ -2069,7 +2069,7 @@ COMMENT ON COLUMN mailroom.link.state IS 'The state: open, or cut, when nothing 
 
 COMMENT ON COLUMN mailroom.link.created_at IS 'When it was allowed.';
 
-COMMENT ON COLUMN mailroom.link.acks IS 'Some of what acked has been, ascending: rows below one of them stay for keep_s behind its acked_at.';
+COMMENT ON COLUMN mailroom.link.acks IS 'Some of what acked has been, ascending: rows below one of them stay for keep_s after its acked_at.';
 
 COMMENT ON COLUMN mailroom.link.acked_at IS 'For each of acks, a time by which the reader had acknowledged it.';
 
@@ -2111,7 +2111,7 @@ COMMENT ON COLUMN mailroom.link_topic.topic IS 'The topic, or a pattern of topic
 
 COMMENT ON COLUMN mailroom.link_topic.link IS 'The link.';
 
-COMMENT ON COLUMN mailroom.link_topic.fits IS 'Of a pattern: what a topic with a dot behind it must be LIKE.';
+COMMENT ON COLUMN mailroom.link_topic.fits IS 'Of a pattern: what a topic with a dot after it must be LIKE.';
 
 COMMENT ON COLUMN mailroom.link_topic.words IS 'Of a pattern with *: how many words the topic must have.';
 
@@ -2763,7 +2763,7 @@ COMMENT ON COLUMN mailroom.outbox_executable.arguments IS 'For call: the argumen
 
 COMMENT ON COLUMN mailroom.outbox_executable.at IS 'For account: when it happened; null for sent_at.';
 
-COMMENT ON COLUMN mailroom.outbox_executable.row_limit IS 'For delete_range: at most so many keys.';
+COMMENT ON COLUMN mailroom.outbox_executable.row_limit IS 'For delete_range: the greatest number of keys.';
 
 COMMENT ON COLUMN mailroom.outbox_executable.notify IS 'The topic that gets the reply; null for no reply.';
 
@@ -2889,7 +2889,7 @@ COMMENT ON COLUMN mailroom.periodic.headers IS 'Their headers, to which `periodi
 
 COMMENT ON COLUMN mailroom.periodic.missed IS 'What is sent for times at which no dispatcher ran: skip, once or all.';
 
-COMMENT ON COLUMN mailroom.periodic.jitter_s IS 'Each send is delayed by up to so many seconds.';
+COMMENT ON COLUMN mailroom.periodic.jitter_s IS 'The longest random delay of a send, in seconds.';
 
 COMMENT ON COLUMN mailroom.periodic.due_at IS 'The next time for which a message is to be sent.';
 
@@ -3193,7 +3193,7 @@ COMMENT ON COLUMN mailroom.subscription.topic IS 'The topic, or a pattern of top
 
 COMMENT ON COLUMN mailroom.subscription.inbox IS 'The inbox that gets it.';
 
-COMMENT ON COLUMN mailroom.subscription.fits IS 'Of a pattern: what a topic with a dot behind it must be LIKE.';
+COMMENT ON COLUMN mailroom.subscription.fits IS 'Of a pattern: what a topic with a dot after it must be LIKE.';
 
 COMMENT ON COLUMN mailroom.subscription.words IS 'Of a pattern with *: how many words the topic must have.';
 

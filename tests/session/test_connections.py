@@ -78,7 +78,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
 async def test_each_session_of_ours_has_its_settings(dsn: str) -> None:
     for session in (
         settings.SESSION, settings.UNATTENDED, leading.LANE, leading.KEEPER, daemon.DRAIN, daemon.EXECUTOR,
-        listening.SESSION,
+        listening.LISTENER_SESSION,
     ):  # fmt: skip
         async with await settings.connect_async(dsn, "test", session) as connection:
             for name, value in {**session, **settings.PEER}.items():

@@ -24,7 +24,7 @@ from inbox.sessions import transactions
 from inbox.sessions.alive import Processes
 from inbox.sessions.unawaited import Unanswered, Unawaited
 from mailroom.errors import ConnectionFailed
-from mailroom.order.clock import LOCK
+from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.session import backoff, settings
 from mailroom.session.connect_times import ConnectTimes
 from mailroom.sql.operation import Execute
@@ -177,7 +177,7 @@ async def test_delivery_that_another_holds_up_is_waited_for_over_the_same_sessio
     async with running(Dispatcher(node.dsn)):
         before = await eventually_async(lambda: lanes_session(node))
         stranger = connect()
-        stranger.execute(LOCK.at(schema=SCHEMA).sql.encode())
+        stranger.execute(DISPATCH_LOCK.at(schema=SCHEMA).sql.encode())
         node.send("shipping", key="k")
         await eventually_async(lambda: held_up(caplog, "a batch") > 1)
         stranger.rollback()

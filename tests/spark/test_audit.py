@@ -28,7 +28,7 @@ from spark_jobs.node import Node as SparkNode
 from spark_jobs.proof import tables as audit_tables
 from spark_jobs.proof.checks import CHECKS, CHECKS_OF_SENT, Evidence, Found, check
 from spark_jobs.proof.routes import routed
-from spark_jobs.proof.tables import COLUMNS
+from spark_jobs.proof.tables import TABLES_DDL
 from spark_jobs.write.sink import OutboxSink
 from tests.spark.frames import frame
 from tests.support.node import Node, failing
@@ -444,7 +444,7 @@ CASES: list[Callable[[Case], None]] = [*BROKEN, *SOUND]
 def evidence_of(spark: "SparkSession", cases: list[Case], **options: bool) -> Evidence:
     files = [row for case in cases for row in case.files.values()]
     tables = [row for case in cases for row in case.tables()]
-    return Evidence(made(spark, files, SPARK_COLUMNS), made(spark, tables, COLUMNS), **options)
+    return Evidence(made(spark, files, SPARK_COLUMNS), made(spark, tables, TABLES_DDL), **options)
 
 
 def wrong_in(spark: "SparkSession", changes: list[Callable[[Case], None]]) -> dict[str, list[str]]:

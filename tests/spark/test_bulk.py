@@ -41,7 +41,7 @@ from outbox.bulk import (
 )
 from spark_jobs.node import Node
 from spark_jobs.proof.tables import SNAPSHOT
-from spark_jobs.write.columns import COLUMNS
+from spark_jobs.write.columns import WRITTEN_COLUMNS
 from spark_jobs.write.commit import SendFailed, SentBatch, StagingLost, commit
 from spark_jobs.write.finishing import BulkUnfinished, ChunkPace, Queue, finish, give_up
 from spark_jobs.write.ledger import BatchDiffers, SparkBatch
@@ -240,7 +240,7 @@ def _set_up() -> Any:
 def test_columns_of_messages_are_staged_as_they_are_moved() -> None:
     names = {"int8": "bigint"}
     assert {name: names.get(kind, kind) for name, kind in STAGED.items()} == {
-        name: column.staged for name, column in COLUMNS.items()
+        name: column.staged for name, column in WRITTEN_COLUMNS.items()
     }
 
 

@@ -554,7 +554,7 @@ def test_settings_of_the_session_do_not_change_what_is_accepted(spark: "SparkSes
         read = frame.select(from_cbor("value", "at timestamp", on_error="report", named_by=["id"]).alias("read"))
         assert read.schema["read"].dataType.simpleString() == "struct<value:struct<at:timestamp>,error:string>"
         assert [row.read.error for row in read.collect()] == [None]
-        _demand_ours(struct(message_rows.ddl(message_rows.COLUMNS)), ALL)
+        _demand_ours(struct(message_rows.ddl(message_rows.ROW_COLUMNS)), ALL)
         texts = struct("key varchar(9), topic char(5), headers map<varchar(2),char(1)>, value int")
         assert Shape.of(texts, {}).names == ("topic", "key", "value", "headers")
         assert BusinessColumn.of(struct("name varchar(9)")["name"]).staged == "text"

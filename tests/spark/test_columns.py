@@ -9,13 +9,13 @@ from psycopg import pq
 from mailroom.errors import ConfigurationError, InvalidMessage
 from mailroom.session import settings
 from spark_jobs.node import without_password
-from spark_jobs.write.columns import COLUMNS
+from spark_jobs.write.columns import WRITTEN_COLUMNS
 
 NOT_UTF8 = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"k\xff")])
 
 
 def prepared(name: str, *rows: Any, kind: pa.DataType | None = None) -> list[Any]:
-    return COLUMNS[name].prepared(pa.array(rows, kind or pa.string())).to_pylist()  # type: ignore[no-any-return]  # of Arrow
+    return WRITTEN_COLUMNS[name].prepared(pa.array(rows, kind or pa.string())).to_pylist()  # type: ignore[no-any-return]  # of Arrow
 
 
 def test_topic_that_is_none() -> None:
@@ -43,7 +43,7 @@ def test_keys() -> None:
 def test_text_that_is_not_utf8() -> None:
     for name in ("key", "topic", "message_id"):
         with pytest.raises(InvalidMessage, match=f"Column {name} has a row that"):
-            COLUMNS[name].prepared(NOT_UTF8)
+            WRITTEN_COLUMNS[name].prepared(NOT_UTF8)
 
 
 OTHERS: list[tuple[str, Any, pa.DataType]] = [

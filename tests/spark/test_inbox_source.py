@@ -394,7 +394,7 @@ def test_options_that_cannot_be_used_are_told(spark: "SparkSession", spark_dsn: 
         spark.read.format("inbox").schema("key string").options(inbox="shipping", **dsn).load().collect()
     assert (
         spark.read.format("inbox")
-        .schema(message_rows.ddl(message_rows.COLUMNS))
+        .schema(message_rows.ddl(message_rows.ROW_COLUMNS))
         .options(inbox="shipping", **dsn)
         .load()
         .count()

@@ -806,7 +806,7 @@ def test_a_delivery_under_way_is_waited_for(
     with psycopg.connect(node.dsn) as dispatcher:
         run(dispatcher, delivering("mailroom", rows=10, max_bytes=1_000))
         node.connection.execute("SELECT setval('mailroom.clock', 5)")
-        monkeypatch.setitem(spark_jobs.node.SESSION, "lock_timeout", "10ms")
+        monkeypatch.setitem(spark_jobs.node.JOB_SESSION, "lock_timeout", "10ms")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             reader.latestOffset(end, ReadMaxRows(10))
     demand_refused(reader, end)

@@ -34,7 +34,7 @@ from mailroom.sql.operation import BOUND, Sql, Statement
 from mailroom.status import INBOXES
 from outbox import once, outbox, store
 
-DELIVERY = deliver.SESSION
+DELIVERY = deliver.DELIVERY_SESSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ SENDING = {
     "insert-executables-by-copy": Hot(store.INSERT.copy),
 }
 DELIVERING = {
-    "take-the-turn": Hot(clock.LOCK, session=DELIVERY),
+    "take-the-turn": Hot(clock.DISPATCH_LOCK, session=DELIVERY),
     "deliver-plain": Hot(plain.DELIVER_PLAIN, session=DELIVERY),
     "deliver": Hot(deliver.DELIVER, session=DELIVERY),
     "deliver-with-links": Hot(deliver.DELIVER_FULL, session=DELIVERY),
@@ -222,7 +222,7 @@ LINKING = {
     "mark": Hot(marks.MARK),
 }
 EXECUTING = {
-    "execute-turn": Hot(take.LOCK, session=DELIVERY),
+    "execute-turn": Hot(take.EXECUTE_LOCK, session=DELIVERY),
     "take-executables": Hot(take.OLDEST, session=DELIVERY),
     "take-one-executable": Hot(take.NEXT, session=DELIVERY),
     "remove-executables": Hot(take.REMOVE, session=DELIVERY),

@@ -277,7 +277,7 @@ import os, sys
 from inbox import Worker
 from inbox.sessions import alive, unawaited; from inbox.worker import in_flight
 
-alive.SESSION["idle_session_timeout"] = "500ms"
+alive.WATCH_SESSION["idle_session_timeout"] = "500ms"
 in_flight.WATCH_INTERVAL_S = 0.05
 unawaited.WITHIN_S = in_flight.WITHIN_S = 60
 

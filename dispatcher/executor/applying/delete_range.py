@@ -7,7 +7,7 @@ from dispatcher.executor.targets.target import Target
 from mailroom.sql.operation import Operation, Sql
 
 # D-execute-8: A range has transactions of its own.
-ROWS = 10_000  # keys that one transaction deletes
+RANGE_ROWS = 10_000  # keys that one transaction deletes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ FROM gone
 
 def deleting(schema: str, target: Target, taken: Taken, progress: Progress) -> Operation[Step]:
     """Delete the next keys of the range. Raises `OperationRefused` if a bound is not a valid key of the target."""
-    limit = ROWS if taken.row_limit is None else min(ROWS, taken.row_limit - progress.deleted)
+    limit = RANGE_ROWS if taken.row_limit is None else min(RANGE_ROWS, taken.row_limit - progress.deleted)
     bounds = {"start": target.key_of(taken.key) if taken.key else None, "reached": progress.reached}
     bounds["end"] = None if taken.end_key is None else target.key_of(taken.end_key)
     comparisons = {"start": ">=", "reached": ">", "end": "<"}

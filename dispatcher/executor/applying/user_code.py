@@ -129,8 +129,8 @@ def limiting_lock_wait(session: SessionState | None, seconds: float) -> Operatio
 # A deferred constraint would fail at COMMIT, and the whole batch with it. Set at the beginning, so that each executable
 # runs under the same rule, and after each one, since it may have deferred them again.
 IMMEDIATE = Sql("SET CONSTRAINTS ALL IMMEDIATE")
-# Resets a session in one trip, inside a transaction or outside. RESET ALL also reaches settings that nobody or an
-# extension has defined, which pg_settings does not list.
+# Resets a session in one trip, inside a transaction or outside. RESET ALL also reaches settings that an
+# extension or no code has defined, which pg_settings does not list.
 # D-execute-4: After user code the session is reset.
 CLEAR = Sql(
     """

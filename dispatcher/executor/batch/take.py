@@ -23,7 +23,7 @@ OURS = (
     *("outbox_executable", "executable_target", "executable_function", "executable_cursor", "store", "accounting"),
     *("outbox", "dead_letter"),
 )
-LOCK = Sql(
+EXECUTE_LOCK = Sql(
     "SELECT {schema}.take_execute_turn() IS NULL, {own}, {hidden}",
     columns=("boolean", "text", "text", "text", "boolean"),
     own=OWN,
@@ -36,7 +36,7 @@ def locking_executables(schema: str) -> Operation[None]:
 
     Raises `SchemaError` if row security hides rows of the executor's tables.
     """
-    [(*_, is_hidden)] = yield LOCK.at(schema=schema)()
+    [(*_, is_hidden)] = yield EXECUTE_LOCK.at(schema=schema)()
     if is_hidden:
         yield from seeing(schema, *OURS)
 
@@ -45,13 +45,13 @@ def locking_executables(schema: str) -> Operation[None]:
 CLAMPED = "least(greatest({0}, '0001-01-01 UTC'::timestamptz), '9998-12-31 23:59:59.999999 UTC'::timestamptz)"
 IN_RANGE = {"at": f"CASE WHEN at IS NOT NULL THEN {CLAMPED.format('at')} END", "sent_at": CLAMPED.format("sent_at")}
 # The fields of `Taken`.
-COLUMNS = {
+TAKEN_COLUMNS = {
     "position": "position",
     **{column.name: IN_RANGE.get(column.name) or column.given() for column in EXECUTABLE_ROW},
     "fault": FAULT,
 }
 TYPES = {"position": "bigint", **{column.name: column.plain for column in EXECUTABLE_ROW}, "fault": "text"}
-NAMES = ", ".join(COLUMNS.values())
+NAMES = ", ".join(TAKEN_COLUMNS.values())
 # A range that has begun and has keys left to delete.
 UNDER_WAY = """
     SELECT c.position FROM {schema}.executable_cursor AS c JOIN {schema}.outbox_executable AS o USING (position)

@@ -23,7 +23,7 @@ WHERE n.nspname = %(table_schema)s::text AND c.relname = %(table_name)s::text
     columns=("bigint", "boolean", "boolean", "boolean"),
 )
 # ON CONFLICT does not accept a unique index that is deferrable or partial.
-COLUMNS = Sql(
+TABLE_COLUMNS = Sql(
     """
 SELECT a.attname::text, CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace::oid THEN t.typname::text END,
        pg_catalog.format_type(a.atttypid, NULL::integer), a.attnotnull, a.attgenerated <> '' OR a.attidentity = 'a',

@@ -12,7 +12,7 @@ from uuid import UUID
 from mailroom.links.handshake.diverged import BY_HAND
 from mailroom.sql.operation import Operation, Sql
 
-ROWS = 10_000
+FETCHED_ROWS = 10_000
 MAX_BYTES = 32 * 1024 * 1024
 
 
@@ -90,7 +90,7 @@ FROM ahead
 
 
 def bounding(
-    schema: str, link: int, position: Position, *, rows: int = ROWS, max_bytes: int = MAX_BYTES
+    schema: str, link: int, position: Position, *, rows: int = FETCHED_ROWS, max_bytes: int = MAX_BYTES
 ) -> Operation[Bounds]:
     """Find the end of the next batch at the source: up to `rows` rows and `max_bytes`, at least one row.
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mailroom.links.handshake.wire import COLUMNS, GATHERED, NAMES, TYPES
+from mailroom.links.handshake.wire import GATHERED, NAMES, TYPES, WIRE_COLUMNS
 from mailroom.sql.operation import Operation, Sql, Undecoded
 
 # The subquery's order is that of the arrays. The target holds against it that seq runs on without a gap.
@@ -30,7 +30,7 @@ class FetchedBatch:
 
 
 def fetching(schema: str, link: int, *, after: int, to: int, decoded: bool = False) -> Operation[FetchedBatch]:
-    """Read the rows of a link behind `after` up to `to`.
+    """Read the rows of a link after `after` up to `to`.
 
     On psycopg nothing is decoded but with `decoded`, for a target that is reached by another driver.
     """
@@ -38,4 +38,4 @@ def fetching(schema: str, link: int, *, after: int, to: int, decoded: bool = Fal
     [(rows, *columns)] = yield statement.at(schema=schema)(link=link, after=after, to=to)
     # A count, also undecoded: a bigint in eight bytes.
     count = int.from_bytes(rows.data, "big") if isinstance(rows, Undecoded) else rows
-    return FetchedBatch(count, dict(zip(COLUMNS, columns, strict=True)))
+    return FetchedBatch(count, dict(zip(WIRE_COLUMNS, columns, strict=True)))

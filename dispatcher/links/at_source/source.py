@@ -20,7 +20,7 @@ from mailroom.sql.runner import run_async, run_in_transaction
 
 # A batch is found by the primary key; a plan that was made while `transit` was empty must not scan it. Policies may
 # hold readers apart: whether they hide what is ours is asked (`mailroom.links.handshake.hello`).
-SESSION = settings.UNATTENDED | settings.UNDER_POLICIES | {
+SOURCE_SESSION = settings.UNATTENDED | settings.UNDER_POLICIES | {
     "statement_timeout": "30s", "lock_timeout": "2s", "idle_session_timeout": "60s",
     "enable_seqscan": "off", "enable_bitmapscan": "off", "plan_cache_mode": "force_generic_plan",
 }  # fmt: skip
@@ -114,7 +114,7 @@ async def open_source(dsn: str, schema: str) -> AsyncIterator[Source]:
     """Open a session at a source. Raises `SourceFailed`, and `ConfigurationError` if `dsn` leads through a pooler."""
     async with contextlib.AsyncExitStack() as session:
         try:
-            connection = await session.enter_async_context(open_session(dsn, "links", SESSION))
+            connection = await session.enter_async_context(open_session(dsn, "links", SOURCE_SESSION))
         except (ConnectionFailed, psycopg.Error, OSError, TimeoutError) as error:
             raise SourceFailed(error) from error
         if is_pooled(connection):

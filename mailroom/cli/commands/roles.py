@@ -100,7 +100,7 @@ def revoke(
     """
     for _, change in _changed(call, revoke_rights, (purpose,), role, inboxes, staging_schema, prints, actor, why):
         kept = f" It keeps what it needs as {' and '.join(change.kept)}." if change.kept else ""
-        say(f"Role {role} is no {_named(purpose, change.inboxes)} any more, in schema {call.schema}.{kept}")
+        say(f"Role {role} is no longer {_named(purpose, change.inboxes)}, in schema {call.schema}.{kept}")
 
 
 def _changed(

@@ -54,7 +54,7 @@ def status(call: Call) -> None:
         _show(found)
 
 
-COLUMNS: dict[str, Callable[[InboxStatus], object]] = {
+SHOWN_COLUMNS: dict[str, Callable[[InboxStatus], object]] = {
     "inbox": attrgetter("name"),
     "lag": lambda inbox: duration(inbox.lag_s),
     "on the way": attrgetter("on_the_way"),
@@ -119,7 +119,7 @@ def _show(found: Status) -> None:
     else:
         facts(lines)
         say("")
-        columns = COLUMNS | {heading: of for heading, of in COUNTS.items() if any(map(of, found.inboxes))}
+        columns = SHOWN_COLUMNS | {heading: of for heading, of in COUNTS.items() if any(map(of, found.inboxes))}
         rows = ([of(inbox) for of in columns.values()] for inbox in found.inboxes)
         table(tuple(columns), rows, numbers=tuple(heading for heading in columns if heading not in TEXTS))
     if found.links:

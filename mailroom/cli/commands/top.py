@@ -29,7 +29,7 @@ from mailroom.sql.pooler import is_pooled
 from mailroom.sql.runner import run
 
 INTERVAL_S = 2.0
-SESSION = settings.SESSION | {"statement_timeout": "10s", "lock_timeout": "500ms"}
+TOP_SESSION = settings.SESSION | {"statement_timeout": "10s", "lock_timeout": "500ms"}
 WIDTH, HEIGHT = 120, 100  # where nothing says how large the screen is
 ENDS_BY = "q ends"
 
@@ -37,7 +37,7 @@ ENDS_BY = "q ends"
 @contextmanager
 def watching(call: Call) -> Iterator[Callable[[], Look]]:
     """Yield what looks at the node, over a session that only reads."""
-    with call.connection("top", SESSION, autocommit=True) as connection:
+    with call.connection("top", TOP_SESSION, autocommit=True) as connection:
         if not is_pooled(connection):
             connection.execute(settings.READ_ONLY)
         watch = Watch(call.schema)
@@ -103,7 +103,7 @@ def _print(call: Call, look: Look, interval_s: float) -> None:
 
 
 def _live(call: Call, interval_s: float) -> None:
-    """Draw looks until somebody ends it. An outage of the database is drawn too, and it connects anew."""
+    """Draw looks until the user ends it. An outage of the database is drawn too, and it connects anew."""
     console = Console(highlight=False)
     lines: list[Text] = []
 
@@ -111,7 +111,7 @@ def _live(call: Call, interval_s: float) -> None:
         height = shutil.get_terminal_size().lines
         live.update(Group(*above, *lines[: height - len(above)]), refresh=True)
 
-    with call.connection("top", SESSION):
+    with call.connection("top", TOP_SESSION):
         pass  # what is wrong with the call is an error, and no screen
     with Live(console=console, screen=True, auto_refresh=False) as live, _keyboard() as ends:
         while True:

@@ -66,7 +66,7 @@ def trace(call: Call, message_id: UUID) -> None:
 def described(place: Location) -> str:
     """Return where a message is, as the rest of a sentence that begins with it."""
     about = f"(topic {place.topic}, key {place.key}, sent {shown(place.sent_at)})"
-    # Of what follows from it nobody has counted what stands before it.
+    # For its effects, what stands before them is not counted.
     ahead = "" if place.ahead is None else f", {place.ahead:,} before it"
     ahead_in_inbox = ahead if place.is_one_queue or place.ahead is None else f", {place.ahead:,} of its key before it"
     what = "the inbox" if place.is_one_queue else "its key"

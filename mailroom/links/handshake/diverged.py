@@ -131,7 +131,7 @@ def renewing(schema: str) -> Operation[Renewed | None]:
     Claims of links that are not in doubt prove nothing, and wait for `mailroom node restored`. The new incarnation is
     durable once the transaction commits.
     """
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     return (yield from renewing_locked(schema))
 
 
@@ -229,7 +229,7 @@ Sent = list[tuple[int, UUID]]
 
 
 def reading_sent(schema: str, link: int, after: int, rows: int) -> Operation[Sent]:
-    """Return, at the source, seq and message id of the `rows` rows behind a seq, as far as they are there."""
+    """Return, at the source, seq and message id of the `rows` rows after a seq, as far as they are there."""
     return list((yield SENT.at(schema=schema)(link=link, after=after, rows=rows)))
 
 
@@ -342,7 +342,7 @@ class Newest:
 
 def holding(schema: str, origin: int) -> Operation[Newest | None]:
     """Return what the target has of an origin, None if it is gone; nothing is received until the transaction ends."""
-    yield LOCK.at(schema=schema)()
+    yield DISPATCH_LOCK.at(schema=schema)()
     return (yield from reading_newest(schema, origin))
 
 
@@ -378,7 +378,7 @@ def cutting_receipts(schema: str, origin: int, ending: Ending | None) -> Operati
 
 
 def rewinding(schema: str, origin: int, seen: Newest, incarnation: int, ending: Ending | None) -> Operation[int | None]:
-    """Go on with the source's new history, at the target, behind a row that both have (None: from its first row on).
+    """Go on with the source's new history, at the target, after a row that both have (None: from its first row on).
 
     One transaction, durable once it commits. What the target alone has becomes known, and is left out whenever it comes
     again; the receipts end at that row; the incarnation is noted, and a stopped origin is open again. Returns how many

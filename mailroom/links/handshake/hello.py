@@ -95,7 +95,7 @@ HIDES = Sql(
 )
 # Unseen rows may not be the reader's fault, and are not what they look like.
 POLICIES = "policies of row security that show it all rows, or ALTER TABLE ... DISABLE ROW LEVEL SECURITY"
-# What this role sees behind a row, and what exists, in one snapshot. An older role has no right to ask.
+# What this role sees after a row, and what exists, in one snapshot. An older role has no right to ask.
 MAY_ASK = Sql(
     """
 SELECT coalesce(pg_catalog.has_function_privilege(
@@ -119,7 +119,7 @@ def hidden_from(schema: str, table: str) -> Operation[str | None]:
 
 
 def checking_sight(schema: str, source: str, link: int, seq: int, *, is_odd: bool = False) -> Operation[None]:
-    """Raise `LinkRefused` if the source's policies hide the link's row `seq`, or the first one behind it.
+    """Raise `LinkRefused` if the source's policies hide the link's row `seq`, or the first one after it.
 
     `is_odd`: they look as if the source had lost them. Where that cannot be told from a policy, it is refused too.
     """

@@ -184,7 +184,7 @@ def pinning(schema: str, origin: Origin, greeting: Greeting) -> Operation[Origin
     if new == origin:
         return origin
     # No batch is received meanwhile, whose receipt would be left over.
-    yield clock.LOCK.at(schema=schema)()
+    yield clock.DISPATCH_LOCK.at(schema=schema)()
     yield clock.DURABLE.at()()
     held = yield HELD.at(schema=schema)(number=origin.number)
     before = held[0][0] if held else None
@@ -228,7 +228,7 @@ Trouble: TypeAlias = Literal["unreachable", "failing"]
 
 
 def stopping(schema: str, number: int, why: str, for_s: float = 0.0) -> Operation[bool]:
-    """Record that nothing may be received from the source before somebody acts, and why; return whether that is new.
+    """Record that nothing may be received from the source before an operator acts, and why; return whether that is new.
 
     `for_s`: for how many seconds it has not been read. An excluded source stays excluded.
     """

@@ -15,26 +15,26 @@ CARRIAGE = (
     Column("sent_clock", "bigint", by="database"),
     Column("stamped_at", "timestamptz", by="database"),
 )
-COLUMNS = {
+WIRE_COLUMNS = {
     column.name: (column.plain, column.given("{c}"), column.taken("{c}"))
     for column in (*CARRIAGE, *(column for column in MOVING if column.wire <= VERSION))
 }
-TYPES = tuple(f"{kind}[]" for kind, _, _ in COLUMNS.values())
+TYPES = tuple(f"{kind}[]" for kind, _, _ in WIRE_COLUMNS.values())
 
 # At the source, of rows that come by seq.
-GATHERED = ", ".join(f"pg_catalog.array_agg({sent.format(c=name)})" for name, (_, sent, _) in COLUMNS.items())
+GATHERED = ", ".join(f"pg_catalog.array_agg({sent.format(c=name)})" for name, (_, sent, _) in WIRE_COLUMNS.items())
 # At the target: the parameters side by side, and the columns made of them. In a select list: as a table, each array
 # would be stored on its own first, which takes twice as long.
-SPREAD = ", ".join(f"pg_catalog.unnest(%({name})s::{kind}[]) AS {name}" for name, (kind, _, _) in COLUMNS.items())
-NAMES = ", ".join(COLUMNS)
-READ = ", ".join(f"{read.format(c=name)} AS {name}" for name, (_, _, read) in COLUMNS.items())
+SPREAD = ", ".join(f"pg_catalog.unnest(%({name})s::{kind}[]) AS {name}" for name, (kind, _, _) in WIRE_COLUMNS.items())
+NAMES = ", ".join(WIRE_COLUMNS)
+READ = ", ".join(f"{read.format(c=name)} AS {name}" for name, (_, _, read) in WIRE_COLUMNS.items())
 
 # A row of this kind is a mark: no message, it only shows a clock.
 MARK = "H"
 # No larger sent_clock is taken than 2^61 + 2^60 and the clocks of the time since 2026, as in `mailroom.links.start`; or
 # so much beyond what an operator has let the clock go to. Sends and readers raise a clock to 2^61 at most, so no node
-# comes near it unless somebody changes its rows. A node that takes such a clock can still be read by its own readers:
-# by then the limit has grown by more than any node counts. {now} is the time, and `advanced` of node.
+# comes near it unless its rows are changed by hand. A node that takes such a clock can still be read by its own
+# readers: by then the limit has grown by more than any node counts. {now} is the time, and `advanced` of node.
 # D-links-14: What is received may be higher than what is sent.
 FURTHEST = f"""greatest({2**61}, advanced) + {2**60} + (greatest(0, least(
            extract(epoch FROM {{now}} - '2026-01-01 00:00+00'::timestamptz), 15768000000)) * {2**24}.0)::bigint"""

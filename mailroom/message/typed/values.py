@@ -55,7 +55,7 @@ def values_of(value_type: Any, instead: str) -> Values[Any]:
         except Exception as error:
             # Not chained, here and below: the causes quote the payload.
             raise DecodeError(
-                f"The value is no {name}: {converter.fault(error)}. Message.raw still holds its bytes.",
+                f"The value is not a valid {name}: {converter.fault(error)}. Message.raw still holds its bytes.",
                 code="MR-received-value-does-not-fit",
             ) from None
 
@@ -74,7 +74,8 @@ def values_of(value_type: Any, instead: str) -> Values[Any]:
             converter.read(plain)
         except Exception as error:
             raise EncodeError(
-                f"Cannot send this value: it is no {name}, {converter.fault(error)}.", code="MR-sent-value-does-not-fit"
+                f"Cannot send this value: it is not a valid {name}, {converter.fault(error)}.",
+                code="MR-sent-value-does-not-fit",
             ) from None
         return plain
 
@@ -87,7 +88,7 @@ def _converter(value_type: Any) -> Converter:
         parts = list(parts_of(inspect.type_info(value_type)))
         if not any(_names_a_model(class_of(part)) for part in parts):
             return Structures(value_type, parts)
-    # Who has a model has imported pydantic. Nobody else needs it.
+    # Code that has a model has imported pydantic. Other code does not need it.
     from mailroom.message.typed.models import Models
 
     return Models(value_type)

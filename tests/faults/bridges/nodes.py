@@ -13,7 +13,7 @@ from mailroom.bridges.record import Form
 from mailroom.bridges.settings import InSettings, OutSettings
 from mailroom.bridges.source import BrokerPosition
 from mailroom.node import advance_clock
-from mailroom.order.clock import LOCK
+from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from tests.faults.bridges.checks import BRIDGED, EXACTLY, PARTITIONS, QUEUE, RABBIT, STREAM, TAKEN_IN, Place
@@ -50,7 +50,7 @@ def into(topic: str) -> str:
 
 
 def _locking() -> Operation[None]:
-    yield LOCK.at(schema="mailroom")()
+    yield DISPATCH_LOCK.at(schema="mailroom")()
 
 
 class _Node(StruckNode):

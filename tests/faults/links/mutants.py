@@ -40,7 +40,7 @@ def _rewrite(sql: Sql, old: str, new: str) -> None:
 
 @_mutant(
     "a batch is received wherever the newest receipt is; nor does a new leader end the session of the last one",
-    "dispatcher.links.at_source.fetch.FETCH_UNDECODED", "dispatcher.delivery.deliver.LOCK", way="paused",
+    "dispatcher.links.at_source.fetch.FETCH_UNDECODED", "dispatcher.delivery.deliver.DISPATCH_LOCK", way="paused",
 )  # fmt: skip
 def _receipt_not_compared() -> None:
     from dispatcher.links.receive import RECEIVE

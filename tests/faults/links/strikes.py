@@ -32,7 +32,7 @@ WAYS = {
 }
 # Half of the statements that are struck are of these, by which messages and promises go from node to node.
 CENTRAL = (
-    "dispatcher.delivery.deliver.DELIVER_FULL", "dispatcher.delivery.deliver.LOCK",
+    "dispatcher.delivery.deliver.DELIVER_FULL", "dispatcher.delivery.deliver.DISPATCH_LOCK",
     "dispatcher.links.at_source.acknowledge.ACKNOWLEDGE",
     "dispatcher.links.at_source.acknowledge.FLUSH", "dispatcher.links.at_source.bounds.BOUNDS",
     "dispatcher.links.at_source.fetch.FETCH_UNDECODED",
