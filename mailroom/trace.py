@@ -132,7 +132,7 @@ FOUND_COLUMNS = {
 }
 TRACE = Sql(
     PLACES,
-    columns=COLUMNS,
+    columns=FOUND_COLUMNS,
     is_one_queue=IS_ONE_QUEUE,
     wanted="message_id = ANY (%(ids)s::uuid[])",
     before_in_outbox="(SELECT count(*) FROM {schema}.outbox AS b WHERE b.position < o.position)",
@@ -157,7 +157,7 @@ WHERE inbox = '{inbox}' AND (sent_clock, origin) < (%(sent_clock)s::bigint, %(or
 # For many messages, those before each are not counted: that would read the tables once for each.
 CAUSED = Sql(
     PLACES + "ORDER BY 5 LIMIT %(most)s::bigint",
-    columns=COLUMNS,
+    columns=FOUND_COLUMNS,
     is_one_queue=IS_ONE_QUEUE,
     wanted="(headers ->> 'causation'::text) COLLATE pg_catalog.\"C\" = ANY (%(causes)s::text[])",  # as the index
     before_in_outbox="NULL::bigint",

@@ -8,7 +8,7 @@ nothing is delivered until the caller's transaction ends, and a session that idl
 
 from uuid import UUID
 
-from mailroom.order.clock import LOCK
+from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.schema import acts, checking
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql

@@ -254,7 +254,7 @@ SELECT id, at, actor, role, action, inbox, key, messages, change, reason FROM {s
 WHERE id < coalesce(%(before)s::bigint, 9223372036854775807) ORDER BY id DESC LIMIT {rows} + 1
 """,
     columns=("bigint", "timestamptz", "text", "text", "text", "text", "text", "bigint", "text", "text"),
-    rows=ROWS,
+    rows=PAGE_ROWS,
 )
 
 

@@ -15,7 +15,7 @@ import psycopg
 
 from dispatcher.delivery.sift import sift, sifting
 from mailroom.message.columns import MESSAGE
-from mailroom.order.clock import LOCK
+from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.order.total import HAS_BOUNDS, RINGING, raising_stable
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql, filled

@@ -11,7 +11,7 @@ from dispatcher.delivery.deliver import OLDEST_FITTING
 from dispatcher.delivery.floor import START, ScanStart
 from dispatcher.delivery.sift import sift_of_messages, sifting
 from mailroom.message.columns import MESSAGE
-from mailroom.order.clock import LOCK
+from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.registry.routing import GETS, ROUTE
 from mailroom.sql.operation import Operation, Sql
 

@@ -33,7 +33,7 @@ from mailroom import events
 from mailroom.links.handshake.diverged import finding_claims, renewing
 from mailroom.metrics.recorder import KEPT
 from mailroom.names import shown
-from mailroom.order.clock import LOCK
+from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.order.expressions import BY_CLOCK
 from mailroom.order.total import R_IS_BOUNDED
 from mailroom.registry.archive_days import dropping_day, emptying, lacking, listing_over, making_ahead

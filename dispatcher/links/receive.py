@@ -15,7 +15,7 @@ from dispatcher.links.at_source.bounds import Position
 from dispatcher.links.at_source.fetch import FetchedBatch
 from mailroom.links.handshake.wire import FURTHEST, MARK, READ, SPREAD
 from mailroom.message.columns import MESSAGE
-from mailroom.order.clock import LOCK
+from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.order.total import BOUNDS, LATE, RINGING, raising_stable
 from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE, SINCE
 from mailroom.schema.partitions import PARTITIONS

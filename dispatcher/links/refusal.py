@@ -5,8 +5,8 @@ from datetime import datetime
 
 from dispatcher.delivery.sift import sift_of_messages, sifting
 from dispatcher.links.at_source.fetch import FetchedBatch
-from mailroom.links.handshake.wire import COLUMNS, MARK, NAMES, READ
-from mailroom.order.clock import LOCK
+from mailroom.links.handshake.wire import MARK, NAMES, READ, WIRE_COLUMNS
+from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE
 from mailroom.sql.operation import Operation, Sql
 
@@ -41,7 +41,9 @@ TRY = sift_of_messages(
         ORDER BY nth""",
     number="nth",
     sent_clock="copy.sent_clock",
-    spread=", ".join(f"current_setting('mailroom.asked_{name}')::{kind}[]" for name, (kind, _, _) in COLUMNS.items()),
+    spread=", ".join(
+        f"current_setting('mailroom.asked_{name}')::{kind}[]" for name, (kind, _, _) in WIRE_COLUMNS.items()
+    ),
     names=NAMES,
     read=READ,
     mark=MARK,

@@ -6,7 +6,7 @@ when an inbox joins. So idle nodes write nothing.
 """
 
 from mailroom import locks
-from mailroom.order.clock import DURABLE, LOCK, raising_ceiling
+from mailroom.order.clock import DISPATCH_LOCK, DURABLE, raising_ceiling
 from mailroom.order.expressions import BY_SENT
 from mailroom.order.total import BOUNDS, ORIGINS
 from mailroom.sql.operation import Operation, Sql

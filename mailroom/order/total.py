@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from mailroom import locks
 from mailroom.errors import NotSubscribed
-from mailroom.order.clock import LOCK
+from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.order.traits import chosen, reading_traits
 from mailroom.sql.operation import Operation, Sql, filled
 
@@ -150,7 +150,7 @@ def joining(schema: str, inbox: str, origin: str) -> Operation[int]:
 def leaving(schema: str, inbox: str) -> Operation[None]:
     """Let a total inbox that has unsubscribed go on without the nodes that it no longer waits for."""
     if (yield from reading_traits(schema, inbox)).is_bounded:
-        yield LOCK.at(schema=schema)()
+        yield DISPATCH_LOCK.at(schema=schema)()
         yield from raising_stable(schema)
 
 
@@ -177,7 +177,7 @@ def guarding_order(schema: str) -> Operation[None]:
     """Lock out deliveries until the transaction ends, if the node has total inboxes: before an origin is added."""
     [(has_bounds,)] = yield GUARDED.at(schema=schema)()
     if has_bounds:
-        yield LOCK.at(schema=schema)()
+        yield DISPATCH_LOCK.at(schema=schema)()
 
 
 def starting_origin(schema: str, name: str) -> Operation[None]:

@@ -194,7 +194,7 @@ CHANGE = Sql(
 )
 HOLD = Sql("SELECT FROM {schema}.inbox_registry WHERE name = '{inbox}' FOR NO KEY UPDATE")
 # Also migrations take it.
-LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
+SCHEMA_LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
 
 
 def _creating(
@@ -203,7 +203,7 @@ def _creating(
 ) -> Operation[None]:  # fmt: skip
     yield IN_TRANSACTION
     yield from checking(schema)
-    yield LOCK.at(lock=str(locks.DDL), node=schema)()
+    yield SCHEMA_LOCK.at(lock=str(locks.DDL), node=schema)()
     partitions = yield from _finding_partitions(schema, names)
     there = {each["name"]: each for each in (yield from listing(schema, names))}
     new = [name for name in names if name not in there]

@@ -53,7 +53,7 @@ def entering(schema: str, inbox: str, above: int, first: int | None) -> Operatio
     `above`.
     """
     yield from finding_in_parts(schema, inbox)
-    for statement in LOCK:
+    for statement in STREAM_LOCK:
         yield statement.at(schema=schema, inbox=inbox, patience=str(PATIENCE_MS))()
     if first is not None and (yield from finding_lowest(schema, inbox, above)) != first:
         raise ConfigurationError(

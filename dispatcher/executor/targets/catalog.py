@@ -48,7 +48,7 @@ def checking_table(table: tuple[str, str], key: str, value: str | None, number: 
         raise ConfigurationError("Key, value and number must be three different columns.", code="MR-target-unfit")
     of = shown(".".join(table))
     oid = yield from _finding_table(table, of)
-    described = {row[0]: row[1:] for row in (yield COLUMNS.at()(table=oid, columns=columns))}
+    described = {row[0]: row[1:] for row in (yield TABLE_COLUMNS.at()(table=oid, columns=columns))}
     if missing := [column for column in columns if column not in described]:
         raise ConfigurationError(
             f"Table {of} has no column {shown(missing[0])}. Names are case-sensitive.", code="MR-target-unfit"

@@ -18,7 +18,7 @@ from uuid import UUID
 from mailroom.errors import LinkRefused
 from mailroom.links.handshake.hello import check_held
 from mailroom.links.handshake.history import Claim, is_in_doubt, renewed
-from mailroom.order.clock import DURABLE, LOCK
+from mailroom.order.clock import DISPATCH_LOCK, DURABLE
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing
 from mailroom.sql.operation import Operation, Row, Sql
