@@ -43,6 +43,15 @@ def called() -> str:
     return "".join(f"; at {title} {topics}" for title, topics in named if topics != "topics")
 
 
+def _at(broker: str) -> str:
+    """Return the name of the argument that an option of a broker has, which no other one has."""
+    return f"at_{broker.replace('-', '_')}"
+
+
+def _own(setting: str) -> str:
+    return f"own_{setting.replace('-', '_')}"
+
+
 def broker_options(way: Way) -> Callable[[F], F]:
     """Give a command an option for each broker that can do it, whose value is the address, and for their settings."""
 
@@ -52,10 +61,10 @@ def broker_options(way: Way) -> Callable[[F], F]:
         for broker in _able(way):
             about = f"; {broker.about}" if broker.about else ""
             text = f"{VERBS[way]} {broker.title}{about}."
-            options.append(click.option(f"--{broker.name}", broker.name, metavar=broker.address, help=text))
+            options.append(click.option(f"--{broker.name}", _at(broker.name), metavar=broker.address, help=text))
             settings |= {each.name: each for each in _settings(broker, way) or ()}
         for each in settings.values():
-            options.append(click.option(f"--{each.name}", each.name, metavar=each.metavar, help=each.help))
+            options.append(click.option(f"--{each.name}", _own(each.name), metavar=each.metavar, help=each.help))
         for option in [*options[1:], options[0]][::-1]:
             command = option(command)
         return command
@@ -74,14 +83,16 @@ def chosen(
     way: Way, by_name: tuple[str, str] | None, given: Mapping[str, str | None]
 ) -> tuple[str, str, dict[str, str]]:
     """Return which broker was chosen, its address, and the settings that only it has."""
-    names = [each.name for each in _able(way)]
-    found = [(name, address) for name in names if (address := given.get(name)) is not None]
+    able = _able(way)
+    names = [each.name for each in able]
+    found = [(name, address) for name in names if (address := given.get(_at(name))) is not None]
     found += [] if by_name is None else [by_name]
     if len(found) != 1:
         options = ", ".join(f"--{name}" for name in names)
         raise ConfigurationError(f"Name one broker: {options}, or --broker.", code="MR-arguments-conflict")
     [(name, address)] = found
-    return name, address, {each: text for each, text in given.items() if each not in names and text}
+    settings = {each.name for broker in able for each in _settings(broker, way) or ()}
+    return name, address, {each: text for each in sorted(settings) if (text := given.get(_own(each)))}
 
 
 @click.command("brokers")

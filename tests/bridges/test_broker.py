@@ -12,12 +12,11 @@ from mailroom.bridges.broker import Broker, broker_of, brokers, described
 from mailroom.bridges.record import Form
 from mailroom.bridges.settings import InSettings, OutSettings
 from mailroom.errors import ConfigurationError
-from mailroom.packages import declared
+from tests.bridges.plugged import ROOT, forget, plugged
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.node import Node
 from tests.support.source import parsed
 
-ROOT = Path(__file__).parents[2]
 PACKAGES = ("mailroom", "outbox", "inbox", "dispatcher", "spark_jobs")
 NAMES = ("kafka", "nats", "rabbit", "webhook")
 # Where a broker may be named: its folders, what is one catalogue by design, and what lists public names.
@@ -84,27 +83,12 @@ TAPE = Broker("tape", "Tape", "FOLDER", publishes=PublishesTo(
 """
 
 
-def forget() -> None:
-    """Forget what is declared."""
-    for each in (declared, brokers, broker_of):
-        each.cache_clear()
-
-
 @pytest.fixture
 def tape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
-    """Install a package with the broker `tape`, and one that is broken."""
-    about = tmp_path / "tape-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tape\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(
-        "[mailroom.brokers]\ntape = tape_broker:TAPE\nbroken = no_such_module:IT\nother = tape_broker:TAPE\n"
-    )
-    (tmp_path / "tape_broker.py").write_text(TAPE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    forget()
-    yield broker_of("tape")
-    forget()
-    sys.modules.pop("tape_broker")
+    """Install a package with the broker `tape`, and with two that are broken."""
+    declared_there = "tape = tape_broker:TAPE\nbroken = no_such_module:IT\nother = tape_broker:TAPE\n"
+    with plugged(tmp_path, monkeypatch, "tape_broker", TAPE, declared_there):
+        yield broker_of("tape")
 
 
 def test_broker_of_another_package_is_as_ours_and_a_broken_one_harms_nobody(

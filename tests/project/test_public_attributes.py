@@ -24,6 +24,8 @@ ATTRIBUTES = {
     "Subscribe": "inbox topics",
     "BridgeStates": "into out",
     "Bridges": "cut into out remove resume schema skip status waiting",
+    "BrokerCase": "broker can_be_killed into kill options out records start",
+    "NotConforming": "",
     "ApiBinding": "channel_in channel_out message of_schemes protocol",
     "Broker": "about address asyncapi check_address commands install is_installed is_queue is_reserved library name "
     "options otherwise publishes reserved reserved_prefixes sentence takes_from tested title",
