@@ -26,7 +26,7 @@ def identified(message: Outgoing, once: str) -> Outgoing:
     if not isinstance(once, str) or not once:
         raise InvalidMessage(
             f"once is {'empty' if once == '' else type(once).__name__}: give the text that is the same whenever this "
-            "message is sent again, such as the id of a webhook's event.",
+            "message is sent again, such as the id of an event that you were sent.",
             code="MR-invalid-argument",
         )
     utf8(once, "text of once")

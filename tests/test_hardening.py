@@ -564,7 +564,7 @@ QUALIFIED = {
 # clock, and refused where there is no node; and what other readers are allowed is not a reader's to read.
 DEFINERS = {"watch", "link_next", "link_topic_asked", "link_want", "link_claim", "link_match", "clock_reach"}
 DEFINERS |= {"link_hold", "link_hello", "link_ask", "link_acknowledge", "delete_marked"}
-DEFINERS |= {"make_reaped_days", "empty_reaped_day", "drop_reaped_day", "refuse_without_node"}
+DEFINERS |= {"make_reaped_days", "empty_reaped_day", "drop_reaped_day", "refuse_without_node", "watch_audit"}
 
 
 def test_every_function_has_its_search_path_pinned_and_runs_as_its_caller(
@@ -588,7 +588,7 @@ def test_functions_that_run_as_the_owner_are_nobodys_but_the_owners(catalog: psy
     names = (
         "delete_marked", "drop_reaped_day", "empty_reaped_day", "link_acknowledge", "link_ask", "link_claim",
         "link_hello", "link_hold", "link_match", "link_next", "link_topic_asked", "link_want",
-        "make_reaped_days", "watch", "watch_json", "watch_query", "watch_rest", "watch_told",
+        "make_reaped_days", "watch", "watch_audit", "watch_json", "watch_query", "watch_rest", "watch_told",
     )  # fmt: skip
     assert granted.fetchall() == [(name, True) for name in names]
 

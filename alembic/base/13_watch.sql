@@ -189,10 +189,11 @@ END $$;
 
 -- With the owner's rights, since who owns a table of their own need have no right on the audit.
 CREATE FUNCTION watch_audit(act text, watched text, changed text, by_actor text, why text)  -- Writes into the audit that a table is watched, or no longer.
-RETURNS void LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
     INSERT INTO {schema}.audit (actor, action, key, messages, change, reason)
-    SELECT by_actor, act, watched, 0, changed, why WHERE act IN ('watch', 'unwatch')
-$$;
+    SELECT by_actor, act, watched, 0, changed, why WHERE act IN ('watch', 'unwatch');
+END $$;
 
 -- Otherwise the owner of any table could send anything.
 REVOKE ALL ON FUNCTION watch, watch_query, watch_rest, watch_json, watch_told, watch_audit FROM PUBLIC;

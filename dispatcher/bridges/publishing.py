@@ -25,6 +25,7 @@ from dispatcher.links.at_source.fetch import fetching
 from dispatcher.links.at_source.source import SOURCE_SESSION, Source
 from dispatcher.links.receiving import Receiving
 from mailroom import events
+from mailroom.bridges.broker import described
 from mailroom.bridges.lasts import reading_loss
 from mailroom.bridges.out import (
     OutRow,
@@ -95,6 +96,7 @@ class Publishing(Tending):
         self._home = home
         self._poll_interval_s = poll_interval_s
         self._sender = Sender(row.node_id, row.node, row.link)
+        self._is_reserved = described(row.settings.broker).is_reserved
         self._portion = Portion()
         self._marked_at = row.marked_at
         self._is_known = False
@@ -274,7 +276,7 @@ class Publishing(Tending):
             is_published = message.sent_clock <= mark or message.message_id in known or message.seq in done
             if not (message.is_mark or is_published or is_expired):
                 try:
-                    records.append(record_of(message, self.row.settings.form, self._sender))
+                    records.append(record_of(message, self.row.settings.form, self._sender, self._is_reserved))
                 except Unencodable as error:
                     return _Part(position, records, (message.seq, error))
             position = message.seq

@@ -25,6 +25,7 @@ from dispatcher.links.receiver import LinkStopped, Taking
 from dispatcher.links.receiving import Receiving
 from mailroom import events
 from mailroom.bridges.arrival import Arrived, Incoming, Undecodable, digest, incoming, undecoded
+from mailroom.bridges.broker import described
 from mailroom.bridges.into import (
     InRow,
     Last,
@@ -71,6 +72,7 @@ class TakingIn(Tending):
         super().__init__(row.name, schema, receiving)
         self.row = row
         self._make = make
+        self._is_reserved = described(row.settings.broker).is_reserved
         self._on_received = on_received
         self._place = ""
         self._positions: dict[tuple[str, int], BrokerPosition] = {}
@@ -324,7 +326,7 @@ class TakingIn(Tending):
     def _incoming(self, record: Arrived, origins: Collection[tuple[UUID, int]]) -> Incoming:
         if (why := self._refused.get((record.topic, record.part, record.offset))) is not None:
             raise self._refusal(record, why)
-        message = incoming(record, self.row.settings.intake, self._place)
+        message = incoming(record, self.row.settings.intake, self._place, self._is_reserved)
         most = self.row.settings.max_origins
         # Each has a mark that nothing may forget: its repeats would be taken for new.
         is_new = message.sender is not None and (message.sender, message.link) not in origins

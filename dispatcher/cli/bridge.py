@@ -8,14 +8,16 @@ from typing import get_args
 import click
 
 from dispatcher.bridges.brokers import publisher_of, source_of
+from dispatcher.cli.brokers import broker_options, called, chosen, in_transactions, is_asked, list_brokers, own_commands
 from mailroom.bridges.arrival import Decoding, Intake
 from mailroom.bridges.bridges import Bridges
+from mailroom.bridges.broker import Start
 from mailroom.bridges.environment import variables
 from mailroom.bridges.into import InRow, reading_ins
 from mailroom.bridges.out import OutRow, finding_out, reading_outs
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble
 from mailroom.bridges.record import Encoding, Form, Format, Record
-from mailroom.bridges.settings import MAX_ORIGINS, InSettings, OnFailure, OutSettings, Start
+from mailroom.bridges.settings import MAX_ORIGINS, InSettings, OnFailure, OutSettings
 from mailroom.bridges.source import BrokerPosition
 from mailroom.bridges.states import BridgeStates, InState, OutState
 from mailroom.bridges.waiting import LIMIT
@@ -29,7 +31,6 @@ from mailroom.links.readers import MAX_ROWS
 from mailroom.names import MAX_COUNT
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
-from outbox.webhooks.cli import serve
 
 TEST_S = 10.0
 
@@ -47,7 +48,7 @@ PLACE = checked(place)
 
 @click.group(cls=Group)
 def bridge() -> None:
-    """Publish messages to another broker, such as Kafka, and take in messages from one.
+    """Publish messages to other brokers, and take in messages from them.
 
     A bridge out of a node is a link whose reader is a broker: what it subscribes to is stamped for it, waits in the
     database however long the broker is away, and is published in order by the dispatcher. A bridge into a node is an
@@ -64,31 +65,13 @@ def bridge() -> None:
 
 @bridge.command()
 @click.argument("name", metavar="NAME", type=NODE)
-@click.option("--kafka", metavar="HOST:PORT[,...]", help="Publish to Kafka; some of its servers.")
-@click.option("--nats", metavar="URL[,...]", help="Publish to a stream of NATS JetStream; some of its servers.")
-@click.option(
-    "--rabbitmq", metavar="HOST:PORT[/VHOST]", help="Publish to RabbitMQ, also as amqps://...; see --exchange."
-)
-@click.option("--webhook", metavar="URL", help="Post to a URL; {topic} in its path stands for --topic.")
-@click.option(
-    "--broker",
-    "own",
-    nargs=2,
-    metavar="MODULE:CLASS ADDRESS",
-    help="Publish to another broker, by a class of your own that is a Publisher.",
-)
+@broker_options("out")
 @click.option(
     "--topic",
     metavar="TEMPLATE",
     default="",
     help="The topic at the broker, or the subject; {topic} stands for the message's. [{topic}, or outbox.event.{topic} "
     "for debezium]",
-)
-@click.option(
-    "--exchange",
-    metavar="NAME",
-    default="",
-    help="The exchange of RabbitMQ, at which --topic is the routing key. [none: --topic names a queue]",
 )
 @click.option(
     "--subscribe",
@@ -101,12 +84,13 @@ def bridge() -> None:
 @click.option(
     "--exactly-once",
     is_flag=True,
-    help="Publish in transactions of Kafka, so that its readers with read_committed get each message once.",
+    help="Publish in transactions, so that readers of what is committed get each message once. "
+    f"[only {in_transactions()}]",
 )
 @click.option(
     "--mark-topic",
     metavar="TOPIC",
-    help="The topic under which Kafka keeps the mark of --exactly-once. [--topic, if it has no {topic}]",
+    help="The topic under which the broker keeps the mark of --exactly-once. [--topic, if it has no {topic}]",
 )
 @click.option(
     "--format", type=OneOf(get_args(Format)), default="cloudevents", show_default=True, help="Of the headers."
@@ -135,10 +119,9 @@ def bridge() -> None:
 @answering
 @pass_call
 def out(
-    call: Call, name: str, kafka: str | None, nats: str | None, rabbitmq: str | None, webhook: str | None,
-    own: tuple[str, str] | None, topic: str, exchange: str, topics: tuple[str, ...], exactly_once: bool,
+    call: Call, /, name: str, by_name: tuple[str, str] | None, topic: str, topics: tuple[str, ...], exactly_once: bool,
     mark_topic: str | None, format: Format, encode: Encoding, tombstones: bool, on_failure: OnFailure,
-    keep_s: float | None, max_rows: int | None, actor: str, why: str | None,
+    keep_s: float | None, max_rows: int | None, actor: str, why: str | None, **given: str | None,
 ) -> None:  # fmt: skip
     """Publish messages to a broker, by the bridge NAME; or change that bridge.
 
@@ -155,11 +138,11 @@ def out(
       mailroom bridge out mail --rabbitmq localhost:5672 --exchange shop --subscribe 'order.#'
       mailroom bridge out hooks --webhook https://shop.example/hooks --subscribe order.paid
     """
-    broker, address = _broker(own, kafka=kafka, nats=nats, rabbitmq=rabbitmq, webhook=webhook)
+    broker, address, own = chosen("out", by_name, given)
     form = Form(topic, format, encode, tombstones)
     if exactly_once and mark_topic is None and "{topic}" not in form.topic:
         mark_topic = form.topic
-    settings = OutSettings(broker, address, form, exactly_once, mark_topic, on_failure, exchange)
+    settings = OutSettings(broker, address, form, exactly_once, mark_topic, on_failure, own)
     with call.connection("bridge out") as connection:
         is_new = Bridges(schema=call.schema).out(
             connection, name, settings, topics=topics or None, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why
@@ -177,22 +160,13 @@ def out(
 
 @bridge.command("in")
 @click.argument("name", metavar="NAME", type=NODE)
-@click.option("--kafka", metavar="HOST:PORT[,...]", help="Take in from Kafka; some of its servers.")
-@click.option("--nats", metavar="URL[,...]", help="Take in from streams of NATS JetStream; some of its servers.")
-@click.option("--rabbitmq", metavar="HOST:PORT[/VHOST]", help="Take in from queues of RabbitMQ, also as amqps://...")
-@click.option(
-    "--broker",
-    "own",
-    nargs=2,
-    metavar="MODULE:CLASS ADDRESS",
-    help="Take in from another broker, by a class of your own that is a RecordSource.",
-)
+@broker_options("in")
 @click.option(
     "--from",
     "sources",
     metavar="TOPIC[,...]",
     required=True,
-    help="The topics at the broker; at NATS streams, at RabbitMQ queues.",
+    help=f"The topics at the broker{called()}.",
 )
 @click.option(
     "--as-topic",
@@ -232,9 +206,9 @@ def out(
 @answering
 @pass_call
 def into(
-    call: Call, name: str, kafka: str | None, nats: str | None, rabbitmq: str | None, own: tuple[str, str] | None,
-    sources: str, as_topic: str | None, key: str,
+    call: Call, /, name: str, by_name: tuple[str, str] | None, sources: str, as_topic: str | None, key: str,
     decode: Decoding, start: Start, on_failure: OnFailure, max_origins: int, actor: str, why: str | None,
+    **given: str | None,
 ) -> None:  # fmt: skip
     """Take in messages from a broker, by the bridge NAME; or change that bridge.
 
@@ -249,9 +223,9 @@ def into(
       mailroom bridge in shop --nats nats://localhost:4222 --from SHOP
       mailroom bridge in mail --rabbitmq localhost:5672 --from mail.orders
     """
-    broker, address = _broker(own, kafka=kafka, nats=nats, rabbitmq=rabbitmq)
+    broker, address, own = chosen("in", by_name, given)
     topics = tuple(topic.strip() for topic in sources.split(",") if topic.strip())
-    settings = InSettings(broker, address, topics, Intake(as_topic, key, decode), start, on_failure, max_origins)
+    settings = InSettings(broker, address, topics, Intake(as_topic, key, decode), start, on_failure, max_origins, own)
     with call.connection("bridge in") as connection:
         is_new = Bridges(schema=call.schema).into(connection, name, settings, actor=actor, why=why)
     if call.json:
@@ -260,15 +234,6 @@ def into(
     say(f"The bridge {name} {'takes' if is_new else 'is changed. It takes'} in from {broker} at {address}.")
     say(f"Inboxes get its messages with: mailroom inbox subscribe INBOX TOPIC --origin {name}")
     _tell_options(name)
-
-
-def _broker(own: tuple[str, str] | None, **known: str | None) -> tuple[str, str]:
-    given = [(broker, address) for broker, address in known.items() if address is not None]
-    given += [] if own is None else [own]
-    if len(given) != 1:
-        options = ", ".join(f"--{broker}" for broker in known)
-        raise ConfigurationError(f"Name one broker: {options}, or --broker.", code="MR-arguments-conflict")
-    return given[0]
 
 
 def _tell_options(name: str) -> None:
@@ -305,13 +270,13 @@ def show_states(found: BridgeStates) -> None:
         columns: tuple[str, ...] = ("bridge out", "broker", "state", "backlog", "lag", "row", "topics")
         table(columns, map(_out_row, found.out), numbers=("backlog", "lag", "row"))
     else:
-        say("This node publishes to no broker: mailroom bridge out NAME --kafka HOST:PORT")
+        say("This node publishes to no broker: mailroom bridge out --help")
     say("")
     if found.into:
         columns = ("bridge in", "broker", "state", "received", "at", "topics")
         table(columns, map(_in_row, found.into), numbers=("received",))
     else:
-        say("This node takes in from no broker: mailroom bridge in NAME --kafka HOST:PORT --from TOPIC")
+        say("This node takes in from no broker: mailroom bridge in --help")
     each_way: list[OutState | InState] = [*found.out, *found.into]
     troubles = [(each.name, _trouble(each)) for each in each_way if each.why is not None]
     if troubles := troubles + [(each.name, _lack(each)) for each in found.into if each.lacks is not None]:
@@ -366,14 +331,13 @@ def test(call: Call, name: str) -> None:
         names = [each.name for each in run(connection, reading_outs(call.schema))]
         names += [each.name for each in run(connection, reading_ins(call.schema))]
     asyncio.run(_try(row, names))
+    was_asked = is_asked(row.settings.broker, "in" if isinstance(row, InRow) else "out")
     if call.json:
-        document({"bridge": name, "reached": row.settings.broker not in _TESTED})
+        document({"bridge": name, "reached": was_asked})
+    elif was_asked:
+        say(f"{row.settings.broker} at {row.settings.address} is reached.")
     else:
-        say(_TESTED.get(row.settings.broker, f"{row.settings.broker} at {row.settings.address} is reached."))
-
-
-# Brokers that are not asked anything: there is no request that is not a message.
-_TESTED = {"webhook": "Its URL and its options can be used. Nothing was sent, so whether it answers is not known."}
+        say("Its address and its options can be used. Nothing was sent, so whether it answers is not known.")
 
 
 def _finding(schema: str, name: str) -> Operation[OutRow | InRow]:
@@ -543,4 +507,5 @@ def _tell(call: Call, name: str, done: str, given_up: int, *, dry_run: bool) -> 
     say(f"The bridge {name} {would_be} {done}; {counted(given_up, 'message')} that waited {would_be} given up.")
 
 
-bridge.add_command(serve)
+for _command in (list_brokers, *own_commands()):
+    bridge.add_command(_command)

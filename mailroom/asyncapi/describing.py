@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 from mailroom.asyncapi import headers
 from mailroom.asyncapi.schemas import PLACE, name_of, schemas_of
 from mailroom.bridges.arrival import Decoding
+from mailroom.bridges.broker import NO_BINDING, Broker, described
+from mailroom.bridges.broker import Part as Binding
 from mailroom.bridges.record import CONTENT_TYPES, fill
 from mailroom.bridges.states import BridgeStates, InState, OutState
 from mailroom.errors import ConfigurationError
@@ -18,8 +20,6 @@ from mailroom.names import MANY, ONE, fits
 
 SPECIFICATION = "3.0.0"
 NODE = "node"
-BINDING = "0.5.0"
-AMQP_BINDING = "0.3.0"
 _OF_A_CHANNEL = ("servers", "bindings")
 DECODED: Mapping[Decoding, str] = {
     "json": "application/json",
@@ -93,8 +93,10 @@ class _Document:
     def add_out(self, bridge: OutState) -> None:
         """Add what a bridge publishes."""
         settings, form = bridge.settings, bridge.settings.form
+        broker = described(settings.broker)
         name, topic_in = f"out.{bridge.name}", headers.TOPIC_IN[form.format]
-        like = _Like(settings.broker, CONTENT_TYPES[form.encode].decode(), self._headers(name, headers.published(form)))
+        of_all = self._headers(name, headers.published(form))
+        like = _Like(broker.asyncapi.message, CONTENT_TYPES[form.encode].decode(), of_all)
         typed = self._typed(bridge.topics)
         known = sorted({topic.name for topic in typed})
         channels: dict[str, dict[str, Part]] = {}
@@ -106,9 +108,9 @@ class _Document:
             patterns.setdefault(form.topic if _is_pattern(pattern) else fill(form.topic, pattern), []).append(pattern)
         for address in patterns:
             channels.setdefault(address, {})[name] = like.untyped({topic_in: _others(patterns[address], known)})
-        servers = self._servers(settings.broker, settings.address)
+        servers = self._servers(broker, settings.address)
         for address, messages in channels.items():
-            bound = _amqp("routingKey", "exchange", settings.exchange) if settings.broker == "rabbitmq" else {}
+            bound = broker.asyncapi.channel_out(address, settings.own)
             channel = self._channel(servers, address, messages, bound)
             if "{topic}" in address:
                 about = f"The topic of a message: {', '.join(patterns[address])}"
@@ -120,18 +122,18 @@ class _Document:
         """Add what a bridge takes in."""
         settings, intake = bridge.settings, bridge.settings.intake
         name = f"in.{bridge.name}"
-        broker = settings.broker if intake.key == "record" else ""
-        like = _Like(broker, DECODED.get(intake.decode), self._headers(name, headers.read(intake.key)))
-        servers = self._servers(settings.broker, settings.address)
+        broker = described(settings.broker)
+        bound = broker.asyncapi.message if intake.key == "record" else NO_BINDING
+        like = _Like(bound, DECODED.get(intake.decode), self._headers(name, headers.read(intake.key)))
+        servers = self._servers(broker, settings.address)
         for address in settings.topics:
             typed = self._typed(bridge.topics)
             if intake.as_topic is not None:
                 typed = [topic for topic in typed if topic.name == fill(intake.as_topic, address)]
             messages = {f"{name}.{name_of(topic)}": like.typed(topic, {}) for topic in typed}
             messages = messages or {name: like.untyped({})}
-            is_queue = settings.broker == "rabbitmq"
-            channel = self._channel(servers, address, messages, _amqp("queue", "queue", address) if is_queue else {})
-            often = "once per id" if is_queue else "exactly once"
+            channel = self._channel(servers, address, messages, broker.asyncapi.channel_in(address))
+            often = "once per id" if broker.is_queue else "exactly once"
             self._operate("receive", bridge.name, channel, messages, f"Taken in by bridge {bridge.name}, {often}.")
             self.reached |= {topic.name for topic in typed}
 
@@ -162,10 +164,10 @@ class _Document:
             "messages": [{"$ref": f"{at}/messages/{name}"} for name in messages],
         }
 
-    def _channel(self, servers: list[str], address: str, messages: dict[str, Part], bound: Part | None = None) -> str:
+    def _channel(self, servers: list[str], address: str, messages: dict[str, Part], bound: Binding = NO_BINDING) -> str:
         """Add messages to the channel of an address at some servers; return its name."""
         at: Part = {"servers": [{"$ref": _pointer("servers", server)} for server in servers]} if servers else {}
-        at |= {"bindings": bound} if bound else {}
+        at |= {"bindings": dict(bound)} if bound else {}
         for name in _names(address):
             channel = self.channels.setdefault(name, {"address": address, **at, "messages": {}})
             if channel["address"] == address and all(channel.get(each) == at.get(each) for each in _OF_A_CHANNEL):
@@ -173,14 +175,14 @@ class _Document:
                 return name
         raise AssertionError
 
-    def _servers(self, broker: str, address: str) -> list[str]:
+    def _servers(self, broker: Broker, address: str) -> list[str]:
         """Return the names of a broker's servers, added if they are new."""
         names = []
         for each in address.split(","):
             at = urlsplit(each if "://" in each else f"//{each}")
-            protocol = (at.scheme or "amqp") if broker == "rabbitmq" else broker
+            protocol = (broker.asyncapi.of_schemes and at.scheme) or broker.asyncapi.protocol or broker.name
             server = {"host": at.netloc, "protocol": protocol} | ({"pathname": at.path} if at.path else {})
-            for name in _names(f"{broker}-{at.netloc}{at.path}"):
+            for name in _names(f"{broker.name}-{at.netloc}{at.path}"):
                 if self.servers.setdefault(name, server) == server:
                     break
             names.append(name)
@@ -191,7 +193,7 @@ class _Document:
 class _Like:
     """What the messages of a bridge have in common; by default of none."""
 
-    broker: str = ""
+    bindings: Binding = field(default_factory=dict)
     content_type: str | None = None
     headers: Part | None = None
 
@@ -214,8 +216,8 @@ class _Like:
             form["headers"] = form["headers"] | {"allOf": [self.headers]} if those else self.headers
         if self.content_type is not None:
             form["contentType"] = self.content_type
-        if self.broker == "kafka":
-            form["bindings"] = {"kafka": {"key": {"type": "string"}, "bindingVersion": BINDING}}
+        if self.bindings:
+            form["bindings"] = dict(self.bindings)
         return form
 
 
@@ -224,11 +226,6 @@ def _names(text: str) -> Iterator[str]:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") or "all"
     yield name
     yield from (f"{name}-{nth}" for nth in count(2))
-
-
-def _amqp(kind: str, part: str, name: str) -> Part:
-    """Return what RabbitMQ's channel is: routing keys of an exchange, or a queue."""
-    return {"amqp": {"is": kind, part: {"name": name}, "bindingVersion": AMQP_BINDING}}
 
 
 def _pointer(*steps: str) -> str:

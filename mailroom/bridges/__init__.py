@@ -7,6 +7,7 @@ from mailroom.lazy import imported
 if TYPE_CHECKING:
     from mailroom.bridges.arrival import Arrived, Intake
     from mailroom.bridges.bridges import AsyncBridges, Bridges
+    from mailroom.bridges.broker import ApiBinding, Broker, OwnSetting, PublishesTo, TakesFrom, brokers
     from mailroom.bridges.publisher import (
         BrokerRefused,
         BrokerTrouble,
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
     from mailroom.bridges.states import BridgeStates, InState, OutState
 
 __all__ = [
+    "ApiBinding",
     "Arrived",
     "AsyncBridges",
     "BridgeStates",
     "Bridges",
+    "Broker",
     "BrokerPosition",
     "BrokerRefused",
     "BrokerTrouble",
@@ -50,19 +53,24 @@ __all__ = [
     "OutBridge",
     "OutSettings",
     "OutState",
+    "OwnSetting",
     "Partitioned",
     "PartsChanged",
     "PositionGone",
     "Publisher",
+    "PublishesTo",
     "Record",
     "RecordRefused",
     "RecordSource",
+    "TakesFrom",
+    "brokers",
 ]
 
 # Imported on demand: what stands below imports other modules of this package.
 _HOMES = {
     "mailroom.bridges.arrival": ("Arrived", "Intake"),
     "mailroom.bridges.bridges": ("AsyncBridges", "Bridges"),
+    "mailroom.bridges.broker": ("ApiBinding", "Broker", "OwnSetting", "PublishesTo", "TakesFrom", "brokers"),
     "mailroom.bridges.publisher": (
         "BrokerRefused",
         "BrokerTrouble",

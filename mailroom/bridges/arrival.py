@@ -28,7 +28,7 @@ from uuid import UUID, uuid4, uuid5
 
 from mailroom import codec
 from mailroom.bridges.json_form import NotJson, of_json
-from mailroom.bridges.record import CONTENT_TYPE, checked_template, fill, is_reserved, one_of
+from mailroom.bridges.record import CONTENT_TYPE, IsReserved, checked_template, fill, is_reserved, one_of
 from mailroom.errors import ConfigurationError, DecodeError, EncodeError, InvalidMessage, MailroomError
 from mailroom.message.headers import as_json, checked
 from mailroom.message.outgoing import aware
@@ -143,11 +143,14 @@ class Incoming:
     is_named: bool = True
 
 
-def incoming(record: Arrived, how: Intake, place: str) -> Incoming:
-    """Return the message that a record is; `place` names the cluster. Raises `Undecodable`, and nothing else."""
+def incoming(record: Arrived, how: Intake, place: str, is_reserved: IsReserved = is_reserved) -> Incoming:
+    """Return the message that a record is; `place` names the cluster. Raises `Undecodable`, and nothing else.
+
+    `is_reserved` says which headers are not the message's own in a record of ours at this broker.
+    """
     place = record.place or place
     try:
-        return _incoming(record, how, place)
+        return _incoming(record, how, place, is_reserved)
     except _Unfit as fault:
         at = f"{record.topic}[{record.part}]@{record.offset}"
         raise Undecodable(f"The record at {at} of {place} is no message: {fault}.") from None
@@ -180,7 +183,7 @@ def undecoded(record: Arrived, place: str) -> Incoming:
     return Incoming(message_id, topic, key, "M", "U", None, value, None, None, None, at, None, None, None, is_named)
 
 
-def _incoming(record: Arrived, how: Intake, place: str) -> Incoming:
+def _incoming(record: Arrived, how: Intake, place: str, is_reserved: IsReserved) -> Incoming:
     if record.fault is not None:
         raise _Unfit(record.fault)
     named = dict(record.headers)
@@ -197,7 +200,7 @@ def _incoming(record: Arrived, how: Intake, place: str) -> Incoming:
         message_type,
         "D" if record.value is None else event_type,
         value,
-        _headers(named, is_ours=sender is not None),
+        _headers(named, is_reserved if sender is not None else _is_of_mailroom),
         _time(named, "mailroom-expires"),
         _source(named),
         _sent_at(record, named),
@@ -446,14 +449,18 @@ _READERS: Mapping[str, Callable[[bytes], object]] = {
 }
 
 
-def _headers(named: Mapping[str, bytes | None], *, is_ours: bool) -> dict[str, str] | None:
+def _is_of_mailroom(name: str) -> bool:
+    return name.lower().startswith("mailroom-")
+
+
+def _headers(named: Mapping[str, bytes | None], is_left_out: IsReserved) -> dict[str, str] | None:
     headers = _set_apart(named)
     for name, raw in named.items():
-        if is_reserved(name) if is_ours else name.lower().startswith("mailroom-"):
+        if is_left_out(name):
             continue
         found, text = _header(name, raw)
         headers[found] = text
-    if not is_ours and "traceparent" not in headers and "ce_traceparent" in headers:
+    if is_left_out is _is_of_mailroom and "traceparent" not in headers and "ce_traceparent" in headers:
         headers["traceparent"] = headers["ce_traceparent"]  # a CloudEvent's trace goes on in ours
     if not headers:
         return None

@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from mailroom.bridges.into import bridging_in, reading_ins, removing_in, resuming_in
+from mailroom.bridges.into import bridging_in, reading_ins, resuming_in
 from mailroom.bridges.out import bridging_out, finding_out, resuming_out, skipping_row
 from mailroom.bridges.record import Record
 from mailroom.bridges.settings import InSettings, OutSettings
@@ -12,6 +12,7 @@ from mailroom.bridges.waiting import LIMIT, waiting_records
 from mailroom.errors import ConfigurationError, UnknownBridge
 from mailroom.links.readers import removing_reader
 from mailroom.links.resume import cutting
+from mailroom.links.sources import removing_source
 from mailroom.names import DEFAULT_SCHEMA, node_name, schema_name
 from mailroom.registry.subscriptions import Topics, topic_texts
 from mailroom.schema import acts
@@ -133,8 +134,8 @@ class _Operations:
         begins anew: it takes in again what is still at the broker, with the same message ids.
         """
         yield from self._begin(name, actor, why)
-        if rows := (yield from reading_ins(self.schema, name)):
-            yield from removing_in(self.schema, rows[0], actor=actor, why=why, dry_run=dry_run)
+        if (yield from reading_ins(self.schema, name)):
+            yield from removing_source(self.schema, name, actor=actor, why=why, dry_run=dry_run, act=acts.BRIDGE_REMOVE)
             return 0
         return (
             yield from removing_reader(self.schema, name, actor=actor, why=why, dry_run=dry_run, act=acts.BRIDGE_REMOVE)

@@ -8,7 +8,6 @@ from uuid import UUID, uuid5
 from mailroom.bridges.settings import InSettings
 from mailroom.bridges.source import BrokerPosition
 from mailroom.errors import ConfigurationError, MailroomError
-from mailroom.links.sources import REMOVE
 from mailroom.links.start import noting_place
 from mailroom.names import node_name
 from mailroom.order import clock
@@ -401,11 +400,3 @@ def resuming_in(schema: str, row: InRow, at: BrokerPosition | None, *, actor: st
         told = None if at is None else f"at {at.topic}/{at.part}={at.next}"
         yield from auditing(schema, acts.BRIDGE_RESUME, [(None, row.name, 0)], actor, why, told)
     return bool(was)
-
-
-def removing_in(schema: str, row: InRow, *, actor: str, why: str | None, dry_run: bool) -> Operation[None]:
-    """Take in from this broker no longer, and forget the position there. What is in inboxes stays."""
-    if not dry_run:
-        yield clock.DISPATCH_LOCK.at(schema=schema)()
-        yield REMOVE.at(schema=schema)(number=row.origin)
-        yield from auditing(schema, acts.BRIDGE_REMOVE, [(None, row.name, 0)], actor, why)

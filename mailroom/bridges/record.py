@@ -30,19 +30,19 @@ The headers come in this order:
 | `mailroom-headers` | all | a JSON map of the message's headers that cannot stand by themselves, if there are any |
 | any other | all | the message's own headers, in UTF-8 |
 
-A header of the message cannot stand by itself if its name is one of these, or begins with `ce_`, `mailroom-` or
-`nats-` (which tell a server of NATS what to do), or is `cc`, `bcc`, `x-delay` or `x-death` (which tell RabbitMQ), in
-whichever case; if its name has anything but letters, digits, dots, hyphens and underscores; or if its text has control
-characters, or spaces at its ends. Not in a record are `source`, which says who sent it within the node, and
-`after_clock`, which the clock of the send is later than.
+A header of the message cannot stand by itself if its name is one of these, or begins with `ce_` or `mailroom-`, or
+would tell the broker what to do (its descriptor says which do), in whichever case; if its name has anything but
+letters, digits, dots, hyphens and underscores; or if its text has control characters, or spaces at its ends. Not in a
+record are `source`, which says who sent it within the node, and `after_clock`, which the clock of the send is later
+than.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 from uuid import UUID
 
@@ -68,7 +68,9 @@ VERSION: Header = ("ce_specversion", b"1.0")
 CONTENT_TYPE = "content-type"
 CONTENT_TYPES: Mapping[Encoding, bytes] = {"json": b"application/json", "cbor": b"application/cbor"}
 NAME = re.compile(r"[A-Za-z0-9_.-]+\Z")
-RESERVED = frozenset({"id", CONTENT_TYPE, "cc", "bcc", "x-delay", "x-death"})
+RESERVED = ("id", CONTENT_TYPE)
+PREFIXES = ("ce_", "mailroom-")
+IsReserved: TypeAlias = Callable[[str], bool]
 
 
 class Unencodable(MailroomError):
@@ -165,8 +167,29 @@ class Sender:
     link: int
 
 
-def record_of(message: Carried, form: Form, sender: Sender) -> Record:
+@cache
+def reserving(names: tuple[str, ...] = (), prefixes: tuple[str, ...] = ()) -> IsReserved:
+    """Return what says whether a header of a name is not the message's own, in a record of ours.
+
+    `names` and `prefixes` are those that the broker reserves besides ours, in lower case.
+    """
+    all_names, all_prefixes = {*RESERVED, *names}, (*PREFIXES, *prefixes)
+
+    @lru_cache(maxsize=4096)  # of each record there are a dozen, and they are the same ones
+    def is_reserved(name: str) -> bool:
+        name = name.lower()
+        return name in all_names or name.startswith(all_prefixes)
+
+    return is_reserved
+
+
+is_reserved = reserving()
+
+
+def record_of(message: Carried, form: Form, sender: Sender, is_reserved: IsReserved = is_reserved) -> Record:
     """Return the record of a message; the same message has the same bytes each time.
+
+    `is_reserved` says which headers are not for a message to set at this broker.
 
     Raises `Unencodable`; and `ValueError` for a mark, which whoever reads the rows passes over.
     """
@@ -181,7 +204,7 @@ def record_of(message: Carried, form: Form, sender: Sender) -> Record:
         headers.append(fixed.content_type)
     headers += _carriage(message, fixed)
     if message.headers:
-        headers += _own(message.headers)
+        headers += _own(message.headers, is_reserved)
     return Record(
         fixed.at, key, value, tuple(headers), message.seq, message.sent_clock, message.message_id, message.stamped_at
     )
@@ -213,13 +236,6 @@ def one_of(given: object, what: str, allowed: tuple[str, ...]) -> None:
         raise ConfigurationError(
             f"{what} is {shown(given)}; give one of {', '.join(allowed)}.", code="MR-invalid-argument"
         )
-
-
-@lru_cache(maxsize=4096)  # of each record there are a dozen, and they are the same ones
-def is_reserved(name: str) -> bool:
-    """Return whether a header of this name is not the message's own, in a record of ours."""
-    name = name.lower()
-    return name in RESERVED or name.startswith(("ce_", "mailroom-", "nats-"))
 
 
 def _value(message: Carried, encode: Encoding) -> bytes:
@@ -318,14 +334,18 @@ def _carriage(message: Carried, fixed: _Fixed) -> list[Header]:
     ]
 
 
-def _own(headers: Mapping[str, str]) -> list[Header]:
-    alone = [(name, text.encode()) for name, text in headers.items() if _stands_alone(name, text)]
-    others = {name: text for name, text in headers.items() if not _stands_alone(name, text)}
+def _own(headers: Mapping[str, str], is_reserved: IsReserved) -> list[Header]:
+    alone, others = [], {}
+    for name, text in headers.items():
+        if _stands_alone(name, text, is_reserved):
+            alone.append((name, text.encode()))
+        else:
+            others[name] = text
     return [("mailroom-headers", json.dumps(others, separators=(",", ":")).encode()), *alone] if others else alone
 
 
-def _stands_alone(name: str, text: str) -> bool:
-    # Names and texts that every broker's headers can hold, those of NATS and HTTP too.
+def _stands_alone(name: str, text: str, is_reserved: IsReserved) -> bool:
+    # Names and texts that every broker's headers can hold.
     return bool(NAME.match(name)) and not is_reserved(name) and text.isprintable() and text == text.strip()
 
 

@@ -1,5 +1,6 @@
 """What waits for a bridge, as the records that it would publish."""
 
+from mailroom.bridges.broker import broker_of
 from mailroom.bridges.out import OutRow
 from mailroom.bridges.record import Record, Sender, carried, record_of
 from mailroom.links.handshake.wire import GATHERED, NAMES, TYPES, WIRE_COLUMNS
@@ -24,11 +25,12 @@ FROM (SELECT {names} FROM {schema}.transit AS w
 
 
 def waiting_records(schema: str, row: OutRow, limit: int | None) -> Operation[list[Record]]:
-    """Return the next records of a bridge. Raises `Unencodable`."""
+    """Return the next records of a bridge. Raises `Unencodable`, and `ConfigurationError` without its broker here."""
     limit = count_or_all(limit, "limit")
     [(count, *columns)] = yield NEXT.at(schema=schema)(link=row.link, after=row.acked, limit=limit)
     if not count:
         return []
     sender = Sender(row.node_id, row.node, row.link)
     messages = carried(dict(zip(WIRE_COLUMNS, columns, strict=True)))
-    return [record_of(message, row.settings.form, sender) for message in messages if not message.is_mark]
+    form, is_reserved = row.settings.form, broker_of(row.settings.broker).is_reserved
+    return [record_of(message, form, sender, is_reserved) for message in messages if not message.is_mark]

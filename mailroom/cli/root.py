@@ -24,7 +24,7 @@ ABOUT = {
     "archive": "Find what was reaped from an inbox that keeps it, and replay it.",
     "asyncapi": "Print an AsyncAPI 3.0 document of typed topics and of this node's bridges, as JSON.",
     "bench": "Measure Mailroom on this machine and compare it with the limits of the machine.",
-    "bridge": "Publish messages to another broker, such as Kafka, and take in messages from one.",
+    "bridge": "Publish messages to other brokers, and take in messages from them.",
     "completion": "Print a script that lets a shell complete commands and options.",
     "dashboard": "Show a node in a browser, and act on it there.",
     "dead-letter": "List, show, requeue or discard dead letters.",

@@ -94,14 +94,16 @@ DELETE FROM {schema}.origin WHERE number = %(number)s::bigint
 )
 
 
-def removing_source(schema: str, source: str, *, actor: str, why: str | None, dry_run: bool) -> Operation[None]:
-    """Read a node no longer, and forget what came from it. What is in inboxes stays there."""
+def removing_source(
+    schema: str, source: str, *, actor: str, why: str | None, dry_run: bool, act: acts.Act = acts.LINK_REMOVE
+) -> Operation[None]:
+    """Read a node, or a broker, no longer, and forget what came from it. What is in inboxes stays there."""
     check_actor(actor, why)
     number, _ = yield from _holding(schema, source)
     if not dry_run:
         yield REMOVE.at(schema=schema)(number=number)
         yield from raising_stable(schema)
-        yield from auditing(schema, acts.LINK_REMOVE, [(None, source, 0)], actor, why)
+        yield from auditing(schema, act, [(None, source, 0)], actor, why)
 
 
 STATE = Sql(

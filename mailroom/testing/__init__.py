@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from mailroom.lazy import imported
 
 if TYPE_CHECKING:
+    from mailroom.testing.brokers import BrokerCase, NotConforming, conform
     from mailroom.testing.emptying import empty, empty_async
     from mailroom.testing.functions import (
         SentMessage,
@@ -28,12 +29,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncMail",
+    "BrokerCase",
     "Failure",
     "Mail",
+    "NotConforming",
     "SentMessage",
     "Worked",
     "carry",
     "carry_async",
+    "conform",
     "deliver",
     "deliver_async",
     "empty",
@@ -52,6 +56,7 @@ __all__ = [
 
 # Imported on demand: the plugin is loaded into every run of pytest where Mailroom is installed.
 _HOMES = {
+    "mailroom.testing.brokers": ("BrokerCase", "NotConforming", "conform"),
     "mailroom.testing.emptying": ("empty", "empty_async"),
     "mailroom.testing.functions": (
         *("SentMessage", "carry", "carry_async", "deliver", "deliver_async", "execute", "execute_async"),

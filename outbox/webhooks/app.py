@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 from uuid import UUID
 
-from mailroom.bridges.signature import SignatureRefused, check_stamp, secret_bytes, verify
 from mailroom.errors import ConfigurationError, ConnectionFailed, InvalidMessage, MailroomError, coded
 from mailroom.message.patterns import Patterns
 from mailroom.message.topic import Topic, pattern_text
@@ -33,6 +32,7 @@ from outbox.webhooks.request import (
     value_of,
 )
 from outbox.webhooks.sessions import ANSWER_S, Sessions, Source, usable
+from outbox.webhooks.signature import SignatureRefused, check_stamp, secret_bytes, verify
 
 log = logging.getLogger("mailroom.webhooks")
 

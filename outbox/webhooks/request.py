@@ -10,10 +10,10 @@ from urllib.parse import parse_qs, unquote
 
 from mailroom import codec
 from mailroom.bridges.json_form import check_items
-from mailroom.bridges.signature import ID, SIGNATURE, TIMESTAMP
 from mailroom.errors import DecodeError
 from mailroom.names import shown
 from outbox.webhooks.refusal import RequestRefused, unreadable
+from outbox.webhooks.signature import ID, SIGNATURE, TIMESTAMP
 
 PLACE = "/topics/"
 JSON, CBOR = "application/json", "application/cbor"

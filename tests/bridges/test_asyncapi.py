@@ -267,7 +267,7 @@ def test_a_server_is_named_by_an_address_of_any_form_and_shows_no_query() -> Non
 
 
 def test_rabbitmq_has_routing_keys_of_an_exchange_and_queues() -> None:
-    settings = OutSettings("rabbitmq", "mq:5672/shop,amqps://mq2/shop", Form("stock"), exchange="shop")
+    settings = OutSettings("rabbitmq", "mq:5672/shop,amqps://mq2/shop", Form("stock"), own={"exchange": "shop"})
     into = replace(IN, settings=InSettings("rabbitmq", "mq:5672/shop,amqps://mq2/shop", ("stock",)))
     found = made(replace(OUT, settings=settings), into=(into,))
     assert list(found["servers"].values())[:2] == [

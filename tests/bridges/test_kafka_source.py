@@ -16,7 +16,8 @@ from dispatcher.bridges.kafka.client import KafkaClient
 from dispatcher.bridges.kafka.held_up import LOOKS
 from dispatcher.bridges.kafka.source import KafkaSource
 from mailroom.bridges.arrival import Arrived, Intake, Undecodable, incoming
-from mailroom.bridges.settings import InSettings, Start
+from mailroom.bridges.broker import Start
+from mailroom.bridges.settings import InSettings
 from mailroom.bridges.source import BrokerPosition, BrokerWasAway, InBridge, PositionGone
 from tests.support.kafka_mock import MockKafka
 from tests.support.waiting import WITHIN_S, eventually_async

@@ -16,9 +16,10 @@ from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy, PubAck, RawStreamMsg, RetentionPolicy
 from nats.js.errors import APIError
 
+from dispatcher.bridges.kit import hiding
 from dispatcher.bridges.nats import publisher as nats_publisher
 from dispatcher.bridges.nats import reader as nats_reader
-from dispatcher.bridges.nats.options import client_options, hiding
+from dispatcher.bridges.nats.options import client_options
 from dispatcher.bridges.nats.publisher import NatsPublisher
 from dispatcher.bridges.nats.reader import ConsumerLost, StreamReader
 from dispatcher.bridges.nats.source import NatsSource

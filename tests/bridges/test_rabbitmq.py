@@ -92,7 +92,7 @@ def bridged(
 ) -> None:  # fmt: skip
     """Make a bridge out to the exchange, and one that takes in from queues, for the inbox "orders" of the same node."""
     address = f"127.0.0.1:{port or rabbitmq.port}"
-    out = OutSettings("rabbitmq", address, Form(topic), on_failure=on_failure, exchange=exchange)
+    out = OutSettings("rabbitmq", address, Form(topic), on_failure=on_failure, own={"exchange": exchange})
     with node.connection.transaction():
         Bridges().out(node.connection, "out", out, topics="order.#", actor="test")
     if into:
@@ -267,7 +267,7 @@ async def test_broker_short_of_memory_is_told_and_gets_everything_later(node: No
 
 async def test_channel_that_the_broker_closes_over_a_record_keeps_nothing_that_is_behind(rabbitmq: RabbitMQ) -> None:
     await create(rabbitmq, "closed")
-    settings = OutSettings("rabbitmq", f"127.0.0.1:{rabbitmq.port}", exchange="closed")
+    settings = OutSettings("rabbitmq", f"127.0.0.1:{rabbitmq.port}", own={"exchange": "closed"})
     publisher = RabbitPublisher(OutBridge("out", 1, SENDER.node_id, "paris", settings))
     given = [record(1), record(2), record(3, "x" * (MAX_MESSAGE_BYTES + 1)), record(4), record(5)]
     try:
@@ -329,7 +329,7 @@ async def test_what_is_missing_or_forbidden_is_told_and_a_password_is_shown_nowh
         await eventually_async(lambda: "there is no queue absent" in (in_state(node).why or ""))
         await create(rabbitmq, "absent")
         await lane.follow_until(lambda: len(came(node)) == 3)
-        elsewhere = OutSettings("rabbitmq", f"amqp://127.0.0.1:{rabbitmq.port}/none", exchange="absent")
+        elsewhere = OutSettings("rabbitmq", f"amqp://127.0.0.1:{rabbitmq.port}/none", own={"exchange": "absent"})
         await beside(node, lambda it: Bridges().out(it, "out", elsewhere, actor="test"))
         await lane.follow_until(lambda: "it has no virtual host none" in (out_state(node).why or ""))
 

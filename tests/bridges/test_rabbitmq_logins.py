@@ -15,9 +15,9 @@ from nats.errors import SlowConsumerError
 from pamqp import commands
 
 from dispatcher.bridges import tending
+from dispatcher.bridges.kit import tls_context
 from dispatcher.bridges.nats.client import NatsClient
 from dispatcher.bridges.rabbitmq.client import RabbitClient
-from dispatcher.bridges.rabbitmq.options import tls_context
 from mailroom import codec, subscribe
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.record import Form

@@ -12,9 +12,12 @@ from aiormq.exceptions import ChannelAccessRefused, DeliveryError, PublishError
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
+from dispatcher.bridges.kit import hiding, known_options, tls_context
 from dispatcher.bridges.rabbitmq import client
+from dispatcher.bridges.rabbitmq.address import AmqpServer, amqp_servers
+from dispatcher.bridges.rabbitmq.broker import RABBITMQ
 from dispatcher.bridges.rabbitmq.headers import headers_in, id_in, properties_of
-from dispatcher.bridges.rabbitmq.options import checked, hiding, prefetch, tls_context
+from dispatcher.bridges.rabbitmq.options import prefetch
 from dispatcher.bridges.rabbitmq.publisher import RabbitPublisher
 from dispatcher.bridges.rabbitmq.source import RabbitSource
 from dispatcher.bridges.taking import TakingIn
@@ -23,7 +26,6 @@ from mailroom.bridges.arrival import Arrived, Intake, incoming
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.into import InRow, reading_ins
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, OutBridge, RecordRefused
-from mailroom.bridges.rabbitmq_address import AmqpServer, amqp_servers
 from mailroom.bridges.record import Form, Record, record_of
 from mailroom.bridges.settings import InSettings, OutSettings
 from mailroom.bridges.source import InBridge
@@ -95,7 +97,8 @@ class Fake:
 
 def record(clock: int, key: str = "k", **others: Any) -> Record:
     """Return a record whose id is its clock."""
-    return record_of(message(clock, key=key, sent_clock=clock, message_id=UUID(int=clock), **others), Form(), SENDER)
+    given = message(clock, key=key, sent_clock=clock, message_id=UUID(int=clock), **others)
+    return record_of(given, Form(), SENDER, RABBITMQ.is_reserved)
 
 
 @pytest.fixture
@@ -106,7 +109,9 @@ def fake() -> Fake:
 @pytest.fixture
 def publisher(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> RabbitPublisher:
     monkeypatch.setattr("dispatcher.bridges.rabbitmq.publisher.NACK_S", 0.0)
-    found = RabbitPublisher(OutBridge("out", 1, SENDER.node_id, "paris", OutSettings("rabbitmq", "h:1", exchange="e")))
+    found = RabbitPublisher(
+        OutBridge("out", 1, SENDER.node_id, "paris", OutSettings("rabbitmq", "h:1", own={"exchange": "e"}))
+    )
 
     async def opened() -> Fake:
         return fake
@@ -309,11 +314,11 @@ def test_address_that_is_none_is_refused_and_not_repeated(address: str) -> None:
 
 def test_options_are_checked_and_what_is_secret_is_hidden() -> None:
     given = {"user": "me", "password": "hunter2", "prefetch": "10"}
-    assert checked("x", given) == given
+    assert known_options("x", RABBITMQ, given) == given
     assert (prefetch("x", given), prefetch("x", {})) == (10, 500)
     assert hiding(given, "login hunter2 of me") == "login *** of me"
     with pytest.raises(ConfigurationError, match="pasword cannot be set"):
-        checked("x", {"pasword": "hunter2"})
+        known_options("x", RABBITMQ, {"pasword": "hunter2"})
     for wrong in ("0", "70000", "many"):
         with pytest.raises(ConfigurationError, match="1 to 65,535"):
             prefetch("x", {"prefetch": wrong})

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from mailroom.bridges.signature import SignatureRefused, secret_bytes, sign, verify
 from mailroom.errors import ConfigurationError
+from outbox.webhooks.signature import SignatureRefused, secret_bytes, sign, verify
 from tests.support.listed import listed
 
 # Those of the specification's own libraries.

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from mailroom.bridges.signature import sign
+from outbox.webhooks.signature import sign
 
 SECRET = "whsec_" + "QUJD" * 8
 OTHER = "whsec_" + "REVG" * 8

@@ -86,7 +86,7 @@ WRONG = [
     (("out", "x", "--rabbitmq", "h:1", "--topic", "t", "--exactly-once"), "RabbitMQ is at least once"),
     (("out", "x", "--rabbitmq", "amqp://u:p@h:1"), "holds no user and no password"),
     (("out", "x", "--rabbitmq", "h:1/v?password=hunter2"), "RabbitMQ's address is HOST:PORT, HOST:PORT/VHOST"),
-    (("out", "x", "--kafka", "h:1", "--exchange", "e"), "Only RabbitMQ has an exchange"),
+    (("out", "x", "--kafka", "h:1", "--exchange", "e"), "Kafka has no setting 'exchange'"),
     (("in", "x", "--rabbitmq", "h:1", "--from", "q", "--start", "latest"), "leave out --start"),
     (
         ("out", "x", "--kafka", "h:1", "--webhook", "https://h.example/"),

@@ -14,7 +14,7 @@ from django.db import IntegrityError, ProgrammingError, connections, models, tra
 from django.db.backends.sqlite3.base import DatabaseWrapper as Sqlite
 
 from inbox import AsyncWorker, Handlers, Inbox, Message, Parked, Reject, Requests, Worker
-from mailroom import create_inbox, set_inbox, testing
+from mailroom import create_inbox, set_inbox, subscribe, testing
 from mailroom.errors import ConfigurationError, NotInTransaction, UnsupportedConnection
 from mailroom.schema import current_revision, migrate
 from mailroom.sql import apart
@@ -208,7 +208,8 @@ def orders(node: Node) -> list[tuple[int]]:
 def test_worker_on_django_s_connection_commits_the_orm_s_writes_with_its_messages(node: Node, source: str) -> None:
     """One poison message among others: each of the others is there once, and what the poison wrote is not."""
     with node.connection.transaction():
-        create_inbox(node.connection, "shipping", subscribe=["order.paid"], max_attempts=2, backoff_s=0)
+        set_inbox(node.connection, "shipping", max_attempts=2, backoff_s=0)
+        subscribe(node.connection, "shipping", "order.paid")
         for order in (11, 12, 13, 14):
             OUTBOX.send(node.connection, "shipping", {"order": order}, key="poison" if order == 13 else order)
     node.deliver_all()

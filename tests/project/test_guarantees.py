@@ -13,7 +13,7 @@ from typing import get_args
 from dispatcher.daemon import Dispatcher, Executor, Totals
 from dispatcher.links.lane import LinksLane
 from inbox.by_key.failure import Outcome as Attempted
-from mailroom.bridges.settings import BROKERS
+from mailroom.bridges.broker import brokers
 from mailroom.dead_letter import Stage
 from mailroom.message.outgoing import EventType, Kind, MessageType
 from mailroom.session.commit import Outcome as Committed
@@ -86,7 +86,7 @@ def test_the_readme_and_the_page_promise_the_same_in_the_same_order() -> None:
 
 def test_each_broker_has_its_promise_and_the_pages_on_bridges_name_it() -> None:
     table = rows(section(page_named("bridges.md").read_text(), "Guarantees"))
-    for broker in BROKERS:
+    for broker in (each.name for each in brokers()):
         [_] = [name for name in readme_rows() if name.casefold().startswith(broker)]
         assert [name for name in table if f"--{broker}" in name], broker
         assert broker in word("broker").casefold(), broker

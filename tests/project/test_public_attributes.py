@@ -24,6 +24,14 @@ ATTRIBUTES = {
     "Subscribe": "inbox topics",
     "BridgeStates": "into out",
     "Bridges": "cut into out remove resume schema skip status waiting",
+    "BrokerCase": "broker can_be_killed into kill options out records start",
+    "NotConforming": "",
+    "ApiBinding": "channel_in channel_out message of_schemes protocol",
+    "Broker": "about address asyncapi check_address commands install is_installed is_queue is_reserved library name "
+    "options otherwise publishes reserved reserved_prefixes sentence takes_from tested title",
+    "OwnSetting": "check help metavar name",
+    "PublishesTo": "client exactly_once formats is_asked order settings",
+    "TakesFrom": "client order settings starts topics",
     "BrokerPosition": "leader_epoch log next part topic",
     "BrokerRefused": "code",
     "BrokerTrouble": "",
@@ -31,13 +39,13 @@ ATTRIBUTES = {
     "Fenced": "",
     "Form": "encode format tombstones topic",
     "InBridge": "name node_id options origin settings",
-    "InSettings": "address broker intake max_origins of on_failure start text topics",
+    "InSettings": "address broker intake is_kept max_origins of on_failure own start text topics",
     "InState": "flows lacks name positions received received_at settings since state topics why",
     "Intake": "as_topic decode key",
     "Numbered": "first last part topic",
     "Numbering": "ends numbered",
     "OutBridge": "link name node node_id options settings",
-    "OutSettings": "address broker exactly_once exchange form mark_topic of on_failure text",
+    "OutSettings": "address broker exactly_once form is_kept mark_topic of on_failure own text",
     "OutState": "acked backlog commands keep_s lag_s max_rows name seen_at settings since state topics why",
     "Partitioned": "parts",
     "PartsChanged": "",
@@ -152,7 +160,7 @@ ATTRIBUTES = {
     "Outgoing": (
         "after_clock deliver_after deliver_at event_type expires_at headers id key kind message_type topic value"
     ),
-    "Periodic": "add list next_times pause remove resume schema sync",
+    "Periodic": "add list next_times pause remove resume schema set sync",
     "PeriodicMessage": "cron headers jitter_s key kind missed name time_zone topic value",
     "PeriodicState": ("cron due_at jitter_s key kind last_at last_error missed name next_at paused time_zone topic"),
     "WebhookApp": "",
@@ -163,7 +171,7 @@ ATTRIBUTES = {
     "Changed": "freed keys messages",
     "Handlers": "on on_error_reply schema",
     "Inbox": (
-        "backlog create drop inbox pause paused_keys peek reap reap_any rename resume schema subscribe unsubscribe "
+        "backlog create drop inbox pause paused_keys peek reap reap_any rename resume schema set subscribe unsubscribe "
         "wait_for_batches"
     ),
     "Message": (

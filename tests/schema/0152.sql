@@ -1021,12 +1021,13 @@ END $$;
 COMMENT ON FUNCTION mailroom.watch() IS 'The trigger of watched tables: sends what happens to their rows.';
 
 CREATE FUNCTION mailroom.watch_audit(act text, watched text, changed text, by_actor text, why text) RETURNS void
-    LANGUAGE sql SECURITY DEFINER
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
+BEGIN
     INSERT INTO "mailroom".audit (actor, action, key, messages, change, reason)
-    SELECT by_actor, act, watched, 0, changed, why WHERE act IN ('watch', 'unwatch')
-$$;
+    SELECT by_actor, act, watched, 0, changed, why WHERE act IN ('watch', 'unwatch');
+END $$;
 
 COMMENT ON FUNCTION mailroom.watch_audit(act text, watched text, changed text, by_actor text, why text) IS 'Writes into the audit that a table is watched, or no longer.';
 

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from inbox import AsyncHandlers, Handlers, Inbox, Message, Parked, Unavailable
-from mailroom import Topic, create_inbox
+from mailroom import Topic, create_inbox, set_inbox
 from mailroom.errors import ConfigurationError, InvalidMessage, SchemaError, UnknownInbox
 from mailroom.testing.mail import AsyncMail, Mail, mailing
 from outbox import AsyncOutbox, Outbox, Store
@@ -331,7 +331,7 @@ def test_handle_all_applies_executables_and_delivers_their_outcome(mail: Mail) -
 def test_failed_message_waits_is_tried_when_its_time_has_come_and_is_parked(
     mail: Mail, caplog: pytest.LogCaptureFixture
 ) -> None:
-    create_inbox(mail.connection, "warehouse", max_attempts=3, backoff_s=7_200, backoff_max_s=7_200)
+    set_inbox(mail.connection, "warehouse", max_attempts=3, backoff_s=7_200, backoff_max_s=7_200)
     OUTBOX.send(mail.connection, "warehouse", 1, key="k")
     seen = []
     for seconds in (0, 1, 10_000, 1, 10_000, 10_000):

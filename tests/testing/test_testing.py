@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from inbox import Inbox, Message, Park, Parked, Retry, Skip
-from mailroom import create_inbox, testing
+from mailroom import set_inbox, testing
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, NotInTransaction
 from mailroom.testing.emptying import EMPTIED
@@ -292,7 +292,7 @@ def failing(message: Message, connection: Any) -> None:
 def test_work_records_failures_as_a_worker_does(node: Node, kind: str) -> None:
     values = ["ok", "park", "skip", "retry", "swallow", "other", "fatal"]
     with opened(node.dsn, kind) as connection:
-        create_inbox(connection, "shipping", max_attempts=2, backoff_s=10, backoff_max_s=10)
+        set_inbox(connection, "shipping", max_attempts=2, backoff_s=10, backoff_max_s=10)
         for value in values:
             OUTBOX.send(connection, "shipping", value, key=value)
             OUTBOX.send(connection, "shipping", "ok", key=value)
@@ -312,7 +312,7 @@ def test_work_records_failures_as_a_worker_does(node: Node, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("year", [2020, 2100])
 def test_work_tries_again_when_now_has_come(connection: psycopg.Connection[Any], year: int) -> None:
-    create_inbox(connection, "shipping", max_attempts=3, backoff_s=10, backoff_max_s=10)
+    set_inbox(connection, "shipping", max_attempts=3, backoff_s=10, backoff_max_s=10)
     OUTBOX.send(connection, "shipping", "always", key="k")
     now = datetime(year, 1, 1, tzinfo=UTC)
     seen: list[tuple[str, int]] = []
@@ -325,7 +325,7 @@ def test_work_tries_again_when_now_has_come(connection: psycopg.Connection[Any],
 
 
 def test_work_of_a_key_without_back_off_goes_on_until_its_attempts_run_out(connection: psycopg.Connection[Any]) -> None:
-    create_inbox(connection, "shipping", max_attempts=3, backoff_s=0, backoff_max_s=0, on_failure="skip")
+    set_inbox(connection, "shipping", max_attempts=3, backoff_s=0, backoff_max_s=0, on_failure="skip")
     OUTBOX.send(connection, "shipping", "always", key="k")
     OUTBOX.send(connection, "shipping", "ok", key="k")
     worked = testing.work(connection, "shipping", failing)

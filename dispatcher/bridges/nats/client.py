@@ -18,7 +18,8 @@ from nats.errors import (
 from nats.js.api import StreamInfo
 from nats.js.errors import APIError, NotFoundError, ServerError, ServiceUnavailableError
 
-from dispatcher.bridges.nats.options import client_options, hiding, wants_tls
+from dispatcher.bridges.kit import GivenUp, hiding, unless_ended
+from dispatcher.bridges.nats.options import client_options, wants_tls
 from dispatcher.bridges.texts import plain
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble
 from mailroom.errors import ConfigurationError
@@ -118,21 +119,14 @@ class NatsClient:
 
     async def _unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, which is given up once this client is closed or refused."""
-        task, ended = asyncio.create_task(work), asyncio.create_task(self._ended.wait())
         try:
-            await asyncio.wait([task, ended], return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
+            return await unless_ended(self._ended, work)
         except ConnectionClosedError as error:
             raise BrokerTrouble(self._error or self._text(error)) from None
-        finally:
-            ended.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        if self._refused is not None:
-            raise BrokerRefused(self._refused, code="MR-bridge-broker-refused")
-        raise BrokerTrouble("given up")
+        except GivenUp:
+            if self._refused is not None:
+                raise BrokerRefused(self._refused, code="MR-bridge-broker-refused") from None
+            raise BrokerTrouble("given up") from None
 
     async def _asked(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Ask until the server has answered; what no asking again mends is raised."""

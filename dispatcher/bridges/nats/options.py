@@ -1,30 +1,24 @@
 """The options of a NATS client that a bridge is given by its environment."""
 
 import re
-import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
 from nats.aio.client import RawCredentials
 
+from dispatcher.bridges.kit import known_options, tls_context
+from dispatcher.bridges.nats.broker import NATS
 from mailroom.errors import ConfigurationError
 
 PLAIN = ("user", "password", "token", "tls_hostname")
-KEYS = ("credentials", "nkey_seed_file")
 TLS = ("tls_ca", "tls_cert", "tls_key")
-SECRET = ("password", "token")
 # What nats-py looks for in a credentials file. It would look for ever in one without.
 CREDENTIALS = re.compile(r"-BEGIN NATS USER JWT-+\s+\S+\s.*-BEGIN USER NKEY SEED-+\s+(\S+)\s", re.DOTALL)
 
 
 def client_options(name: str, given: Mapping[str, str]) -> dict[str, object]:
     """Return the arguments of nats-py's `connect` for these options. Raises `ConfigurationError`."""
-    known = (*PLAIN, *KEYS, *TLS)
-    if unknown := sorted(given.keys() - set(known)):
-        raise ConfigurationError(
-            f"Bridge {name}: {', '.join(unknown)} cannot be set. The options for NATS are {', '.join(known)}.",
-            code="MR-bridge-options",
-        )
+    known_options(name, NATS, given)
     options: dict[str, object] = {option: value for option, value in given.items() if option in PLAIN}
     if "credentials" in given:
         text = _file(name, "credentials", given)
@@ -35,21 +29,13 @@ def client_options(name: str, given: Mapping[str, str]) -> dict[str, object]:
         options["nkeys_seed_str"] = seed = _file(name, "nkey_seed_file", given).strip()
         _check_seed(name, "nkey_seed_file", seed)
     if any(option in given for option in TLS):
-        options["tls"] = _tls(name, given)
+        options["tls"] = tls_context(name, given)
     return options
 
 
 def wants_tls(address: str, given: Mapping[str, str]) -> bool:
     """Return whether a client may only speak by TLS: by its address, or since it has an option for that."""
     return "tls://" in address or any(option.startswith("tls_") for option in given)
-
-
-def hiding(given: Mapping[str, str], text: str) -> str:
-    """Return a text of the client without what is secret of its options."""
-    for option in SECRET:
-        if secret := given.get(option):
-            text = text.replace(secret, "***")
-    return text
 
 
 def _file(name: str, option: str, given: Mapping[str, str]) -> str:
@@ -75,16 +61,3 @@ def _check_seed(name: str, option: str, seed: str) -> None:
         raise ConfigurationError(
             f"Bridge {name}: the file of {option} holds no seed of an nkey that can be used.", code="MR-bridge-options"
         ) from None
-
-
-def _tls(name: str, given: Mapping[str, str]) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=given.get("tls_ca"))
-        if "tls_cert" in given:
-            context.load_cert_chain(given["tls_cert"], given.get("tls_key"))
-    except OSError as error:  # an SSLError, too
-        raise ConfigurationError(
-            f"Bridge {name}: the files of TLS (tls_ca, tls_cert, tls_key) cannot be used: {type(error).__name__}.",
-            code="MR-bridge-options",
-        ) from None
-    return context

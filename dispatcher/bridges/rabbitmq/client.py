@@ -19,10 +19,12 @@ from aiormq.exceptions import (
 )
 from yarl import URL
 
-from dispatcher.bridges.rabbitmq.options import GUEST, checked, hiding, tls_context
+from dispatcher.bridges.kit import GivenUp, hiding, known_options, tls_context, unless_ended
+from dispatcher.bridges.rabbitmq.address import AmqpServer, amqp_servers
+from dispatcher.bridges.rabbitmq.broker import RABBITMQ
+from dispatcher.bridges.rabbitmq.options import GUEST
 from dispatcher.bridges.texts import plain
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble
-from mailroom.bridges.rabbitmq_address import AmqpServer, amqp_servers
 
 T = TypeVar("T")
 
@@ -53,7 +55,7 @@ class RabbitClient:
     def __init__(self, name: str, address: str, options: Mapping[str, str]) -> None:
         self._name = name
         self._servers = amqp_servers(address)
-        self._options = checked(name, options)
+        self._options = known_options(name, RABBITMQ, options)
         is_tls = any(server.scheme == "amqps" for server in self._servers)
         self._tls = tls_context(name, options) if is_tls else None
         self._server = self._servers[0]
@@ -131,16 +133,10 @@ class RabbitClient:
 
     async def _unless_ended(self, work: Awaitable[T]) -> T:
         """Return the result of `work`, which is given up once this client is closed, or has lost its connection."""
-        task, ended = asyncio.ensure_future(work), asyncio.create_task(self._ended.wait())
         try:
-            await asyncio.wait([task, ended], return_when=asyncio.FIRST_COMPLETED)
-            if task.done() and not task.cancelled():
-                return task.result()
-        finally:
-            ended.cancel()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        raise BrokerTrouble(self._lost or "given up")
+            return await unless_ended(self._ended, work)
+        except GivenUp:
+            raise BrokerTrouble(self._lost or "given up") from None
 
     async def _asked(self, work: Awaitable[T], about: str) -> T:
         """Return the broker's answer to `work`. Raises `BrokerRefused`, whose text says it is `about` that."""

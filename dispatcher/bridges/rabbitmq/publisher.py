@@ -27,6 +27,7 @@ from aiormq.exceptions import (
     PublishError,
 )
 
+from dispatcher.bridges.rabbitmq.broker import exchange_of
 from dispatcher.bridges.rabbitmq.client import LOST, RabbitClient
 from dispatcher.bridges.rabbitmq.headers import MAX_NAME_BYTES, properties_of
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, OutBridge, RecordRefused
@@ -45,7 +46,7 @@ class RabbitPublisher(RabbitClient):
 
     def __init__(self, bridge: OutBridge) -> None:
         super().__init__(bridge.name, bridge.settings.address, bridge.options)
-        self._exchange = bridge.settings.exchange
+        self._exchange = exchange_of(bridge.settings.own)
         self._channel: AbstractChannel | None = None
         self._beneath: Channel | None = None
         self.answered_at: float | None = None

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
+from dispatcher.bridges.webhook.broker import WEBHOOK
+from dispatcher.bridges.webhook.url import is_loopback, webhook_url
 from mailroom.bridges.environment import variables
 from mailroom.bridges.publisher import OutBridge
-from mailroom.bridges.signature import secret_bytes
-from mailroom.bridges.webhook_url import is_loopback, webhook_url
 from mailroom.errors import ConfigurationError
+from outbox.webhooks.signature import secret_bytes
 
 URL, SECRETS = "url", "secrets"
 UNSIGNED, PLAIN, PRIVATE = "unsigned", "http", "private"
-OPTIONS = (URL, SECRETS, UNSIGNED, PLAIN, PRIVATE)
 PORTS = {"http": 80, "https": 443}
 
 
@@ -44,8 +44,9 @@ def endpoint_of(bridge: OutBridge) -> WebhookEndpoint:
     """Return where the bridge posts to. Raises `ConfigurationError`, which shows neither URL nor secrets."""
     options = bridge.options
     own = variables(bridge.name)
-    if unknown := sorted(options.keys() - set(OPTIONS)):
-        known = ", ".join(f"{own}{option.upper()}" for option in (*OPTIONS, "file"))
+    all_options = WEBHOOK.options or ()
+    if unknown := sorted(options.keys() - {*all_options}):
+        known = ", ".join(f"{own}{option.upper()}" for option in (*all_options, "file"))
         raise _wrong(bridge, f"there is no option {', '.join(unknown)}. There are {known}.")
     parts = webhook_url(options.get(URL, bridge.settings.address), "MR-bridge-options")
     host = parts.hostname or ""

@@ -146,6 +146,8 @@ class WebhookPublisher:
 
     async def publish(self, records: Sequence[Record]) -> None:
         """Post the records, and return once each was answered with a 2xx, or waits apart with others of its key."""
+        if self._error is not None:
+            raise self._error  # closed: nothing is begun that nobody would end
         for record in records:
             of = record.id if record.key is None else record.key
             if (key := self._keys.get(of)) is None:

@@ -12,7 +12,7 @@ from email.utils import parsedate_tz
 from urllib.parse import quote
 
 from mailroom.bridges.record import CONTENT_TYPE, Record, is_reserved
-from mailroom.bridges.signature import ID, SIGNATURE, TIMESTAMP, sign
+from outbox.webhooks.signature import ID, SIGNATURE, TIMESTAMP, sign
 
 LONGEST_AFTER_S = 3_600.0
 

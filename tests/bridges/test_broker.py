@@ -1,0 +1,127 @@
+"""Brokers are plug-ins: a folder or a package declares one, and nothing else knows its name."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mailroom.bridges.broker import Broker, broker_of, brokers, described
+from mailroom.bridges.record import Form
+from mailroom.bridges.settings import InSettings, OutSettings
+from mailroom.errors import ConfigurationError
+from tests.bridges.plugged import ROOT, forget, plugged
+from tests.support.command import done, error_of, json_of, mailroom
+from tests.support.node import Node
+from tests.support.source import parsed
+
+PACKAGES = ("mailroom", "outbox", "inbox", "dispatcher", "spark_jobs")
+NAMES = ("kafka", "nats", "rabbit", "webhook")
+# Where a broker may be named: its folders, what is one catalogue by design, and what lists public names.
+FOLDERS = (
+    *(f"dispatcher/bridges/{name}/" for name in ("kafka", "nats", "rabbitmq", "webhook")),
+    "outbox/webhooks/",  # the server that takes webhooks in
+)
+EXCEPTIONS = {"mailroom/errors/codes.py": "the catalogue of codes", "outbox/__init__.py": "the public `WebhookApp`"}
+
+
+def texts(tree: ast.Module) -> Iterator[str]:
+    """Yield what a module names, imports, and has as text, without docstrings and comments."""
+    prose = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if id(node) not in prose:
+                yield text
+            case ast.Name(id=text) | ast.Attribute(attr=text) | ast.arg(arg=text) | ast.alias(name=text):
+                yield text
+            case ast.FunctionDef(name=text) | ast.AsyncFunctionDef(name=text) | ast.ClassDef(name=text):
+                yield text
+            case ast.ImportFrom(module=str(text)):
+                yield text
+
+
+def test_no_module_names_a_broker_outside_of_its_folder() -> None:
+    files = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    assert {each.name for each in brokers()} == {"kafka", "nats", "rabbitmq", "webhook"}
+    named = {
+        (place, text)
+        for path, tree in parsed(files)
+        if not (place := str(path.relative_to(ROOT))).startswith(FOLDERS) and place not in EXCEPTIONS
+        for text in texts(tree)
+        if any(name in text.casefold() for name in NAMES)
+    }
+    assert named == set()
+
+
+LISTED = """
+import sys
+from dispatcher.cli.bridge import bridge
+from mailroom.bridges.broker import brokers
+assert len(brokers()) == 4 and all(each.is_installed for each in brokers())
+print(sorted({"confluent_kafka", "nats", "aio_pika", "aiormq", "httpcore", "uvicorn"} & {*sys.modules}))
+"""
+
+
+def test_listing_brokers_imports_no_client() -> None:
+    ran = subprocess.run([sys.executable, "-c", LISTED], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+
+
+TAPE = """
+from mailroom.bridges.broker import Broker, OwnSetting, PublishesTo
+TAPE = Broker("tape", "Tape", "FOLDER", publishes=PublishesTo(
+    "tape_broker:Missing", "bridge", settings=(OwnSetting("reel", "The reel."),)),
+    reserved=("rewind",), install="glue it")
+"""
+
+
+@pytest.fixture
+def tape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+    """Install a package with the broker `tape`, and with two that are broken."""
+    declared_there = "tape = tape_broker:TAPE\nbroken = no_such_module:IT\nother = tape_broker:TAPE\n"
+    with plugged(tmp_path, monkeypatch, "tape_broker", TAPE, declared_there):
+        yield broker_of("tape")
+
+
+def test_broker_of_another_package_is_as_ours_and_a_broken_one_harms_nobody(
+    node: Node, tape: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [each.name for each in brokers()] == ["kafka", "nats", "rabbitmq", "tape", "webhook"]
+    assert (tape.is_reserved("Rewind"), broker_of("kafka").is_reserved("rewind")) == (True, False)
+    for name, why in (("broken", "no_such_module:IT is not imported"), ("other", "is no Broker of this name")):
+        with pytest.raises(ConfigurationError, match=why):
+            broker_of(name)
+    OutSettings("tape", "reels", own={"reel": "7"})
+    for own in ({"spool": "7"}, {"reel": 7}):
+        with pytest.raises(ConfigurationError, match="setting"):
+            OutSettings("tape", "reels", own=own)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ConfigurationError, match="Tape cannot be taken in from"):
+        InSettings("tape", "reels", ("a",))
+    with pytest.raises(ConfigurationError, match="Tape is at least once"):
+        OutSettings("tape", "reels", Form("a"), exactly_once=True, mark_topic="a")
+
+    done("bridge", "out", "played", "--broker", "tape", "reels", dsn=node.dsn)
+    assert "Run: glue it" in error_of(mailroom("bridge", "test", "played", dsn=node.dsn))
+    # Where its package is not installed the node is still shown.
+    monkeypatch.setattr("mailroom.bridges.broker.declared", lambda _group: ())
+    forget()
+    [state] = json_of("bridge", "status", dsn=node.dsn)["out"]
+    assert (state["settings"]["broker"], described("tape").reserved) == ("tape", ())
+    assert "'tape' is no broker" in error_of(mailroom("bridge", "test", "played", dsn=node.dsn))
+
+
+def test_brokers_are_listed_with_what_they_can_do() -> None:
+    found = {each["broker"]: each for each in json_of("bridge", "brokers", dsn="")}
+    assert {name: (each["out"] or {}).get("exactly_once") for name, each in found.items()} == {
+        "kafka": "option", "nats": "always", "rabbitmq": "never", "webhook": "never",
+    }  # fmt: skip
+    assert (found["webhook"]["in"], found["rabbitmq"]["in"]["order"]) == (None, "queue")
+    assert "RabbitMQ 3.10" in done("bridge", "brokers", dsn="")
