@@ -154,7 +154,7 @@ def own_commands() -> list[click.Command]:
             module, _, name = place.partition(":")
             try:
                 found.append(getattr(import_module(module), name))
-            except (ImportError, AttributeError) as error:
+            except Exception as error:
                 log.warning("The command %s of %s is not imported: %s", place, broker.name, error)
     return found
 

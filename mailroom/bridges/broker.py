@@ -180,7 +180,7 @@ def broker_of(name: str) -> Broker:
         )
     try:
         found = load(declarations[name])
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # if one package is broken, the others stay usable
         raise ConfigurationError(
             f"The broker {name} cannot be used: {declarations[name].value} is not imported "
             f"({type(error).__name__}: {error}).",
