@@ -43,9 +43,10 @@ from mailroom.registry.drop import drop_inbox
 from mailroom.registry.inboxes import create_inbox, set_inbox
 from mailroom.registry.listing import listing
 from mailroom.registry.rename import rename_inbox
-from mailroom.registry.settings import DEFAULTS, InboxSettings, shown_setting
+from mailroom.registry.settings import DEFAULTS, InboxSettings
 from mailroom.registry.subscriptions import subscribe as subscribe_inbox
 from mailroom.registry.subscriptions import unsubscribe as unsubscribe_inbox
+from mailroom.schema.audit import shown_value
 from mailroom.session.settings import DSN_VARIABLE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
@@ -516,7 +517,7 @@ def list_(call: Call) -> None:
 def _row(inbox: dict[str, Any]) -> tuple[object, ...]:
     """Return what the list shows of an inbox; of its settings those that are not as in a new one."""
     others = [f"{topic}{_of(origin)}" for origin, topics in inbox["topics_of"].items() for topic in topics]
-    settings = [f"{name} {shown_setting(inbox[name])}" for name, default in DEFAULTS.items() if inbox[name] != default]
+    settings = [f"{name} {shown_value(inbox[name])}" for name, default in DEFAULTS.items() if inbox[name] != default]
     return (
         inbox["name"], "\n".join(inbox["topics"] + others) or None, inbox["order"], "\n".join(settings) or None,
         duration(inbox["attempts_spread_s"]), inbox["created_at"], inbox["paused_at"],

@@ -1,5 +1,6 @@
 """Bridges into a node: origins of which a broker is the source."""
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -14,7 +15,7 @@ from mailroom.order import clock
 from mailroom.order.clock import DURABLE
 from mailroom.order.total import R_IS_BOUNDED
 from mailroom.schema import acts
-from mailroom.schema.audit import auditing, check_actor
+from mailroom.schema.audit import auditing, check_actor, differences
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
@@ -60,6 +61,7 @@ def bridging_in(schema: str, name: str, settings: InSettings, *, actor: str, why
     yield from noting_place(schema)
     # An inbox in total order subscribes under this lock, so it is seen here, or sees the bridge.
     yield clock.DISPATCH_LOCK.at(schema=schema)()
+    kept: str | None = None
     if rows := (yield TAKEN.at(schema=schema)(name=name)):
         [(kept,)] = rows
         if kept is None:
@@ -80,7 +82,8 @@ def bridging_in(schema: str, name: str, settings: InSettings, *, actor: str, why
             code="MR-bridge-total-order",
         )
     [(is_new,)] = yield ADD.at(schema=schema)(name=name, settings=settings.text())
-    yield from auditing(schema, acts.BRIDGE_IN, [(None, name, 0)], actor, why)
+    change = differences(None if kept is None else json.loads(kept), json.loads(settings.text()))
+    yield from auditing(schema, acts.BRIDGE_IN, [(None, name, 0)], actor, why, change)
     return bool(is_new)
 
 

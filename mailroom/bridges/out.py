@@ -1,5 +1,6 @@
 """Bridges out of a node: links of which a broker is the reader. What links have holds for them too."""
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,13 +9,13 @@ from uuid import UUID
 from mailroom.bridges.settings import OutSettings
 from mailroom.errors import ConfigurationError, UnknownBridge
 from mailroom.links.handshake.hello import LinkTaken
-from mailroom.links.readers import MAX_ROWS, giving_link
+from mailroom.links.readers import MAX_ROWS, giving_link, reading_settings
 from mailroom.message.columns import MESSAGE
 from mailroom.names import node_name
 from mailroom.numbers import TEN_YEARS_S, seconds, whole
 from mailroom.order.clock import DURABLE
 from mailroom.schema import acts
-from mailroom.schema.audit import auditing, check_actor
+from mailroom.schema.audit import auditing, check_actor, differences
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
@@ -68,6 +69,7 @@ def bridging_out(
     yield IN_TRANSACTION
     yield from checking(schema)
     rows = yield TAKEN.at(schema=schema)(name=name)
+    before = (yield from reading_settings(schema, name)) if rows else None
     if rows:
         yield from _changing(schema, name, rows[0][0], settings)
     else:
@@ -77,7 +79,9 @@ def bridging_out(
     yield ADD.at(schema=schema)(link=link, settings=settings.text())
     if topics is not None:
         yield WANT.at(schema=schema)(link=link, topics=list(topics))
-    yield from auditing(schema, acts.BRIDGE_OUT, [(None, name, 0)], actor, why)
+    now = json.loads(settings.text()) | ((yield from reading_settings(schema, name)) or {})
+    change = differences(None if before is None else json.loads(rows[0][0]) | before, now)
+    yield from auditing(schema, acts.BRIDGE_OUT, [(None, name, 0)], actor, why, change)
     return is_new
 
 

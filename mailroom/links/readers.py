@@ -8,7 +8,7 @@ from mailroom.names import node_name
 from mailroom.numbers import TEN_YEARS_S, seconds, whole
 from mailroom.order import clock
 from mailroom.schema import acts
-from mailroom.schema.audit import auditing, check_actor
+from mailroom.schema.audit import auditing, check_actor, differences
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
@@ -91,9 +91,27 @@ def allowing(
         raise ConfigurationError(
             f"{name} is a bridge of this node, so a reader needs another name.", code="MR-bridge-name-taken"
         )
+    before = yield from reading_settings(schema, name)
     is_new, _ = yield from giving_link(schema, name, topics, keep_s=keep_s, max_rows=max_rows)
-    yield from auditing(schema, acts.LINK_ALLOW, [(None, name, 0)], actor, why)
+    change = differences(before, (yield from reading_settings(schema, name)) or {})
+    yield from auditing(schema, acts.LINK_ALLOW, [(None, name, 0)], actor, why, change)
     return is_new
+
+
+SETTINGS = Sql(
+    """
+SELECT keep_s, max_rows::bigint,
+       ARRAY(SELECT topic FROM {schema}.link_allowed WHERE link = number ORDER BY topic)::text[]
+FROM {schema}.link WHERE name = %(name)s::text
+""",
+    columns={"keep_s": "float8", "max_rows": "bigint", "topics": "text[]"},
+)
+
+
+def reading_settings(schema: str, name: str) -> Operation[dict[str, object] | None]:
+    """Return what is set of a link to a reader or a bridge, None if there is none."""
+    rows = SETTINGS.named((yield SETTINGS.at(schema=schema)(name=name)))
+    return rows[0]._asdict() if rows else None
 
 
 def giving_link(

@@ -7,17 +7,18 @@ from mailroom.names import node_name, schema_name
 from mailroom.order import clock
 from mailroom.order.total import guarding_order, raising_stable, starting_origin
 from mailroom.schema import acts
-from mailroom.schema.audit import auditing, check_actor
+from mailroom.schema.audit import auditing, check_actor, differences
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 BEFORE = Sql(
     """
-SELECT o.reader, o.schema, o.link, n.name, EXISTS (SELECT FROM {schema}.bridge_in AS b WHERE b.origin = o.number)
+SELECT o.reader, o.schema, o.service, o.link, n.name,
+       EXISTS (SELECT FROM {schema}.bridge_in AS b WHERE b.origin = o.number)
 FROM {schema}.node AS n
 LEFT JOIN {schema}.origin AS o ON o.name = %(name)s::text
 """,
-    columns=("text", "text", "bigint", "text", "boolean"),
+    columns=("text", "text", "text", "bigint", "text", "boolean"),
 )
 ADD = Sql(
     """
@@ -44,7 +45,7 @@ def adding(
     yield IN_TRANSACTION
     yield from checking(schema)
     yield from noting_place(schema)
-    [(was, was_there, link, own, is_bridge)] = yield BEFORE.at(schema=schema)(name=name)
+    [(was, was_there, was_service, link, own, is_bridge)] = yield BEFORE.at(schema=schema)(name=name)
     if is_bridge:
         raise ConfigurationError(
             f"{name} is a bridge into this node, so a source needs another name.", code="MR-bridge-name-taken"
@@ -61,7 +62,9 @@ def adding(
     yield from guarding_order(schema)
     [(is_new,)] = yield ADD.at(schema=schema)(name=name, service=service, there=there, reader=known_as)
     yield from starting_origin(schema, name)
-    yield from auditing(schema, acts.LINK_ADD, [(None, name, 0)], actor, why)
+    before = None if is_new else {"service": was_service, "schema": was_there, "reader": was}
+    change = differences(before, {"service": service, "schema": there, "reader": known_as})
+    yield from auditing(schema, acts.LINK_ADD, [(None, name, 0)], actor, why, change)
     return bool(is_new)
 
 

@@ -16,7 +16,7 @@ from mailroom.registry.settings import (
     DEFAULTS,
     SETTINGS,
     InboxSettings,
-    differences,
+    changed_settings,
     given_settings,
     held,
     with_backoff,
@@ -232,7 +232,7 @@ def _creating(
     told = subscriptions_text(topics, origin)
     made = [
         f"order {traits_of(order).name}",
-        differences(DEFAULTS, settings),
+        changed_settings(DEFAULTS, settings),
         *([f"subscribed to {told}"] if topics else []),
     ]
     change = ", ".join(filter(None, made))
@@ -254,7 +254,7 @@ def _setting(schema: str, name: str, given: dict[str, Any], actor: str, why: str
         yield from making_days(schema)
     yield from limiting(schema, [name], given)
     [after] = yield from listing(schema, [name])
-    told = differences(before, after)
+    told = changed_settings(before, after)
     if told:
         yield from auditing(schema, INBOX_SET, [(name, None, 0)], actor, why, told)
     return told
@@ -282,7 +282,7 @@ def _check_same(inbox: Mapping[str, Any], order: Order | None, given: dict[str, 
             "create another one, and have consumers empty this one first.",
             code="MR-inbox-order-fixed",
         )
-    if told := differences(inbox, held(given)):
+    if told := changed_settings(inbox, held(given)):
         raise ConfigurationError(
             f"Inbox {name!r} exists with other settings, and stays as it is: {told}. To change them: mailroom inbox "
             f"set {name}, or set_inbox.",

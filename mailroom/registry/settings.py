@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypedDict, cast, get_args, get_type_
 from mailroom.errors import ConfigurationError
 from mailroom.names import MAX_COUNT, shown
 from mailroom.numbers import TEN_YEARS_S, seconds, whole
+from mailroom.schema.audit import differences
 
 MOST_DAYS = 366  # a partition each
 MOST_PER_S = 1_000_000
@@ -194,14 +195,6 @@ def with_backoff(given: dict[str, Any], before: Mapping[str, Any] = DEFAULTS) ->
     }
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return what is different in the settings, such as `rate 5 -> 10, burst none -> 20`; empty if nothing is."""
-    return ", ".join(
-        f"{name} {shown_setting(before[name])} -> {shown_setting(after[name])}"
-        for name in SETTINGS if name in before and name in after and before[name] != after[name]
-    )  # fmt: skip
-
-
-def shown_setting(value: object) -> str:
-    """Return the value of a setting as people read it."""
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return which of the settings that `after` has are different, such as `rate 5 -> 10, burst none -> 20`."""
+    return differences(before, {name: after[name] for name in SETTINGS if name in after})

@@ -3,7 +3,7 @@
 import getpass
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mailroom.errors import InvalidMessage
 from mailroom.names import utf8
@@ -12,6 +12,7 @@ from mailroom.sql.operation import Operation, Sql
 
 MAX_ACTOR_LENGTH = 200  # characters
 MAX_WHY_LENGTH = 1_000  # characters
+EMPTY: tuple[object, ...] = (None, "", {}, [], ())
 
 AUDIT = Sql(
     """
@@ -39,6 +40,25 @@ def auditing(
         yield AUDIT.at(schema=schema)(
             actor=actor, action=act.words, change=change, why=why, inboxes=inboxes, keys=keys, messages=messages
         )
+
+
+def differences(before: Mapping[str, object] | None, after: Mapping[str, object]) -> str:
+    """Return which settings are different, such as `rate 5 -> 10, burst none -> 20`; of a new thing those it has."""
+    if before is None:
+        return ", ".join(f"{name} {shown_value(value)}" for name, value in after.items() if value not in EMPTY)
+    return ", ".join(
+        f"{name} {shown_value(before.get(name))} -> {shown_value(value)}"
+        for name, value in after.items() if before.get(name) != value
+    )  # fmt: skip
+
+
+def shown_value(value: object) -> str:
+    """Return the value of a setting as people read it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value)) or "none"
+    return "none" if value in EMPTY else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def changed(before: Sequence[object], after: Sequence[object]) -> str:

@@ -12,7 +12,7 @@ from mailroom.message.periodic import PeriodicMessage, columns
 from mailroom.names import DEFAULT_SCHEMA, periodic_name, schema_name, shown
 from mailroom.numbers import count
 from mailroom.schema import acts
-from mailroom.schema.audit import auditing, check_actor
+from mailroom.schema.audit import auditing, check_actor, differences
 from mailroom.schema.checks import checking
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
@@ -68,6 +68,7 @@ GIVEN = {
     "missed": "%(missed)s::text",
     "jitter_s": "%(jitter_s)s::float8",
 }
+SHOWN = ("cron", "time_zone", "topic", "key", "kind", "missed", "jitter_s")
 NAMES, VALUES = ", ".join(GIVEN), ", ".join(GIVEN.values())
 # Several programs may add the same at once, each at its start: the second one waits for the first here.
 ADD = Sql(
@@ -289,12 +290,8 @@ class _Operations:
 
 def _differences(before: PeriodicState, after: PeriodicMessage) -> str:
     """Return what is different, such as `cron @daily -> @hourly`; of values and headers that they are."""
-    fields = ("cron", "time_zone", "topic", "key", "kind", "missed", "jitter_s")
-    found = [
-        f"{name} {getattr(before, name)} -> {getattr(after, name)}"
-        for name in fields if getattr(before, name) != getattr(after, name)
-    ]  # fmt: skip
-    return ", ".join(found) or "its value or headers"
+    was, now = ({name: getattr(each, name) for name in SHOWN} for each in (before, after))
+    return differences(was, now) or "its value or headers"
 
 
 def _only(rows: list[Row], name: str) -> Row:

@@ -65,7 +65,7 @@ def test_same_definition_changes_nothing_and_another_one_says_so(node: Node) -> 
     assert added == ("ada", "periodic add", "hourly", "reports")
     assert {act for _, act, _, _ in changes} == {"periodic set"}
     assert [change for *_, change in changes] == [
-        "its value or headers", "key k -> None", "key None -> k", "topic report.due -> other",
+        "its value or headers", "key k -> none", "key none -> k", "topic report.due -> other",
         "topic other -> report.due, kind M -> E", "kind E -> M, missed once -> all",
     ]  # fmt: skip
     with pytest.raises(UnknownPeriodic), node.connection.transaction():
