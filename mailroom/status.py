@@ -1,10 +1,17 @@
 """The status of a node: what waits, where and for how long, which dispatcher leads, and the clock."""
 
-import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
+from mailroom.figures.leaders import (
+    ClockSetBack,
+    DispatcherStatus,
+    LaneFailure,
+    Role,
+    reading_leaders,
+    reading_set_back,
+)
 from mailroom.links.states import DONE, SourceState, reading_sources
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.order.sequences import Numbers, finding_behind
@@ -13,7 +20,6 @@ from mailroom.order.total import waiting as waiting_totals
 from mailroom.registry.routing import CARRIES, GETS, LINK_ROUTE, ROUTE
 from mailroom.schema import checking
 from mailroom.schema.partitions import PARTITIONS
-from mailroom.set_back import ClockSetBack, reading_set_back
 from mailroom.sql.locked import LockedTable, locked_inboxes, reading_locked
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Sql
@@ -42,8 +48,6 @@ __all__ = [
 ]
 
 SHOWN_S = 0.1  # a shorter wait for a lock is that of any busy server
-
-Role: TypeAlias = Literal["dispatcher", "executor", "links"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,42 +109,6 @@ class LinkStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneFailure:
-    """What a leader fails with: why, without values of messages, how often, and for how many seconds.
-
-    `run` is the command that helps, where it is known.
-    """
-
-    why: str
-    run: str
-    times: int
-    for_s: float
-
-    def __str__(self) -> str:
-        return f"has failed {self.times:,} times in {self.for_s:.0f} s: {self.why}"
-
-
-@dataclass(frozen=True, slots=True)
-class DispatcherStatus:
-    """The dispatcher, executor or lane `links` that leads; if `leads` is false, the last one that led.
-
-    `state` is awake, asleep or stopped, as of its last renewal of the lease. `lease_left_s` is how long the lease is
-    still valid, negative after it has expired. `counts` are its totals. `origins` is what the lane `links` does
-    with each node that it reads. `failing` is what it fails with again and again, None while it works.
-    """
-
-    leads: bool
-    state: str
-    host: str
-    pid: int
-    epoch: int
-    lease_left_s: float
-    counts: dict[str, int]
-    origins: dict[str, str] = field(default_factory=dict)
-    failing: LaneFailure | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Status:
     """A node. `outbox_backlog` counts committed messages that wait for the dispatcher, `scheduled` those not yet due.
 
@@ -176,16 +144,6 @@ class Status:
     set_back: ClockSetBack | None = None
 
 
-DISPATCHER = Sql(
-    """
-SELECT until > clock_timestamp(), state, host, pid::bigint, epoch,
-       extract(epoch FROM until - clock_timestamp())::float8, counts::text
-FROM {schema}.lease WHERE role = %(role)s::text
-""",
-    columns=("boolean", "text", "text", "bigint", "bigint", "float8", "text"),
-)
-
-
 def reading_dispatcher(*, schema: str = DEFAULT_SCHEMA) -> Operation[DispatcherStatus | None]:
     """Return the dispatcher of the node `schema`, None if there has never been one. This reads one row."""
     return _reading_leader(schema_name(schema), "dispatcher")
@@ -203,23 +161,7 @@ def reading_executor(*, schema: str = DEFAULT_SCHEMA) -> Operation[DispatcherSta
 
 def _reading_leader(schema: str, role: Role) -> Operation[DispatcherStatus | None]:
     yield from checking(schema)
-    return (yield from _finding_leader(schema, role))
-
-
-def _finding_leader(schema: str, role: Role) -> Operation[DispatcherStatus | None]:
-    rows = yield DISPATCHER.at(schema=schema)(role=role)
-    if not rows:
-        return None
-    [(leads, state, host, pid, epoch, lease_left_s, counts)] = rows
-    totals = json.loads(counts)
-    origins, failing = totals.pop("origins", {}), failing_of(totals)
-    return DispatcherStatus(leads, state, host, pid, epoch, lease_left_s, totals, origins, failing)
-
-
-def failing_of(totals: dict[str, Any]) -> LaneFailure | None:
-    """Take what a leader fails with out of what its lease tells."""
-    told = totals.pop("failing", None)
-    return None if told is None else LaneFailure(told["why"], told["run"], told["times"], told["for_s"])
+    return next(iter((yield from reading_leaders(schema, [role]))), None)
 
 
 BACKLOG = Sql("SELECT count(*) FROM {schema}.{outbox}", columns=("bigint",))
@@ -384,8 +326,7 @@ def reading_status(*, schema: str = DEFAULT_SCHEMA) -> Operation[Status]:
 def _reading_status(schema: str) -> Operation[Status]:
     yield from checking(schema)
     locked = yield from reading_locked(schema)
-    dispatcher = yield from _finding_leader(schema, "dispatcher")
-    executor = yield from _finding_leader(schema, "executor")
+    leaders = {each.role: each for each in (yield from reading_leaders(schema, ["dispatcher", "executor"]))}
     rows = yield NODE.at(schema=schema)()
     clock, ceiling, *waiting, scheduled, dead_letters, bulk_backlog = the_one(rows, NODE_ROW, schema)
     outbox_backlog, outbox_lag_s, executable_backlog, executable_lag_s = waiting
@@ -393,7 +334,7 @@ def _reading_status(schema: str) -> Operation[Status]:
     links = yield LINKS.at(schema=schema)()
     return Status(
         schema, clock, ceiling, outbox_backlog, _lag(outbox_lag_s), bulk_backlog, executable_backlog,
-        _lag(executable_lag_s), scheduled, dead_letters, dispatcher, executor,
+        _lag(executable_lag_s), scheduled, dead_letters, leaders.get("dispatcher"), leaders.get("executor"),
         tuple(inboxes),
         tuple(
             LinkStatus(name, state, on_the_way, backlog, _lag(lag_s))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import get_args
 
 from mailroom.dead_letter import Stage
+from mailroom.figures.leaders import reading_held
 from mailroom.metrics.family import Family, Samples
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.sight import NODE_ROW, the_one
@@ -134,12 +135,6 @@ FROM {schema}.limits AS l WHERE breaker_percent IS NOT NULL
 """,
     columns=("text", "bigint"),
 )
-LEASES = Sql(
-    """
-SELECT role, until > clock_timestamp(), extract(epoch FROM until - clock_timestamp())::float8 FROM {schema}.lease
-""",
-    columns=("text", "boolean", "float8"),
-)
 # Those that this role may not read are left out, since asking for their values is an error. OFFSET 0: from the few
 # sequences to their names, and not through all of pg_class.
 SEQUENCES = Sql(
@@ -191,7 +186,7 @@ def reading_catalog(schema: str) -> Operation[dict[Family, Samples]]:
             inboxes[name], paused[name] = (live, dead), int(is_paused)
             expired[name] = gone
     breakers = dict((yield BREAKERS.at(schema=schema)()))
-    leases = {role: (int(held), left_s) for role, held, left_s in (yield LEASES.at(schema=schema)())}
+    leases = yield from reading_held(schema)
     stages = yield from _counting_stages(schema, tables["dead_letter"][0])
     return {
         INBOX_MESSAGES: [((name,), live) for name, (live, _) in inboxes.items()],
@@ -201,8 +196,8 @@ def reading_catalog(schema: str) -> Operation[dict[Family, Samples]]:
         INBOX_EXPIRED: _by_label(expired),
         TABLE_DEAD_ROWS: [((name,), dead) for name, (_, dead) in tables.items()],
         # A node whose dispatcher was never started has no lease of one.
-        LEASE_HELD: _by_label({"dispatcher": 0} | {role: held for role, (held, _) in leases.items()}),
-        LEASE_REMAINING: [((role,), left_s) for role, (_, left_s) in leases.items()],
+        LEASE_HELD: _by_label({"dispatcher": 0} | {each.role: int(each.leads) for each in leases}),
+        LEASE_REMAINING: [((each.role,), each.left_s) for each in leases],
         OLDEST_SNAPSHOT: [((), snapshot or 0.0)],
         NOTIFY_QUEUE: [((), queue)],
         SEQUENCE_MARGIN: [((name,), margin) for name, margin in (yield SEQUENCES.at(schema=schema)())],

@@ -15,6 +15,7 @@ from typing import get_args
 import psycopg
 
 from mailroom.dead_letter import Stage
+from mailroom.figures.leaders import LEASE_OF
 from mailroom.metrics.catalog import EXACT, estimated
 from mailroom.metrics.failing import INBOX_FAILING, Failing
 from mailroom.metrics.family import Family, Samples
@@ -164,13 +165,14 @@ SELECT o.name, greatest(
            extract(epoch FROM at.now - coalesce(l.until, o.created_at))::float8,
            extract(epoch FROM r.received_at - r.stamped_at)::float8, 0::float8)
 FROM (SELECT coalesce(%(now)s::timestamptz, clock_timestamp())) AS at (now) CROSS JOIN {schema}.origin AS o
-LEFT JOIN {schema}.lease AS l ON l.role = 'links'
+{lease}
 LEFT JOIN LATERAL (
     SELECT received_at, stamped_at FROM {schema}.receipt WHERE origin = o.number ORDER BY last DESC LIMIT 1) AS r
     ON r.received_at > at.now - {recent_s}::float8 * interval '1 s'
 WHERE o.state <> 'excluded'
 """,
     columns=("text", "float8"),
+    lease=filled(LEASE_OF, role="'links'"),
     recent_s=RECENT_S,
 )
 BRIDGES = Sql(

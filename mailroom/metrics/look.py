@@ -5,7 +5,6 @@ The server counts what comes into each table and goes out of it, so rates need n
 as the leader does for metrics: on a clock of max(5 s, 100 times its own duration).
 """
 
-import json
 import shlex
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from uuid import UUID
 from mailroom import locks
 from mailroom.doctor.finding import Limits
 from mailroom.doctor.workers import ALIVE, DATABASE, IS_ALIVE, LONELY
+from mailroom.figures.leaders import DispatcherStatus, reading_leaders
 from mailroom.metrics import catalog, leader
 from mailroom.metrics.catalog import reading_catalog
 from mailroom.metrics.changes import OUTBOX, Changes, came_and_went, reading_changes
@@ -28,7 +28,6 @@ from mailroom.metrics.scrape import reading_node
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.sql.locked import LockedTable, reading_locked
 from mailroom.sql.operation import Operation, Sql
-from mailroom.status import LaneFailure, failing_of
 
 SHOWN = 20  # keys, batches and errors of a look
 # As in the alert rules. Where no worker is at all, nobody has to wait for that long to know it.
@@ -36,19 +35,6 @@ UNLED_S = 30.0
 LATE_S = 300.0
 UNREAD_S = 5.0
 NAMED = 3  # inboxes with one trouble that a look names; of more it says how many
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """A lane of a daemon, dispatcher, executor or links: who leads it, or did so last, and what it fails with."""
-
-    role: str
-    leads: bool
-    state: str
-    host: str
-    pid: int
-    lease_left_s: float
-    failing: LaneFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +131,7 @@ class Look:
     dead_letters: int
     sample_age_s: float
     processes: int
-    leaders: tuple[Leader, ...]
+    leaders: tuple[DispatcherStatus, ...]
     troubles: tuple[Trouble, ...]
     inboxes: tuple[InboxLook, ...]
     keys: tuple[KeyLook, ...]
@@ -153,14 +139,6 @@ class Look:
     errors: tuple[ErrorLook, ...]
 
 
-LEADERS = Sql(
-    """
-SELECT role, until > clock_timestamp(), state, host, pid::bigint,
-       extract(epoch FROM until - clock_timestamp())::float8, counts::text
-FROM {schema}.lease ORDER BY role
-""",
-    columns=("text", "boolean", "text", "text", "bigint", "float8", "text"),
-)
 # Of so many failing keys that ordering all of them takes long, any will do.
 KEYS = Sql(
     """
@@ -235,10 +213,7 @@ class Watch:
             self._sample = yield from sampling(at, self._added, self._failing)
             self._sampled_at = self._monotonic()
             self._next_at = self._sampled_at + max(INTERVAL_S, SHARE * (self._sampled_at - began))
-        leaders = tuple(
-            Leader(role, leads, state, host, pid, left_s, failing_of(json.loads(counts)))
-            for role, leads, state, host, pid, left_s, counts in (yield LEADERS.at(schema=at)())
-        )
+        leaders = yield from reading_leaders(at)
         keys = tuple(KeyLook(*row) for row in (yield KEYS.at(schema=at)()))
         batches = tuple(BatchLook(*row) for row in (yield BATCHES.at(schema=at)()))
         errors = tuple(ErrorLook(*row) for row in (yield ERRORS.at(schema=at)()))
@@ -322,7 +297,7 @@ def _rank(each: InboxLook) -> tuple[bool, float, int, float, str]:
 def troubles(
     schema: str,
     cheap: Mapping[Family, Samples],
-    leaders: Iterable[Leader],
+    leaders: Iterable[DispatcherStatus],
     outbox_oldest_s: float,
     inboxes: Sequence[InboxLook],
     keys: Iterable[KeyLook],
