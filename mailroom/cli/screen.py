@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.text import Text
 
 from mailroom.cli.output import duration, one_line
+from mailroom.figures.keys import KeyLook
 from mailroom.figures.leaders import DispatcherStatus
-from mailroom.metrics.look import BatchLook, ErrorLook, InboxLook, KeyLook, Look
+from mailroom.metrics.look import BatchLook, ErrorLook, InboxLook, Look
 
 GAP = 2
 LEAST = 8  # of a column of texts that does not fit

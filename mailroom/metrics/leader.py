@@ -15,6 +15,7 @@ from typing import get_args
 import psycopg
 
 from mailroom.dead_letter import Stage
+from mailroom.figures.keys import counting_keys
 from mailroom.figures.leaders import LEASE_OF
 from mailroom.metrics.catalog import EXACT, estimated
 from mailroom.metrics.failing import INBOX_FAILING, Failing
@@ -104,20 +105,6 @@ FROM (SELECT coalesce(%(now)s::timestamptz, clock_timestamp())) AS at (now)
 """,
     columns=("float8", "float8", "bigint", "bigint", "timestamptz"),
     most=EXACT + 1,
-)
-# A key whose time has come is no longer late on purpose. The one that has waited longest is first by `key_state_due`.
-# D-metrics-1: The leader counts failing keys, on its own clock.
-KEYS = Sql(
-    """
-SELECT inbox, count(*) FILTER (WHERE retry_at > now AND retry_at < 'infinity'),
-       count(*) FILTER (WHERE retry_at = 'infinity' AND paused_at IS NULL),
-       max(extract(epoch FROM now - retry_at)::float8) FILTER (WHERE retry_at <= now),
-       count(*) FILTER (WHERE attempts > 0 AND retry_at < 'infinity')
-FROM (SELECT inbox, attempts, retry_at, paused_at, coalesce(%(now)s::timestamptz, clock_timestamp()) AS now
-      FROM {schema}.key_state WHERE retry_at > '-infinity') AS k
-GROUP BY inbox
-""",
-    columns=("text", "bigint", "bigint", "float8", "bigint"),
 )
 # Whether this role may read the inbox by itself: an inbox that was made after its grants it may not.
 NAMES = Sql(
@@ -261,17 +248,17 @@ def sampling(
     keys = {(name, state): 0 for name in inboxes for state in ("waiting", "parked")}
     oldest = dict.fromkeys(inboxes, 0.0)
     fail = dict.fromkeys(inboxes, 0)
-    for inbox, waiting, parked, due_s, tried in (yield KEYS.at(schema=schema)(now=now)):
-        if inbox in oldest:
-            keys[inbox, "waiting"], keys[inbox, "parked"], oldest[inbox] = waiting, parked, due_s or 0.0
-            fail[inbox] = tried
+    for each in (yield from counting_keys(schema, now)):
+        if each.inbox in oldest:
+            keys[each.inbox, "waiting"], keys[each.inbox, "parked"] = each.waiting, each.parked
+            oldest[each.inbox], fail[each.inbox] = each.due_s or 0.0, each.tried
     failing_s = yield from (failing or Failing()).looking(schema, fail, at)
     at_once = min(AT_ONCE, names[0][1]) if names else AT_ONCE
     readable = [name for name in inboxes if name not in locked]
     oldest = {name: oldest[name] for name in readable}
     for first in range(0, len(readable), at_once):
-        each = "\nUNION ALL\n".join(filled(oldest_of[name], inbox=name) for name in readable[first : first + at_once])
-        for inbox, delivered_s in (yield OLDEST.at(each=each, schema=schema)(now=now)):
+        parts = "\nUNION ALL\n".join(filled(oldest_of[name], inbox=name) for name in readable[first : first + at_once])
+        for inbox, delivered_s in (yield OLDEST.at(each=parts, schema=schema)(now=now)):
             oldest[inbox] = max(oldest[inbox], delivered_s)
     links = yield LINKS.at(schema=schema)(now=now)
     bridges = yield BRIDGES.at(schema=schema)(now=now)

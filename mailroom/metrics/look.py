@@ -17,6 +17,7 @@ from uuid import UUID
 from mailroom import locks
 from mailroom.doctor.finding import Limits
 from mailroom.doctor.workers import ALIVE, DATABASE, IS_ALIVE, LONELY
+from mailroom.figures.keys import KeyLook, reading_worst
 from mailroom.figures.leaders import DispatcherStatus, reading_leaders
 from mailroom.metrics import catalog, leader
 from mailroom.metrics.catalog import reading_catalog
@@ -64,18 +65,6 @@ class InboxLook:
     def is_late(self) -> bool:
         """Whether its workers do not keep up."""
         return self.oldest_s > LATE_S
-
-
-@dataclass(frozen=True, slots=True)
-class KeyLook:
-    """A key that is failing, parked or paused: since when, and when it is tried again."""
-
-    inbox: str
-    key: str
-    state: str
-    attempts: int
-    since: datetime | None
-    retry_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +128,6 @@ class Look:
     errors: tuple[ErrorLook, ...]
 
 
-# Of so many failing keys that ordering all of them takes long, any will do.
-KEYS = Sql(
-    """
-SELECT inbox, key, state, attempts::bigint, since, nullif(retry_at, 'infinity')
-FROM (SELECT inbox, key, attempts, coalesce(paused_at, parked_at) AS since, retry_at,
-             CASE WHEN paused_at IS NOT NULL THEN 'paused' WHEN retry_at = 'infinity' THEN 'parked'
-                  ELSE 'failing' END AS state
-      FROM {schema}.key_state WHERE retry_at > '-infinity' LIMIT 10000) AS k
-ORDER BY state = 'failing', since, attempts DESC, inbox, key LIMIT {shown}
-""",
-    columns=("text", "text", "text", "bigint", "timestamptz", "timestamptz"),
-    shown=SHOWN,
-)
 BATCHES = Sql(
     """
 WITH {alive}
@@ -214,7 +190,7 @@ class Watch:
             self._sampled_at = self._monotonic()
             self._next_at = self._sampled_at + max(INTERVAL_S, SHARE * (self._sampled_at - began))
         leaders = yield from reading_leaders(at)
-        keys = tuple(KeyLook(*row) for row in (yield KEYS.at(schema=at)()))
+        keys = tuple((yield from reading_worst(at, SHOWN)))
         batches = tuple(BatchLook(*row) for row in (yield BATCHES.at(schema=at)()))
         errors = tuple(ErrorLook(*row) for row in (yield ERRORS.at(schema=at)()))
         [(processes,)] = yield PROCESSES.at()()

@@ -29,13 +29,13 @@ from mailroom.cli.call import Call
 from mailroom.cli.commands.top import top, watching
 from mailroom.cli.options import share
 from mailroom.cli.screen import screen
+from mailroom.figures.keys import KeyLook
 from mailroom.figures.leaders import DispatcherStatus
 from mailroom.metrics.changes import Changes
 from mailroom.metrics.look import (
     BatchLook,
     ErrorLook,
     InboxLook,
-    KeyLook,
     Look,
     Trouble,
     Watch,
