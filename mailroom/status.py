@@ -1,23 +1,30 @@
 """The status of a node: what waits, where and for how long, which dispatcher leads, and the clock."""
 
-import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-from mailroom.links.states import DONE, SourceState, reading_sources
+from mailroom.figures.inboxes import Coming, InboxBacklog, reading_coming, reading_inboxes
+from mailroom.figures.leaders import (
+    ClockSetBack,
+    DispatcherStatus,
+    LaneFailure,
+    Role,
+    reading_leaders,
+    reading_set_back,
+)
+from mailroom.figures.links import reading_link_backlogs
+from mailroom.figures.node import counting_waiting, reading_backlog
+from mailroom.links.states import SourceState, reading_sources
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.order.sequences import Numbers, finding_behind
 from mailroom.order.total import Waiting
 from mailroom.order.total import waiting as waiting_totals
-from mailroom.registry.routing import CARRIES, GETS, LINK_ROUTE, ROUTE
 from mailroom.schema import checking
-from mailroom.schema.partitions import PARTITIONS
-from mailroom.set_back import ClockSetBack, reading_set_back
 from mailroom.sql.locked import LockedTable, locked_inboxes, reading_locked
 from mailroom.sql.methods import on_connections
-from mailroom.sql.operation import Operation, Sql
-from mailroom.sql.sight import NODE_ROW, seeing, the_one
+from mailroom.sql.operation import Operation
+from mailroom.sql.sight import seeing
 from mailroom.sql.waits import Wait, reading_waits
 
 __all__ = [
@@ -42,8 +49,6 @@ __all__ = [
 ]
 
 SHOWN_S = 0.1  # a shorter wait for a lock is that of any busy server
-
-Role: TypeAlias = Literal["dispatcher", "executor", "links"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,42 +110,6 @@ class LinkStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneFailure:
-    """What a leader fails with: why, without values of messages, how often, and for how many seconds.
-
-    `run` is the command that helps, where it is known.
-    """
-
-    why: str
-    run: str
-    times: int
-    for_s: float
-
-    def __str__(self) -> str:
-        return f"has failed {self.times:,} times in {self.for_s:.0f} s: {self.why}"
-
-
-@dataclass(frozen=True, slots=True)
-class DispatcherStatus:
-    """The dispatcher, executor or lane `links` that leads; if `leads` is false, the last one that led.
-
-    `state` is awake, asleep or stopped, as of its last renewal of the lease. `lease_left_s` is how long the lease is
-    still valid, negative after it has expired. `counts` are its totals. `origins` is what the lane `links` does
-    with each node that it reads. `failing` is what it fails with again and again, None while it works.
-    """
-
-    leads: bool
-    state: str
-    host: str
-    pid: int
-    epoch: int
-    lease_left_s: float
-    counts: dict[str, int]
-    origins: dict[str, str] = field(default_factory=dict)
-    failing: LaneFailure | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Status:
     """A node. `outbox_backlog` counts committed messages that wait for the dispatcher, `scheduled` those not yet due.
 
@@ -176,16 +145,6 @@ class Status:
     set_back: ClockSetBack | None = None
 
 
-DISPATCHER = Sql(
-    """
-SELECT until > clock_timestamp(), state, host, pid::bigint, epoch,
-       extract(epoch FROM until - clock_timestamp())::float8, counts::text
-FROM {schema}.lease WHERE role = %(role)s::text
-""",
-    columns=("boolean", "text", "text", "bigint", "bigint", "float8", "text"),
-)
-
-
 def reading_dispatcher(*, schema: str = DEFAULT_SCHEMA) -> Operation[DispatcherStatus | None]:
     """Return the dispatcher of the node `schema`, None if there has never been one. This reads one row."""
     return _reading_leader(schema_name(schema), "dispatcher")
@@ -203,26 +162,7 @@ def reading_executor(*, schema: str = DEFAULT_SCHEMA) -> Operation[DispatcherSta
 
 def _reading_leader(schema: str, role: Role) -> Operation[DispatcherStatus | None]:
     yield from checking(schema)
-    return (yield from _finding_leader(schema, role))
-
-
-def _finding_leader(schema: str, role: Role) -> Operation[DispatcherStatus | None]:
-    rows = yield DISPATCHER.at(schema=schema)(role=role)
-    if not rows:
-        return None
-    [(leads, state, host, pid, epoch, lease_left_s, counts)] = rows
-    totals = json.loads(counts)
-    origins, failing = totals.pop("origins", {}), failing_of(totals)
-    return DispatcherStatus(leads, state, host, pid, epoch, lease_left_s, totals, origins, failing)
-
-
-def failing_of(totals: dict[str, Any]) -> LaneFailure | None:
-    """Take what a leader fails with out of what its lease tells."""
-    told = totals.pop("failing", None)
-    return None if told is None else LaneFailure(told["why"], told["run"], told["times"], told["for_s"])
-
-
-BACKLOG = Sql("SELECT count(*) FROM {schema}.{outbox}", columns=("bigint",))
+    return next(iter((yield from reading_leaders(schema, [role]))), None)
 
 
 def counting_outbox(*, schema: str = DEFAULT_SCHEMA) -> Operation[int]:
@@ -238,137 +178,28 @@ def counting_executables(*, schema: str = DEFAULT_SCHEMA) -> Operation[int]:
 def _counting(schema: str, outbox: str) -> Operation[int]:
     yield from checking(schema)
     yield from seeing(schema, outbox)
-    [(count,)] = yield BACKLOG.at(schema=schema, outbox=outbox)()
-    return int(count)
+    return (yield from counting_waiting(schema, outbox))
 
 
-NODE = Sql(
-    """
-SELECT c.last_value, n.clock_ceiling, o.messages, o.lag_s, e.executables, e.lag_s,
-       (SELECT count(*) FROM {schema}.scheduled), (SELECT count(*) FROM {schema}.dead_letter),
-       (SELECT coalesce(pg_catalog.sum(messages - moved), 0::numeric)::bigint FROM {schema}.spark_bulk)
-FROM {schema}.node AS n, {schema}.clock AS c,
-     (SELECT count(*) AS messages, extract(epoch FROM clock_timestamp() - min(sent_at))::float8 AS lag_s
-      FROM {schema}.outbox) AS o,
-     (SELECT count(*) AS executables, extract(epoch FROM clock_timestamp() - min(sent_at))::float8 AS lag_s
-      FROM {schema}.outbox_executable) AS e
-""",
-    columns=("bigint", "bigint", "bigint", "float8", "bigint", "float8", "bigint", "bigint", "bigint"),
-)
-# What the outbox holds for each inbox.
-COMING = Sql(
-    """
-WITH outgoing AS MATERIALIZED (
-    SELECT topic, kind, count(*) AS messages, min(sent_at) AS since FROM {schema}.outbox GROUP BY topic, kind),
-{route}
-SELECT inbox, sum(messages)::bigint, extract(epoch FROM clock_timestamp() - min(since))::float8
-FROM outgoing JOIN route USING (topic) WHERE {gets} GROUP BY inbox
-""",
-    columns=("text", "bigint", "float8"),
-    route=ROUTE,
-    sent="outgoing",
-    gets=GETS,
-)
-NAMES = Sql(
-    "SELECT name, {partitions} FROM {schema}.inbox_registry ORDER BY name",
-    columns=("text", "bigint"),
-    partitions=PARTITIONS,
-)
-# The counts start at the floor, above dead rows. The oldest message is found by its clock, through an index. The names
-# are in the text twice: so the plan locks their partitions only, and not those of all inboxes.
-INBOXES = Sql(
-    """
-SELECT r.name, i.messages, extract(epoch FROM clock_timestamp() - oldest.sent_at)::float8,
-       extract(epoch FROM clock_timestamp() - oldest.delivered_at)::float8,
-       (SELECT count(*) FROM {schema}.key_state AS k
-        WHERE k.inbox = r.name AND k.retry_at > clock_timestamp() AND k.retry_at < 'infinity'),
-       (SELECT count(*) FROM {schema}.key_state AS k
-        WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.parked_at IS NOT NULL),
-       (SELECT count(*) FROM {schema}.parked AS p WHERE p.inbox = r.name), r.expired, r.paused_at, r.paused_by,
-       (SELECT count(*) FROM {schema}.key_state AS k
-        WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.paused_at IS NOT NULL),
-       b.opened_at, b.why
-FROM {schema}.inbox_registry AS r
-CROSS JOIN LATERAL (
-    SELECT min(o.opened_at) AS opened_at,
-           string_agg(o.why, '; ' ORDER BY o.nth) FILTER (WHERE o.nth <= 3)
-           || CASE WHEN count(*) > 3 THEN pg_catalog.format('; and %%s more', count(*) - 3) ELSE '' END AS why
-    FROM (SELECT u.opened_at, u.why, row_number() OVER (ORDER BY u.opened_at, u.why) AS nth
-          FROM (SELECT opened_at, opened_why AS why FROM {schema}.limits
-                WHERE inbox = r.name AND opened_at IS NOT NULL
-                UNION ALL
-                SELECT opened_at, pg_catalog.format('prefix %%s: %%s', prefix, opened_why)
-                FROM {schema}.breaker WHERE inbox = r.name) AS u) AS o) AS b
-CROSS JOIN LATERAL (
-    SELECT count(*) AS messages FROM {schema}.inbox
-    WHERE inbox = r.name AND inbox IN ('{names}') AND clock + 0 > r.floor) AS i
-LEFT JOIN LATERAL (
-    SELECT sent_at, delivered_at FROM {schema}.inbox
-    WHERE inbox = r.name AND inbox IN ('{names}') AND clock + 0 > r.floor ORDER BY clock + 0 LIMIT 1) AS oldest ON true
-WHERE r.name IN ('{names}') ORDER BY r.name
-""",
-    columns=(
-        "text", "bigint", "float8", "float8", "bigint", "bigint", "bigint", "bigint", "timestamptz", "text", "bigint",
-        "timestamptz", "text",
-    ),
-)  # fmt: skip
-
-
-def _reading_inboxes(schema: str, but: set[str]) -> Operation[list[InboxStatus]]:
-    """Read the inboxes, as many per statement as one transaction may meet; in autocommit each lets its locks go."""
+def _reading_inboxes(schema: str, but: set[str]) -> Operation[tuple[InboxStatus, ...]]:
     totals = {each.inbox: each for each in (yield from waiting_totals(schema, but))}
-    coming = {inbox: (messages, lag_s) for inbox, messages, lag_s in (yield COMING.at(schema=schema)())}
-    found = yield NAMES.at(schema=schema)(partitions=None)
-    names, most = [name for name, _ in found if name not in but], found[0][1] if found else 1
-    inboxes = []
-    for first in range(0, len(names), most):
-        listed = "', '".join(names[first : first + most])
-        for name, backlog, sent_s, delivered_s, *counts, since, by, keys, opened_at, opened_why in (
-            yield INBOXES.at(schema=schema, names=listed)()
-        ):
-            more = _of_total(totals.get(name)) | {"paused_at": since, "paused_by": by, "paused_keys": keys}
-            more |= {"breaker_opened_at": opened_at, "breaker_why": opened_why}
-            on_the_way, coming_s = coming.get(name, (0, None))
-            inboxes.append(
-                InboxStatus(
-                    name, on_the_way, backlog, max(_lag(coming_s), _lag(sent_s)), _lag(coming_s), _lag(delivered_s),
-                    *counts, **more,
-                )
-            )  # fmt: skip
-    return inboxes
+    coming = yield from reading_coming(schema)
+    found = yield from reading_inboxes(schema, but)
+    return tuple(_inbox(each, coming.get(each.name), totals.get(each.name)) for each in found)
 
 
-# Sequences have no gaps, so what is not acknowledged is counted by its ends, which an index finds.
-LINKS = Sql(
-    """
-WITH outgoing AS MATERIALIZED (
-    SELECT topic, kind, count(*) AS messages, min(sent_at) AS since FROM {schema}.outbox
-    WHERE EXISTS (SELECT FROM {schema}.link) GROUP BY topic, kind),
-{route},
-{link_route},
-coming AS MATERIALIZED (
-    SELECT link, sum(messages)::bigint AS messages, min(since) AS since
-    FROM outgoing JOIN link_route USING (topic) WHERE {carries} GROUP BY link)
-SELECT l.name, CASE l.state WHEN 'open' THEN coalesce(b.trouble, b.state, l.state) ELSE l.state END,
-       coalesce(c.messages, 0), greatest(coalesce(newest.seq, 0::bigint) - l.acked - {done}, 0::bigint),
-       extract(epoch FROM clock_timestamp() - least(c.since, oldest.sent_at))::float8
-FROM {schema}.link AS l
-LEFT JOIN {schema}.bridge_out AS b ON b.link = l.number
-LEFT JOIN coming AS c ON c.link = l.number
-LEFT JOIN LATERAL (
-    SELECT seq FROM {schema}.transit AS t WHERE t.link = l.number ORDER BY seq DESC LIMIT 1) AS newest ON true
-LEFT JOIN LATERAL (
-    SELECT sent_at FROM {schema}.transit AS t WHERE t.link = l.number AND t.seq > l.acked
-    ORDER BY seq LIMIT 1) AS oldest ON true
-ORDER BY l.name
-""",
-    columns=("text", "text", "bigint", "bigint", "float8"),
-    route=ROUTE,
-    link_route=LINK_ROUTE,
-    sent="outgoing",
-    carries=CARRIES,
-    done=DONE,
-)
+def _inbox(found: InboxBacklog, coming: Coming | None, total: Waiting | None) -> InboxStatus:
+    shown = found._asdict()
+    sent_s, delivered_s = shown.pop("sent_s"), shown.pop("delivered_s")
+    coming_s = _lag(coming.lag_s) if coming else 0.0
+    return InboxStatus(
+        on_the_way=coming.messages if coming else 0,
+        lag_s=max(coming_s, _lag(sent_s)),
+        dispatcher_lag_s=coming_s,
+        consumer_lag_s=_lag(delivered_s),
+        **shown,
+        **_of_total(total),
+    )
 
 
 def reading_status(*, schema: str = DEFAULT_SCHEMA) -> Operation[Status]:
@@ -384,27 +215,30 @@ def reading_status(*, schema: str = DEFAULT_SCHEMA) -> Operation[Status]:
 def _reading_status(schema: str) -> Operation[Status]:
     yield from checking(schema)
     locked = yield from reading_locked(schema)
-    dispatcher = yield from _finding_leader(schema, "dispatcher")
-    executor = yield from _finding_leader(schema, "executor")
-    rows = yield NODE.at(schema=schema)()
-    clock, ceiling, *waiting, scheduled, dead_letters, bulk_backlog = the_one(rows, NODE_ROW, schema)
-    outbox_backlog, outbox_lag_s, executable_backlog, executable_lag_s = waiting
+    leaders = {each.role: each for each in (yield from reading_leaders(schema, ["dispatcher", "executor"]))}
+    node = yield from reading_backlog(schema)
     inboxes = yield from _reading_inboxes(schema, locked_inboxes(locked))
-    links = yield LINKS.at(schema=schema)()
     return Status(
-        schema, clock, ceiling, outbox_backlog, _lag(outbox_lag_s), bulk_backlog, executable_backlog,
-        _lag(executable_lag_s), scheduled, dead_letters, dispatcher, executor,
-        tuple(inboxes),
-        tuple(
-            LinkStatus(name, state, on_the_way, backlog, _lag(lag_s))
-            for name, state, on_the_way, backlog, lag_s in links
-        ),
-        (yield from reading_sources(schema)),
-        tuple((yield from reading_waits(at_least_s=SHOWN_S))),
-        tuple(locked),
-        tuple((yield from finding_behind(schema))),
-        (yield from reading_set_back(schema)),
-    )  # fmt: skip
+        schema=schema,
+        clock=node.clock,
+        clock_ceiling=node.clock_ceiling,
+        outbox_backlog=node.outbox,
+        outbox_lag_s=_lag(node.outbox_s),
+        bulk_backlog=node.bulk,
+        executable_backlog=node.executables,
+        executable_lag_s=_lag(node.executables_s),
+        scheduled=node.scheduled,
+        dead_letters=node.dead_letters,
+        dispatcher=leaders.get("dispatcher"),
+        executor=leaders.get("executor"),
+        inboxes=inboxes,
+        links=tuple(LinkStatus(*each[:-1], _lag(each.lag_s)) for each in (yield from reading_link_backlogs(schema))),
+        sources=(yield from reading_sources(schema)),
+        waits=tuple((yield from reading_waits(at_least_s=SHOWN_S))),
+        locked=tuple(locked),
+        behind=tuple((yield from finding_behind(schema))),
+        set_back=(yield from reading_set_back(schema)),
+    )
 
 
 def _of_total(found: Waiting | None) -> dict[str, Any]:

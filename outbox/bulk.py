@@ -414,18 +414,6 @@ def oldest(schema: str, first: int, last: int) -> Operation[int | None]:
     return int(found[0][0]) if found else None
 
 
-LEADS = Sql(
-    "SELECT EXISTS (SELECT FROM {schema}.lease WHERE role = 'dispatcher' AND until > clock_timestamp())",
-    columns=("boolean",),
-)
-
-
-def is_dispatched(schema: str) -> Operation[bool]:
-    """Return whether a dispatcher leads."""
-    [(leads,)] = yield LEADS.at(schema=schema)()
-    return bool(leads)
-
-
 ABANDONED = Sql(
     """
 SELECT DISTINCT ON (name) name, first, CASE WHEN moved < messages THEN last END FROM {schema}.spark_bulk

@@ -715,7 +715,7 @@ OF_WORKER = {
 }
 STAGED = f"(SELECT 1::bigint AS {NTH}, * FROM mailroom.dead_letter) AS staged"
 OF_STATEMENT = {
-    "mailroom.metrics.leader.OLDEST": {"each": "SELECT 'a'::text, clock_timestamp()"},
+    "mailroom.figures.waiting.OLDEST": {"each": "SELECT 'a'::text, clock_timestamp()"},
     "inbox.by_key.due.LOCK_HEAD": OF_WORKER[due],
     "inbox.by_key.due.TAKE_HEAD": OF_WORKER[due],
     "inbox.total_order.total_claim.REAP": OF_WORKER[total_claim],

@@ -10,9 +10,10 @@ from typing import Any
 from uuid import UUID
 
 from mailroom.dead_letter import DeadLetterContent, content_of
+from mailroom.figures.keys import FIELDS, IN_TROUBLE, PARKED
 from mailroom.registry.routing import CARRIES, FITS, GETS, LINK_ROUTE, OF_THIS_NODE, ROUTE
 from mailroom.schema import finding
-from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Sql, columns_of, filled
 
 PAGE_ROWS = 50
 COUNTED = 1_000  # messages of a key that a page counts
@@ -48,36 +49,34 @@ class HeldMessage:
     is_parked: bool
 
 
-STATE = """CASE WHEN paused_at IS NOT NULL THEN 'paused' WHEN retry_at = 'infinity' THEN 'parked'
-            ELSE 'failing' END"""
-KEY_COLUMNS = ("text", "text", "text", "bigint", "timestamptz", "timestamptz", "text", "text", "boolean")
-KEY_FIELDS = """inbox, key, {state}, attempts::bigint, coalesce(paused_at, parked_at), nullif(retry_at, 'infinity'),
-       last_error, paused_by, parked_at IS NOT NULL""".replace("{state}", STATE)
-# A key's row can outlast its trouble: then its time is -infinity.
+KEY_COLUMNS = columns_of(KeyState)[:-1]  # `messages` are counted apart
+KEY_FIELDS = f"{FIELDS}, last_error, paused_by, parked_at IS NOT NULL"
+OF_A_KEY = filled(IN_TROUBLE, row="key_state")
 KEYS = Sql(
     """
 SELECT {fields} FROM {schema}.key_state
-WHERE inbox = '{inbox}' AND key > %(after)s::text AND retry_at > '-infinity' ORDER BY key LIMIT {rows} + 1
+WHERE inbox = '{inbox}' AND key > %(after)s::text AND {in_trouble} ORDER BY key LIMIT {rows} + 1
 """,
     columns=KEY_COLUMNS,
     fields=KEY_FIELDS,
+    in_trouble=OF_A_KEY,
     rows=PAGE_ROWS,
 )
 KEY = Sql(
-    "SELECT {fields} FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = %(key)s::text "
-    "AND retry_at > '-infinity'",
+    "SELECT {fields} FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = %(key)s::text AND {in_trouble}",
     columns=KEY_COLUMNS,
     fields=KEY_FIELDS,
+    in_trouble=OF_A_KEY,
 )
 # Inbox by inbox through key_state_due: it reads no key that is only failing.
-PARKED = Sql(
+PARKED_KEYS = Sql(
     """
 SELECT k.* FROM (
     SELECT name FROM {schema}.inbox_registry
     WHERE name >= %(inbox_after)s::text AND (%(inbox)s::text IS NULL OR name = %(inbox)s::text) ORDER BY name) AS r
 CROSS JOIN LATERAL (
     SELECT {fields} FROM {schema}.key_state
-    WHERE inbox = r.name AND retry_at = 'infinity' AND parked_at IS NOT NULL
+    WHERE inbox = r.name AND {parked}
       AND (r.name > %(inbox_after)s::text OR key > %(after)s::text)
       AND (%(matching)s::text IS NULL OR position(%(matching)s::text IN last_error) > 0)
     ORDER BY retry_at, key LIMIT {rows} + 1) AS k
@@ -85,6 +84,7 @@ ORDER BY 1, 2 LIMIT {rows} + 1
 """,
     columns=KEY_COLUMNS,
     fields=KEY_FIELDS,
+    parked=filled(PARKED, row="key_state"),
     rows=PAGE_ROWS,
 )
 # The inboxes are named in the text, so that the plan has their partitions alone.
@@ -148,7 +148,7 @@ def reading_parked(
 
     Of the inboxes in `but` nothing is counted.
     """
-    rows = yield PARKED.at(schema=schema)(inbox=inbox, matching=matching, inbox_after=after[0], after=after[1])
+    rows = yield PARKED_KEYS.at(schema=schema)(inbox=inbox, matching=matching, inbox_after=after[0], after=after[1])
     if not rows:
         return []
     inboxes, keys = [row[0] for row in rows], [row[1] for row in rows]

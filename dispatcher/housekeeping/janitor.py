@@ -30,6 +30,7 @@ from dispatcher.housekeeping.total_floor import listing_total, raising_sent_floo
 from dispatcher.housekeeping.trim import Held, Kept, Trim
 from inbox.by_key.parked_keys import MovedParked, moving_parked
 from mailroom import events
+from mailroom.figures.keys import PARKED
 from mailroom.links.handshake.diverged import finding_claims, renewing
 from mailroom.metrics.recorder import KEPT
 from mailroom.names import shown
@@ -40,7 +41,7 @@ from mailroom.registry.archive_days import dropping_day, emptying, lacking, list
 from mailroom.roles.advice import advise
 from mailroom.session.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.session.settings import refusal
-from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Sql, filled
 from mailroom.sql.runner import run_async, run_in_transaction
 from mailroom.sql.sqlstate import Meaning, meaning
 from outbox.bulk import ABANDONED_AFTER_S, BulkLost, advancing, listing_left
@@ -314,10 +315,11 @@ WITH RECURSIVE failing AS (
     SELECT (SELECT min(inbox) FROM {schema}.key_state AS k WHERE k.inbox > t.inbox) FROM failing AS t
     WHERE t.inbox IS NOT NULL)
 SELECT r.name, EXISTS (SELECT FROM {schema}.key_state AS k
-                       WHERE k.inbox = r.name AND k.retry_at = 'infinity' AND k.parked_at IS NOT NULL)
+                       WHERE k.inbox = r.name AND {parked})
 FROM failing AS t JOIN {schema}.inbox_registry AS r ON r.name = t.inbox ORDER BY r.name
 """,
     columns=("text", "boolean"),
+    parked=filled(PARKED, row="k"),
 )
 
 

@@ -4,8 +4,8 @@ When a key may be tried again is a time of the server's clock. If that is set ba
 the clock was ahead, beside its own time. The attempt that was recorded then says by how much: it lies ahead as well.
 """
 
+from dispatcher.lanes.lease import LEAST, noting
 from mailroom.registry.breakers import DEFERRED_S
-from mailroom.set_back import LEAST, noting
 from mailroom.sql.operation import Operation, Sql
 
 # In the lease of the dispatcher, whose housekeeping this is.

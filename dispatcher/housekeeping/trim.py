@@ -16,8 +16,8 @@ keeps the entries of all deleted rows, and a scan from the beginning would read 
 import logging
 from dataclasses import dataclass
 
+from mailroom.figures.links import DONE
 from mailroom.links.handshake.diverged import DISPATCHER
-from mailroom.links.states import DONE
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing
 from mailroom.sql.operation import Operation, Sql

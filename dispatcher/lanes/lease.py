@@ -9,7 +9,6 @@ from datetime import datetime
 from uuid import UUID, uuid4
 
 from mailroom.session.acting import CURRENT, LOGIN, if_acting
-from mailroom.set_back import LEAST, noting
 from mailroom.sql.operation import Operation, Sql
 
 LEASE_S = 3.0
@@ -18,6 +17,19 @@ RENEW_S = 1.0
 # A lease that runs for longer was taken before the server's clock was set back. It counts from now, so that a leader
 # who lives keeps it, and one who does not is replaced as soon as ever.
 LATEST = "clock_timestamp() + %(lease_s)s::float8 * interval '1 s'"
+# From this on it is noted. Those who noted it within a minute found the same one. `mailroom.figures.leaders` tells it.
+LEAST = "interval '1 s'"
+NOTED = """set_back_at = clock_timestamp(),
+    set_back_by = greatest({by}, CASE WHEN {recent} THEN l.set_back_by END),
+    brought_back = {keys} + CASE WHEN {recent} THEN l.brought_back ELSE 0 END"""
+RECENT = "l.set_back_at BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp()"
+
+
+def noting(by: str, keys: str) -> str:
+    """Return what an UPDATE of a lease `l` sets, to note a clock that was set back by `by`, and keys brought back."""
+    return NOTED.format(by=by, keys=keys, recent=RECENT)
+
+
 HOLDER = Sql(
     "SELECT holder, backend_pid::bigint, backend_from, until > {latest} FROM {schema}.lease "
     "WHERE role = %(role)s::text",

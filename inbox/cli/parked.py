@@ -14,8 +14,8 @@ from mailroom.cli.messages import message_json, print_messages
 from mailroom.cli.output import as_json, document, note, print_listing, say, shown, table, working
 from mailroom.cli.parameters import INBOX, KEY, LIMIT, TEXT
 from mailroom.errors import MailroomError
+from mailroom.figures.keys import inboxes_with_parked
 from mailroom.sql.locked import locked_inboxes, reading_locked
-from mailroom.sql.operation import Operation, Row, Sql
 from mailroom.sql.runner import run
 
 ATTEMPTS_SHOWN = 20
@@ -80,7 +80,7 @@ def list_(call: Call, inbox: str | None, matching: str | None, limit: int) -> No
     with working("counting messages of parked keys"), call.looking("parked list") as connection:
         locked = [] if inbox else run(connection, reading_locked(call.schema))
         but = locked_inboxes(locked)
-        inboxes = [name for (name,) in run(connection, _with_parked(call.schema))] if inbox is None else [inbox]
+        inboxes = run(connection, inboxes_with_parked(call.schema)) if inbox is None else [inbox]
         found = [
             (name, each)
             for name in inboxes
@@ -107,21 +107,6 @@ def _row(inbox: str, parked: ParkedKey) -> tuple[object, ...]:
         inbox, parked.key or WHOLE, parked.messages, str(parked.clock), parked.attempts, parked.parked_at,
         parked.reason,
     )  # fmt: skip
-
-
-# A loop over an index, since DISTINCT would read every failing key.
-WITH_PARKED = Sql(
-    """
-SELECT name FROM {schema}.inbox_registry AS r
-WHERE EXISTS (SELECT FROM {schema}.key_state WHERE inbox = r.name AND retry_at = 'infinity') ORDER BY name
-""",
-    columns=("text",),
-)
-
-
-def _with_parked(schema: str) -> Operation[list[Row]]:
-    """Return the inboxes that hold parked keys."""
-    return list((yield WITH_PARKED.at(schema=schema)()))
 
 
 @parked.command()

@@ -8,7 +8,9 @@ from rich.console import Console
 from rich.text import Text
 
 from mailroom.cli.output import duration, one_line
-from mailroom.metrics.look import BatchLook, ErrorLook, InboxLook, KeyLook, Leader, Look
+from mailroom.figures.keys import KeyLook
+from mailroom.figures.leaders import DispatcherStatus
+from mailroom.metrics.look import BatchLook, ErrorLook, InboxLook, Look
 
 GAP = 2
 LEAST = 8  # of a column of texts that does not fit
@@ -91,7 +93,7 @@ def _head(look: Look, width: int, interval_s: float, ends_by: str) -> list[Text]
     ]  # fmt: skip
 
 
-def _leader(each: Leader) -> str:
+def _leader(each: DispatcherStatus) -> str:
     host = one_line(each.host)
     if not each.leads:
         return f"{each.role} NOBODY LEADS"

@@ -1,7 +1,8 @@
 """What waits for an operator: parked keys, dead letters, open breakers, stopped links, days that are not made."""
 
 from mailroom.doctor.finding import FOUND, DoctorCheck, asking
-from mailroom.sql.operation import Sql
+from mailroom.figures import keys
+from mailroom.sql.operation import Sql, filled
 
 # As far as 100 of an inbox: what there is to do is the same, and counting all may take seconds.
 PARKED = Sql(
@@ -10,11 +11,12 @@ SELECT r.name, pg_catalog.format('inbox %%s: %%s parked keys%%s, the first since
        CASE WHEN k.keys = 100 THEN ' or more' END, date_trunc('second'::text, clock_timestamp() - k.since))
 FROM {schema}.inbox_registry AS r CROSS JOIN LATERAL (
     SELECT count(*) AS keys, min(s.parked_at) AS since FROM (
-        SELECT s.parked_at FROM {schema}.key_state AS s WHERE s.inbox = r.name AND s.retry_at = 'infinity' LIMIT 100
+        SELECT s.parked_at FROM {schema}.key_state AS s WHERE s.inbox = r.name AND {parked} LIMIT 100
     ) AS s) AS k
 WHERE k.keys > 0 ORDER BY k.since
 """,
     columns=FOUND,
+    parked=filled(keys.PARKED, row="s"),
 )
 # As far as 100 keys of an inbox. By its attempts it is known since when a message fails, and with what.
 FAILING = Sql(
@@ -22,7 +24,7 @@ FAILING = Sql(
 WITH failing AS MATERIALIZED (
     SELECT r.name, k.key, k.clock FROM {schema}.inbox_registry AS r CROSS JOIN LATERAL (
         SELECT s.key, s.clock FROM {schema}.key_state AS s
-        WHERE s.inbox = r.name AND s.retry_at < 'infinity' AND s.attempts > 0 LIMIT 100) AS k),
+        WHERE s.inbox = r.name AND {tried} LIMIT 100) AS k),
 tried AS MATERIALIZED (
     SELECT f.name, f.key, a.at, a.error_class FROM failing AS f CROSS JOIN LATERAL (
         SELECT t.at, t.error_class FROM {schema}.attempt AS t
@@ -35,6 +37,7 @@ FROM tried AS t GROUP BY t.name
 HAVING min(t.at) <= clock_timestamp() - %(failing_s)s::float8 * interval '1 s' ORDER BY min(t.at)
 """,
     columns=FOUND,
+    tried=filled(keys.TRIED, row="s"),
 )
 DEAD = Sql(
     """

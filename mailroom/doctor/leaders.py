@@ -1,28 +1,15 @@
 """Leaders: whether there is one, whether it works, and whether it has ended if its lease has."""
 
-from mailroom import set_back
 from mailroom.doctor.finding import FOUND, DoctorCheck, asking
+from mailroom.figures.leaders import LED, NOTED, WITH_SESSIONS
 from mailroom.sql.operation import Sql
 
-# The oldest row of an outbox, by its position: no backlog is sorted for it.
-WAITING = """
-WITH waiting (role, since) AS (
-    SELECT 'dispatcher', least((SELECT o.sent_at FROM {schema}.outbox AS o ORDER BY o.position LIMIT 1),
-                               (SELECT min(s.deliver_at) FROM {schema}.scheduled AS s))
-    UNION ALL SELECT 'executor', (SELECT o.sent_at FROM {schema}.outbox_executable AS o ORDER BY o.position LIMIT 1)
-    UNION ALL SELECT 'links', least(
-        (SELECT min(r.created_at) FROM {schema}.origin AS r WHERE r.state = 'open'),
-        (SELECT min(k.created_at) FROM {schema}.link AS k JOIN {schema}.bridge_out AS b ON b.link = k.number
-         WHERE k.state = 'open'))),
-led AS (
-    SELECT w.role, w.since, l.until, l.state, l.host, l.pid, l.backend_pid, l.counts -> 'failing' AS failing
-    FROM waiting AS w LEFT JOIN {schema}.lease AS l ON l.role = w.role)"""
 WHAT = """CASE l.role WHEN 'links' THEN 'another node or a broker is to be served'
             ELSE pg_catalog.format('something waits for the %%s', l.role) END
        || pg_catalog.format(' since %%s', date_trunc('second'::text, clock_timestamp() - l.since))"""
 NOBODY = Sql(
     """
-{waiting}
+{led}
 SELECT CASE l.role WHEN 'executor' THEN 'executor' ELSE 'dispatcher' END,
        {what} || CASE WHEN l.until IS NULL THEN ', and none has ever run' ELSE pg_catalog.format(
            '; %%s pid %%s led until %%s ago', l.host, l.pid,
@@ -33,13 +20,13 @@ WHERE l.since <= clock_timestamp() - %(unled_s)s::float8 * interval '1 s'
 ORDER BY 1
 """,
     columns=FOUND,
-    waiting=WAITING,
+    led=LED,
     what=WHAT,
 )
 # One that fails pauses between its tries, and its lease may have expired in one.
 LATE = Sql(
     """
-{waiting}
+{led}
 SELECT CASE WHEN l.failing IS NULL THEN l.backend_pid::text
             ELSE l.failing ->> 'run' END,
        CASE WHEN l.since IS NULL THEN pg_catalog.format('nothing waits for the %%s', l.role) ELSE {what} END
@@ -55,7 +42,7 @@ WHERE CASE WHEN l.failing IS NULL
 ORDER BY l.failing IS NULL, 2
 """,
     columns=FOUND,
-    waiting=WAITING,
+    led=LED,
     what=WHAT,
 )
 DEAD = Sql(
@@ -68,20 +55,21 @@ SELECT l.backend_pid::text, pg_catalog.format('%%s on %%s pid %%s: lease expired
            h.locktype)),
                                       ', '::text)
         FROM pg_locks AS h WHERE h.pid = a.pid AND h.granted AND h.locktype IN ('relation', 'advisory')))
-FROM {schema}.lease AS l JOIN pg_stat_activity AS a ON a.pid = l.backend_pid AND a.backend_start = l.backend_from
+FROM {with_sessions}
 WHERE l.state <> 'stopped' AND l.until <= clock_timestamp() - %(lease_s)s::float8 * interval '1 s'
 ORDER BY 2
 """,
     columns=FOUND,
+    with_sessions=WITH_SESSIONS,
 )
 SET_BACK = Sql(
     """
 SELECT '', pg_catalog.format('by about %%s, noticed at %%s; %%s keys that would have waited as long go on',
     date_trunc('second'::text, s.by), date_trunc('second'::text, s.at), s.keys)
-FROM {found} AS s
+FROM {noted} AS s
 """,
     columns=FOUND,
-    found=set_back.FOUND,
+    noted=NOTED,
 )
 
 CHECKS = (

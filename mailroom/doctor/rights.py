@@ -3,6 +3,7 @@
 from mailroom import locks
 from mailroom.doctor.finding import FOUND, DoctorCheck, asking
 from mailroom.doctor.workers import ALIVE, DATABASE
+from mailroom.figures.leaders import WITH_SESSIONS
 from mailroom.sql.operation import Sql
 
 # What a migration grants itself shows no role more than what is its own.
@@ -28,7 +29,7 @@ WHERE n.oid = '{schema}'::regnamespace AND x.grantee = 0::oid AND x.privilege_ty
 WORKING = f"""{ALIVE},
 working AS MATERIALIZED (
     SELECT a.usesysid AS oid, l.role AS does, NULL::text AS inbox
-    FROM {{schema}}.lease AS l JOIN pg_stat_activity AS a ON a.pid = l.backend_pid AND a.backend_start = l.backend_from
+    FROM {WITH_SESSIONS}
     UNION
     SELECT a.usesysid, 'worker', w.inbox
     FROM {{schema}}.worker AS w JOIN alive ON alive.number = w.process_number::bigint & 4294967295

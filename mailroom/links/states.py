@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from mailroom.figures.links import DONE
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import Operation, Sql
 
@@ -81,8 +82,6 @@ class LinkStates:
     sources: tuple[SourceState, ...]
 
 
-# Of a bridge: what is published though it stands above `acked`.
-DONE = "(SELECT count(*) FROM {schema}.bridge_done AS d WHERE d.link = l.number AND d.seq > l.acked)"
 # Each probe walks one row of the primary key.
 READERS = Sql(
     """

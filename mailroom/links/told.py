@@ -5,34 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mailroom.errors import ConfigurationError, NotSubscribed, UnknownLink
+from mailroom.figures.leaders import LEADS
 from mailroom.schema.checks import checking, finding
-from mailroom.sql.operation import Operation, Sql
-
-# By the id of the subscription: if one was ended and made again, the source is told again. A `*` without sources is a
-# subscription to this node alone. `is_own`: no other session sees it before this transaction commits. A broker is told
-# nothing: a bridge reads its topics without being asked.
-# D-links-15: What a source was told is noted by id.
-PENDING = Sql(
-    """
-SELECT s.topic, s.origin, o.name, coalesce(o.trouble, o.state), o.why, coalesce(s.id = ANY (o.refused), false),
-       coalesce(s.xmin = pg_catalog.pg_current_xact_id_if_assigned()::xid, false),
-       EXISTS (SELECT FROM {schema}.lease WHERE role = 'links' AND until > clock_timestamp())
-FROM {schema}.subscription AS s LEFT JOIN {schema}.origin AS o ON s.origin IN (o.name, '*')
-WHERE s.inbox = '{inbox}' AND s.origin <> '' AND (o.name IS NOT NULL OR s.origin <> '*')
-  AND (%(origin)s::text IS NULL OR s.origin = %(origin)s::text)
-  AND (%(topics)s::text[] IS NULL OR s.topic = ANY (%(topics)s::text[]))
-  AND o.state IS DISTINCT FROM 'excluded' AND (s.id = ANY (o.told)) IS NOT TRUE
-  AND NOT EXISTS (SELECT FROM {schema}.bridge_in AS b WHERE b.origin = o.number)
-ORDER BY o.name, s.topic
-""",
-    columns=("text", "text", "text", "text", "text", "boolean", "boolean", "boolean"),
-)
-PAUSE = Sql(
-    """
-SELECT now(), current_setting('transaction_isolation') <> 'read committed' FROM pg_catalog.pg_sleep(0.05)
-""",
-    columns=("timestamptz", "boolean"),
-)
+from mailroom.sql.operation import Operation, Sql, filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +30,34 @@ class _Untold:
         return "the dispatcher has not told it yet"
 
 
+# By the id of the subscription: if one was ended and made again, the source is told again. A `*` without sources is a
+# subscription to this node alone. `is_own`: no other session sees it before this transaction commits. A broker is told
+# nothing: a bridge reads its topics without being asked.
+# D-links-15: What a source was told is noted by id.
+PENDING = Sql(
+    """
+SELECT s.topic, s.origin, o.name, coalesce(o.trouble, o.state), o.why, coalesce(s.id = ANY (o.refused), false),
+       coalesce(s.xmin = pg_catalog.pg_current_xact_id_if_assigned()::xid, false),
+       {leads}
+FROM {schema}.subscription AS s LEFT JOIN {schema}.origin AS o ON s.origin IN (o.name, '*')
+WHERE s.inbox = '{inbox}' AND s.origin <> '' AND (o.name IS NOT NULL OR s.origin <> '*')
+  AND (%(origin)s::text IS NULL OR s.origin = %(origin)s::text)
+  AND (%(topics)s::text[] IS NULL OR s.topic = ANY (%(topics)s::text[]))
+  AND o.state IS DISTINCT FROM 'excluded' AND (s.id = ANY (o.told)) IS NOT TRUE
+  AND NOT EXISTS (SELECT FROM {schema}.bridge_in AS b WHERE b.origin = o.number)
+ORDER BY o.name, s.topic
+""",
+    into=_Untold,
+    leads=filled(LEADS, role="links"),
+)
+PAUSE = Sql(
+    """
+SELECT now(), current_setting('transaction_isolation') <> 'read committed' FROM pg_catalog.pg_sleep(0.05)
+""",
+    columns=("timestamptz", "boolean"),
+)
+
+
 def waiting_told(
     schema: str, inbox: str, origin: str | None, topics: Sequence[str] | None, timeout_s: float
 ) -> Operation[None]:
@@ -63,9 +66,7 @@ def waiting_told(
     yield from finding(schema, inbox)
     until = time.monotonic() + timeout_s
     began_before = None
-    while pending := [
-        _Untold(*row) for row in (yield PENDING.at(schema=schema, inbox=inbox)(origin=origin, topics=topics))
-    ]:
+    while pending := PENDING.named((yield PENDING.at(schema=schema, inbox=inbox)(origin=origin, topics=topics))):
         for each in pending:
             _check(inbox, each)
         if time.monotonic() >= until:

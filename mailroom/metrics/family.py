@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from math import inf, isinf
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
@@ -17,12 +17,21 @@ PREFIX = "mailroom_"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric: its name without the prefix, its kind, what it says, and the names of its labels beside `node`."""
+    """One metric: its name without the prefix, its kind, what it says, and the names of its labels beside `node`.
+
+    `column` is the field of a figure that has its value, if it is one of `mailroom.figures`.
+    """
 
     name: str
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
+    column: str = ""
+
+    @property
+    def unit(self) -> str:
+        """Its unit as OpenTelemetry writes it: s, 1 for a share, nothing for a number of things."""
+        return {"seconds": "s", "ratio": "1"}.get(self.name.rpartition("_")[2], "")
 
 
 @dataclass(slots=True)
@@ -62,6 +71,13 @@ class Histogram:
 
 # The values of a metric's labels in their order, and its value.
 Samples: TypeAlias = Iterable[tuple[tuple[str, ...], "float | Histogram"]]
+
+
+def of_rows(rows: Iterable[Any], *families: Family) -> dict[Family, Samples]:
+    """Return the samples of metrics whose figures are these rows. The first fields of a row are the labels."""
+    found = list(rows)
+    # A boolean is a number.
+    return {each: [(row[: len(each.labels)], getattr(row, each.column) + 0) for row in found] for each in families}
 
 
 def text(nodes: Mapping[str, Mapping[Family, Samples]]) -> str:

@@ -15,18 +15,25 @@ from typing import get_args
 import psycopg
 
 from mailroom.dead_letter import Stage
-from mailroom.metrics.catalog import EXACT, estimated
+from mailroom.figures.keys import counting_keys
+from mailroom.figures.statistics import EXACT, estimated
+from mailroom.figures.waiting import (
+    reading_bridge_lags,
+    reading_late,
+    reading_link_lags,
+    reading_names,
+    reading_oldest,
+    reading_outside,
+)
 from mailroom.metrics.failing import INBOX_FAILING, Failing
-from mailroom.metrics.family import Family, Samples
+from mailroom.metrics.family import Family, Samples, of_rows
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.order.expressions import BY_CLOCK
 from mailroom.roles.advice import advise
-from mailroom.schema.partitions import PARTITIONS
 from mailroom.session import backoff, settings
 from mailroom.session.home import Home
 from mailroom.session.repeats import Repeats, cause
 from mailroom.sql.locked import locked_inboxes, reading_locked
-from mailroom.sql.operation import Operation, Sql, filled
+from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
 
 log = logging.getLogger("mailroom.metrics")
@@ -35,8 +42,6 @@ INTERVAL_S = 5.0
 SHARE = 100  # a sample costs the server at most a hundredth of one session's time
 LONGEST_PAUSE_S = 60.0
 SAMPLER_SESSION = settings.UNATTENDED | {"statement_timeout": "10s", "lock_timeout": "500ms"}
-AT_ONCE = 50  # inboxes of one statement, which holds a snapshot and their locks
-RECENT_S = 60
 # D-metrics-4: The sampler catches every error.
 WINDOW = 1_000  # numbers of dead letters below the highest that may still commit
 
@@ -44,6 +49,7 @@ OUTBOX_OLDEST = Family(
     "outbox_oldest_seconds",
     "gauge",
     "How long ago the first message in the outbox was sent: it waits for a dispatcher.",
+    column="outbox_s",
 )
 INBOX_OLDEST = Family(
     "inbox_oldest_seconds",
@@ -59,10 +65,16 @@ INBOX_KEYS = Family(
     ("inbox", "state"),
 )
 SCHEDULED = Family(
-    "scheduled_messages", "gauge", f"Messages that are not yet due: above {EXACT:,} an estimate from statistics."
+    "scheduled_messages",
+    "gauge",
+    f"Messages that are not yet due: above {EXACT:,} an estimate from statistics.",
+    column="scheduled",
 )
 EXECUTABLES_OLDEST = Family(
-    "executables_oldest_seconds", "gauge", "The same as outbox_oldest_seconds for executables and their executor."
+    "executables_oldest_seconds",
+    "gauge",
+    "The same as outbox_oldest_seconds for executables and their executor.",
+    column="executables_s",
 )
 LINK_LAG = Family(
     "link_lag_seconds",
@@ -70,6 +82,7 @@ LINK_LAG = Family(
     "How far this node is behind one that it reads: since when that is not read, or how old its newest rows were when "
     "they came. A node that is excluded by hand is left out.",
     ("origin",),
+    column="lag_s",
 )
 BRIDGE_LAG = Family(
     "bridge_lag_seconds",
@@ -77,12 +90,14 @@ BRIDGE_LAG = Family(
     "How long a bridge out of this node waits for its broker: since the oldest message that it has not acknowledged "
     "was stamped. One that is cut is left out.",
     ("bridge",),
+    column="lag_s",
 )
 PERIODIC_LATE = Family(
     "periodic_late_seconds",
     "gauge",
     "How long a periodic message has been due and is not sent. Paused ones are left out.",
     ("periodic",),
+    column="late_s",
 )
 DEAD_LETTERS_ADDED = Family(
     "dead_letters_added_total",
@@ -92,105 +107,6 @@ DEAD_LETTERS_ADDED = Family(
 )
 SAMPLE_AGE = Family("sample_age_seconds", "gauge", "How old all that the leader samples is.")
 
-# By the primary keys: what is first in the outbox is next, whatever its sent_at.
-NODE = Sql(
-    """
-SELECT extract(epoch FROM at.now - (SELECT sent_at FROM {schema}.outbox ORDER BY position LIMIT 1))::float8,
-       extract(epoch FROM at.now - (SELECT sent_at FROM {schema}.outbox_executable ORDER BY position LIMIT 1))::float8,
-       (SELECT count(*) FROM (SELECT FROM {schema}.scheduled LIMIT {most}) AS few),
-       pg_catalog.pg_stat_get_live_tuples('{schema}.scheduled'::regclass), at.now
-FROM (SELECT coalesce(%(now)s::timestamptz, clock_timestamp())) AS at (now)
-""",
-    columns=("float8", "float8", "bigint", "bigint", "timestamptz"),
-    most=EXACT + 1,
-)
-# A key whose time has come is no longer late on purpose. The one that has waited longest is first by `key_state_due`.
-# D-metrics-1: The leader counts failing keys, on its own clock.
-KEYS = Sql(
-    """
-SELECT inbox, count(*) FILTER (WHERE retry_at > now AND retry_at < 'infinity'),
-       count(*) FILTER (WHERE retry_at = 'infinity' AND paused_at IS NULL),
-       max(extract(epoch FROM now - retry_at)::float8) FILTER (WHERE retry_at <= now),
-       count(*) FILTER (WHERE attempts > 0 AND retry_at < 'infinity')
-FROM (SELECT inbox, attempts, retry_at, paused_at, coalesce(%(now)s::timestamptz, clock_timestamp()) AS now
-      FROM {schema}.key_state WHERE retry_at > '-infinity') AS k
-GROUP BY inbox
-""",
-    columns=("text", "bigint", "bigint", "float8", "bigint"),
-)
-# Whether this role may read the inbox by itself: an inbox that was made after its grants it may not.
-NAMES = Sql(
-    """
-SELECT name, {partitions}, coalesce(pg_catalog.has_table_privilege(
-           pg_catalog.to_regclass(pg_catalog.concat('{schema}.inbox_', name))::oid, 'SELECT'), false)
-FROM {schema}.inbox_registry ORDER BY name
-""",
-    columns=("text", "bigint", "boolean"),
-    partitions=PARTITIONS,
-)
-# Above the healthy floor there are hardly any messages of failing keys, or none; below it there are no others.
-# OFFSET 0: row by row until a key is healthy, which is mostly the first one; in one piece, the keys of all messages are
-# looked up. The inboxes stand in the text, in the same portions each time, so the server soon plans none of them any
-# more: for 1,000 inboxes planning took most of the time. (SELECT ...) IS NULL stays an index probe, as in a claim.
-# D-metrics-2: The oldest message is looked for in each inbox.
-OLDEST_WHERE = filled(
-    """(
-    SELECT '{inbox}'::text, i.delivered_at FROM (
-        SELECT key, delivered_at, {by_clock} AS clock FROM {schema}.{messages}
-        WHERE {chosen}{by_clock} > (
-            SELECT greatest(floor, healthy_floor) FROM {schema}.inbox_registry WHERE name = '{inbox}')
-        ORDER BY {by_clock} OFFSET 0) AS i
-    WHERE (SELECT s.clock FROM {schema}.key_state AS s WHERE s.inbox = '{inbox}' AND s.key = i.key) IS NULL
-    ORDER BY i.clock LIMIT 1)""",
-    by_clock=BY_CLOCK,
-)
-OLDEST_OF = filled(OLDEST_WHERE, messages="inbox_{inbox}", chosen="")
-# It takes longer, but no right to each inbox: for what this role may read only as a part of all inboxes.
-# D-metrics-7: `mailroom top` finds the oldest messages through the table of all inboxes.
-OLDEST_THROUGH_PARENT = filled(OLDEST_WHERE, messages="inbox", chosen="inbox = '{inbox}' AND ")
-OLDEST = Sql(
-    """
-SELECT inbox, extract(epoch FROM coalesce(%(now)s::timestamptz, clock_timestamp()) - delivered_at)::float8
-FROM ({each}) AS oldest (inbox, delivered_at)
-""",
-    columns=("text", "float8"),
-)
-# A reader notes on its link since when it does not read, but may be gone itself. A batch that came a while
-# ago says nothing of now: had something waited, it would have come since.
-LINKS = Sql(
-    """
-SELECT o.name, greatest(
-           extract(epoch FROM at.now - o.since)::float8,
-           extract(epoch FROM at.now - coalesce(l.until, o.created_at))::float8,
-           extract(epoch FROM r.received_at - r.stamped_at)::float8, 0::float8)
-FROM (SELECT coalesce(%(now)s::timestamptz, clock_timestamp())) AS at (now) CROSS JOIN {schema}.origin AS o
-LEFT JOIN {schema}.lease AS l ON l.role = 'links'
-LEFT JOIN LATERAL (
-    SELECT received_at, stamped_at FROM {schema}.receipt WHERE origin = o.number ORDER BY last DESC LIMIT 1) AS r
-    ON r.received_at > at.now - {recent_s}::float8 * interval '1 s'
-WHERE o.state <> 'excluded'
-""",
-    columns=("text", "float8"),
-    recent_s=RECENT_S,
-)
-BRIDGES = Sql(
-    """
-SELECT l.name, coalesce(greatest(extract(
-           epoch FROM coalesce(%(now)s::timestamptz, clock_timestamp()) - t.stamped_at)::float8, 0::float8), 0::float8)
-FROM {schema}.bridge_out AS b JOIN {schema}.link AS l ON l.number = b.link LEFT JOIN LATERAL (
-    SELECT stamped_at FROM {schema}.transit WHERE link = l.number AND seq > l.acked ORDER BY seq LIMIT 1) AS t ON true
-WHERE l.state = 'open'
-""",
-    columns=("text", "float8"),
-)
-PERIODIC = Sql(
-    """
-SELECT name, greatest(
-           extract(epoch FROM coalesce(%(now)s::timestamptz, clock_timestamp()) - next_at)::float8, 0::float8)
-FROM {schema}.periodic WHERE NOT paused
-""",
-    columns=("text", "float8"),
-)
 HIGHEST = Sql("SELECT coalesce(max(id), 0::bigint) FROM {schema}.dead_letter", columns=("bigint",))
 # Numbers are drawn before their transactions commit, so one may appear below others that were counted. `seen` are
 # those that were, in as few ranges as there are gaps.
@@ -250,42 +166,34 @@ def sampling(
 
     In autocommit it holds no snapshot for longer than one statement takes, which reads few rows.
     """
-    [(outbox_s, executables_s, scheduled, live, at)] = yield NODE.at(schema=schema)(now=now)
-    names = yield NAMES.at(schema=schema)(partitions=None)
-    inboxes = [name for name, *_ in names]
+    outside = yield from reading_outside(schema, now)
+    names = yield from reading_names(schema)
+    inboxes = [each.inbox for each in names]
     # One that cannot be read now costs no other its figures, and has none itself: no 0, which would be a promise.
     locked = locked_inboxes((yield from reading_locked(schema)))
-    oldest_of = {name: OLDEST_OF if may_read else OLDEST_THROUGH_PARENT for name, _, may_read in names}
     keys = {(name, state): 0 for name in inboxes for state in ("waiting", "parked")}
     oldest = dict.fromkeys(inboxes, 0.0)
     fail = dict.fromkeys(inboxes, 0)
-    for inbox, waiting, parked, due_s, tried in (yield KEYS.at(schema=schema)(now=now)):
-        if inbox in oldest:
-            keys[inbox, "waiting"], keys[inbox, "parked"], oldest[inbox] = waiting, parked, due_s or 0.0
-            fail[inbox] = tried
-    failing_s = yield from (failing or Failing()).looking(schema, fail, at)
-    at_once = min(AT_ONCE, names[0][1]) if names else AT_ONCE
-    readable = [name for name in inboxes if name not in locked]
-    oldest = {name: oldest[name] for name in readable}
-    for first in range(0, len(readable), at_once):
-        each = "\nUNION ALL\n".join(filled(oldest_of[name], inbox=name) for name in readable[first : first + at_once])
-        for inbox, delivered_s in (yield OLDEST.at(each=each, schema=schema)(now=now)):
-            oldest[inbox] = max(oldest[inbox], delivered_s)
-    links = yield LINKS.at(schema=schema)(now=now)
-    bridges = yield BRIDGES.at(schema=schema)(now=now)
-    periodic = yield PERIODIC.at(schema=schema)(now=now)
+    for each in (yield from counting_keys(schema, now)):
+        if each.inbox in oldest:
+            keys[each.inbox, "waiting"], keys[each.inbox, "parked"] = each.waiting, each.parked
+            oldest[each.inbox], fail[each.inbox] = each.due_s or 0.0, each.tried
+    failing_s = yield from (failing or Failing()).looking(schema, fail, outside.at)
+    delivered = yield from reading_oldest(schema, names, locked, now)
+    oldest = {name: max(due_s, delivered.get(name, 0.0)) for name, due_s in oldest.items() if name not in locked}
+    links = yield from reading_link_lags(schema, now)
+    bridges = yield from reading_bridge_lags(schema, now)
+    periodic = yield from reading_late(schema, now)
     yield from added.counting()
+    outside = outside._replace(scheduled=estimated(outside.scheduled, outside.live))
     return {
-        # A sender may have given a sent_at in the future.
-        OUTBOX_OLDEST: [((), max(outbox_s or 0.0, 0.0))],
-        EXECUTABLES_OLDEST: [((), max(executables_s or 0.0, 0.0))],
-        SCHEDULED: [((), estimated(scheduled, live))],
+        **of_rows([outside], OUTBOX_OLDEST, EXECUTABLES_OLDEST, SCHEDULED),
         INBOX_OLDEST: [((name,), seconds) for name, seconds in oldest.items()],
         INBOX_KEYS: list(keys.items()),
         INBOX_FAILING: [((name,), seconds) for name, seconds in failing_s.items()],
-        LINK_LAG: [((name,), lag_s) for name, lag_s in links],
-        BRIDGE_LAG: [((name,), lag_s) for name, lag_s in bridges],
-        PERIODIC_LATE: [((name,), late_s) for name, late_s in periodic],
+        **of_rows(links, LINK_LAG),
+        **of_rows(bridges, BRIDGE_LAG),
+        **of_rows(periodic, PERIODIC_LATE),
         DEAD_LETTERS_ADDED: [((stage,), number) for stage, number in added.counts.items()],
     }
 

@@ -147,7 +147,8 @@ def instrument(meter: "Meter", dsn: str | None = None, *, schema: str = DEFAULT_
         for part in ("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",):
             name = f"mailroom.{family.name}{part}"
             make = meter.create_observable_gauge if family.kind == "gauge" else meter.create_observable_counter
-            make(name, [observing(family, part)], description=family.help)
+            unit = family.unit if part in ("", "_sum") else ""
+            make(name, [observing(family, part)], unit, family.help)
 
     def ending() -> None:
         end()

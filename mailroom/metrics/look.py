@@ -5,7 +5,6 @@ The server counts what comes into each table and goes out of it, so rates need n
 as the leader does for metrics: on a clock of max(5 s, 100 times its own duration).
 """
 
-import json
 import shlex
 import time
 from collections import Counter
@@ -18,6 +17,8 @@ from uuid import UUID
 from mailroom import locks
 from mailroom.doctor.finding import Limits
 from mailroom.doctor.workers import ALIVE, DATABASE, IS_ALIVE, LONELY
+from mailroom.figures.keys import KeyLook, reading_worst
+from mailroom.figures.leaders import DispatcherStatus, reading_leaders
 from mailroom.metrics import catalog, leader
 from mailroom.metrics.catalog import reading_catalog
 from mailroom.metrics.changes import OUTBOX, Changes, came_and_went, reading_changes
@@ -28,7 +29,6 @@ from mailroom.metrics.scrape import reading_node
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.sql.locked import LockedTable, reading_locked
 from mailroom.sql.operation import Operation, Sql
-from mailroom.status import LaneFailure, failing_of
 
 SHOWN = 20  # keys, batches and errors of a look
 # As in the alert rules. Where no worker is at all, nobody has to wait for that long to know it.
@@ -36,19 +36,6 @@ UNLED_S = 30.0
 LATE_S = 300.0
 UNREAD_S = 5.0
 NAMED = 3  # inboxes with one trouble that a look names; of more it says how many
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """A lane of a daemon, dispatcher, executor or links: who leads it, or did so last, and what it fails with."""
-
-    role: str
-    leads: bool
-    state: str
-    host: str
-    pid: int
-    lease_left_s: float
-    failing: LaneFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +65,6 @@ class InboxLook:
     def is_late(self) -> bool:
         """Whether its workers do not keep up."""
         return self.oldest_s > LATE_S
-
-
-@dataclass(frozen=True, slots=True)
-class KeyLook:
-    """A key that is failing, parked or paused: since when, and when it is tried again."""
-
-    inbox: str
-    key: str
-    state: str
-    attempts: int
-    since: datetime | None
-    retry_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +120,7 @@ class Look:
     dead_letters: int
     sample_age_s: float
     processes: int
-    leaders: tuple[Leader, ...]
+    leaders: tuple[DispatcherStatus, ...]
     troubles: tuple[Trouble, ...]
     inboxes: tuple[InboxLook, ...]
     keys: tuple[KeyLook, ...]
@@ -153,27 +128,6 @@ class Look:
     errors: tuple[ErrorLook, ...]
 
 
-LEADERS = Sql(
-    """
-SELECT role, until > clock_timestamp(), state, host, pid::bigint,
-       extract(epoch FROM until - clock_timestamp())::float8, counts::text
-FROM {schema}.lease ORDER BY role
-""",
-    columns=("text", "boolean", "text", "text", "bigint", "float8", "text"),
-)
-# Of so many failing keys that ordering all of them takes long, any will do.
-KEYS = Sql(
-    """
-SELECT inbox, key, state, attempts::bigint, since, nullif(retry_at, 'infinity')
-FROM (SELECT inbox, key, attempts, coalesce(paused_at, parked_at) AS since, retry_at,
-             CASE WHEN paused_at IS NOT NULL THEN 'paused' WHEN retry_at = 'infinity' THEN 'parked'
-                  ELSE 'failing' END AS state
-      FROM {schema}.key_state WHERE retry_at > '-infinity' LIMIT 10000) AS k
-ORDER BY state = 'failing', since, attempts DESC, inbox, key LIMIT {shown}
-""",
-    columns=("text", "text", "text", "bigint", "timestamptz", "timestamptz"),
-    shown=SHOWN,
-)
 BATCHES = Sql(
     """
 WITH {alive}
@@ -235,11 +189,8 @@ class Watch:
             self._sample = yield from sampling(at, self._added, self._failing)
             self._sampled_at = self._monotonic()
             self._next_at = self._sampled_at + max(INTERVAL_S, SHARE * (self._sampled_at - began))
-        leaders = tuple(
-            Leader(role, leads, state, host, pid, left_s, failing_of(json.loads(counts)))
-            for role, leads, state, host, pid, left_s, counts in (yield LEADERS.at(schema=at)())
-        )
-        keys = tuple(KeyLook(*row) for row in (yield KEYS.at(schema=at)()))
+        leaders = yield from reading_leaders(at)
+        keys = tuple((yield from reading_worst(at, SHOWN)))
         batches = tuple(BatchLook(*row) for row in (yield BATCHES.at(schema=at)()))
         errors = tuple(ErrorLook(*row) for row in (yield ERRORS.at(schema=at)()))
         [(processes,)] = yield PROCESSES.at()()
@@ -322,7 +273,7 @@ def _rank(each: InboxLook) -> tuple[bool, float, int, float, str]:
 def troubles(
     schema: str,
     cheap: Mapping[Family, Samples],
-    leaders: Iterable[Leader],
+    leaders: Iterable[DispatcherStatus],
     outbox_oldest_s: float,
     inboxes: Sequence[InboxLook],
     keys: Iterable[KeyLook],

@@ -8,8 +8,22 @@ import re
 from collections import namedtuple
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple, TypeAlias, TypeVar
+from itertools import starmap
+from types import NoneType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    LiteralString,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+from uuid import UUID
 
 if TYPE_CHECKING:
     from sqlalchemy.sql.elements import TextClause
@@ -34,15 +48,32 @@ def filled(template: str, **parts: str | int) -> str:
     return template
 
 
+# What a statement's column has for a field of this type.
+COLUMN_TYPES = {
+    bool: "boolean", bytes: "bytea", datetime: "timestamptz", float: "float8", int: "bigint", str: "text", UUID: "uuid",
+}  # fmt: skip
+
+
+def columns_of(into: type) -> tuple[str, ...]:
+    """Return the types of columns whose values are the fields of the class `into`, in their order."""
+    return tuple(_column_type(hint) for hint in get_type_hints(into).values())
+
+
+def _column_type(hint: Any) -> str:
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    return COLUMN_TYPES.get(hint) or _column_type(*kinds) + ("[]" if get_origin(hint) is list else "")
+
+
 # D-statements-6: Every value has a cast.
 class Sql:
     """One statement with `{names}` for identifiers and `%(name)s::type` for values.
 
     Every value has a cast, so that the statement means the same to each driver. `columns` are the types of the result,
-    by name where it has so many that nobody would count them: `named` then gives its rows by those names. `parts` are
-    pieces of SQL that several statements share; each replaces its `{name}`, as `filled` does. Identifiers are checked
-    names (`mailroom.names`), so rendering needs no quoting rules. What an `undecoded` statement returns, psycopg gives
-    as `Undecoded`, to be passed on as a value of another statement; other drivers decode it all the same.
+    by name where it has so many that nobody would count them: `named` then gives its rows by those names. `into` is a
+    NamedTuple or dataclass whose fields are the columns: then `named` gives rows of that class. `parts` are pieces of
+    SQL that several statements share; each replaces its `{name}`, as `filled` does. Identifiers are checked names
+    (`mailroom.names`), so rendering needs no quoting rules. What an `undecoded` statement returns, psycopg gives as
+    `Undecoded`, to be passed on as a value of another statement; other drivers decode it all the same.
 
     Call operators and functions with the exact types of one in pg_catalog, or with the prefix `pg_catalog.`. Otherwise
     an overload that another role has put into the caller's search_path could match better, and would run with the
@@ -54,6 +85,7 @@ class Sql:
         template: str,
         columns: Sequence[str] | Mapping[str, str] = (),
         *,
+        into: type | None = None,
         undecoded: bool = False,
         **parts: str | int,
     ) -> None:
@@ -62,7 +94,8 @@ class Sql:
         if untyped:
             raise AssertionError(f"parameters without a cast: {untyped}")
         self.template = template
-        self.columns = columns
+        self.columns = columns if into is None else columns_of(into)
+        self.into = into
         self.undecoded = undecoded
 
     def at(self, **names: str) -> "Statement":
@@ -71,7 +104,7 @@ class Sql:
 
     def named(self, rows: Iterable[Row]) -> list[Any]:
         """Return rows of the result with its columns' names."""
-        return [self._row._make(row) for row in rows]
+        return list(starmap(self.into or self._row, rows))
 
     @cached_property
     def _row(self) -> Any:

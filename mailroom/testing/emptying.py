@@ -1,6 +1,7 @@
 """`empty`: take what tests have left out of a test node, for tests that commit and so cannot be rolled back."""
 
 from mailroom.errors import ConfigurationError
+from mailroom.figures.leaders import reading_leaders
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.schema import checking
 from mailroom.sql.methods import on_connections
@@ -13,13 +14,6 @@ EMPTIED = (
     "outbox_jdbc_id", "commit_token", "stat_minute", "audit",
 )  # fmt: skip
 
-LEADING = Sql(
-    """
-SELECT role, host, pid::bigint FROM {schema}.lease
-WHERE until > pg_catalog.clock_timestamp() AND state <> 'stopped' ORDER BY role LIMIT 1
-""",
-    columns=("text", "text", "bigint"),
-)
 EMPTY = Sql("DELETE FROM {schema}.{table}")
 # What waits for a broker counts as published, as after `publish`.
 PUBLISHED = Sql(
@@ -55,11 +49,12 @@ def emptying(schema: str) -> Operation[None]:
     """`empty` as an operation."""
     yield IN_TRANSACTION
     yield from checking(schema)
-    if leads := (yield LEADING.at(schema=schema)()):
-        [(role, host, pid)] = leads
+    leaders = yield from reading_leaders(schema)
+    if leading := [each for each in leaders if each.leads and each.state != "stopped"]:
+        [leader, *_] = leading
         raise ConfigurationError(
-            f"The node {schema!r} is not emptied: {role} on {host} pid {pid} leads. Stop it first, if this is the "
-            "database of tests.",
+            f"The node {schema!r} is not emptied: {leader.role} on {leader.host} pid {leader.pid} leads. "
+            "Stop it first, if this is the database of tests.",
             code="MR-test-node-in-use",
         )
     for table in EMPTIED:

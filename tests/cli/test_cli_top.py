@@ -29,13 +29,13 @@ from mailroom.cli.call import Call
 from mailroom.cli.commands.top import top, watching
 from mailroom.cli.options import share
 from mailroom.cli.screen import screen
+from mailroom.figures.keys import KeyLook
+from mailroom.figures.leaders import DispatcherStatus
 from mailroom.metrics.changes import Changes
 from mailroom.metrics.look import (
     BatchLook,
     ErrorLook,
     InboxLook,
-    KeyLook,
-    Leader,
     Look,
     Trouble,
     Watch,
@@ -79,7 +79,9 @@ def crowded(inboxes: int) -> Look:
               for nth in range(inboxes)),
         node="n" * 40,
         sample_age_s=50.0,
-        leaders=tuple(Leader(each, True, "asleep", "h" * 60, 4_194_304, 9.0) for each in ("dispatcher", "links")),
+        leaders=tuple(
+            DispatcherStatus(each, True, "asleep", "h" * 60, 4_194_304, 1, 9.0, {}) for each in ("dispatcher", "links")
+        ),
         troubles=tuple(Trouble(f"inbox {long} is paused", f"mailroom inbox resume {long}") for _ in range(9)),
         keys=tuple(KeyLook(long, f"{key}\n\x1b[31m", "failing", 15, None, NOW + timedelta(hours=1)) for _ in range(20)),
         batches=tuple(BatchLook(long, "h" * 60, 4_194_304, 1_000, 7_000.0, False) for _ in range(20)),

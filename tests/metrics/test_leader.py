@@ -13,6 +13,7 @@ from dispatcher import Dispatcher
 from inbox import Inbox
 from mailroom.dead_letter import Stage
 from mailroom.errors import ConnectionFailed
+from mailroom.figures import waiting
 from mailroom.metrics import leader
 from mailroom.metrics.failing import INBOX_FAILING, Failing
 from mailroom.metrics.family import Family, Samples
@@ -160,7 +161,7 @@ def test_what_lies_below_the_floors_is_not_read(node: Node) -> None:
 
 
 def test_inboxes_are_read_in_portions(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader, "AT_ONCE", 2)
+    monkeypatch.setattr(waiting, "AT_ONCE", 2)
     names = ["a", "b", "c"]
     for name in names:
         node.inbox(name)

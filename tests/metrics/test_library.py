@@ -58,12 +58,14 @@ def test_a_meter_is_given_the_same_numbers(node: Node) -> None:
     end = instrument(provider.get_meter("mailroom"), node.dsn)
     happen()
     found: dict[str, list[Any]] = {}
+    units: dict[str, str | None] = {}
     data = reader.get_metrics_data()
     assert data is not None
     for resource in data.resource_metrics:
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
                 found[metric.name] = list(metric.data.data_points)
+                units[metric.name] = metric.unit
     end()
     provider.shutdown()
     [reaped] = found["mailroom.messages_reaped_total"]
@@ -71,5 +73,6 @@ def test_a_meter_is_given_the_same_numbers(node: Node) -> None:
     assert {point.attributes["le"]: point.value for point in found["mailroom.handle_seconds_bucket"]}["0.5"] == 1
     [took] = found["mailroom.handle_seconds_sum"]
     assert took.value == 0.3
+    assert [units[f"mailroom.handle_seconds{part}"] for part in ("_sum", "_count")] == ["s", ""]
     [up] = found["mailroom.database_up"]
     assert (up.value, up.attributes["node"]) == (1, node.value("SELECT name FROM mailroom.node"))

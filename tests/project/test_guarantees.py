@@ -15,10 +15,10 @@ from dispatcher.links.lane import LinksLane
 from inbox.by_key.failure import Outcome as Attempted
 from mailroom.bridges.broker import brokers
 from mailroom.dead_letter import Stage
+from mailroom.figures.leaders import Role
 from mailroom.message.outgoing import EventType, Kind, MessageType
 from mailroom.session.commit import Outcome as Committed
 from mailroom.sql.sqlstate import Meaning
-from mailroom.status import Role
 from outbox.executable import Act
 from tests.faults.links.mutants import MUTANTS as LINK_MUTANTS
 from tests.faults.mutants import MUTANTS

@@ -124,7 +124,7 @@ ATTRIBUTES = {
         "batch_s behind_xids bulk_s connections_share dead_times failing_s frozen_xids lease_s lock_s queue_share "
         "sequence_share set_back_s silent_s snapshot_s unled_s unread_s vacuum_s waiting_s wal_bytes"
     ),
-    "DispatcherStatus": "counts epoch failing host leads lease_left_s origins pid state",
+    "DispatcherStatus": "counts epoch failing host leads lease_left_s origins pid role state",
     "InboxStatus": (
         "backlog breaker_opened_at breaker_why consumer_lag_s dispatcher_lag_s expired held_back is_stopped lag_s name "
         "on_the_way order parked_keys parked_messages paused_at paused_by paused_keys waiting_keys waits_for"

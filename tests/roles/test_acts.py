@@ -104,14 +104,14 @@ def test_links_and_bridges_are_audited_with_what_is_different(node: Node) -> Non
         ("link add", "north", "service hq, schema mailroom, reader me"),
         ("link add", "north", "service hq -> hq2"),
         (
-            "bridge out", "hooks", "broker webhook, address https://shop.example/hooks, topic {topic}, "
+            "bridge out", "hooks", ("broker webhook, address https://shop.example/hooks, topic {topic}, "
             "format cloudevents, encode json, tombstones no, exactly_once no, on_failure stop, keep_s 0, "
-            "topics order.paid",
+            "topics order.paid"),
         ),
         ("bridge out", "hooks", "address https://shop.example/hooks -> https://shop.example/new, keep_s 0 -> 60"),
         (
-            "bridge in", "stock", "broker kafka, address localhost:9092, topics stock, key record, decode auto, "
-            "start earliest, on_failure skip, max_origins 1000",
+            "bridge in", "stock", ("broker kafka, address localhost:9092, topics stock, key record, decode auto, "
+            "start earliest, on_failure skip, max_origins 1000"),
         ),
         ("bridge in", "stock", "topics stock -> stock levels, on_failure skip -> stop"),
     ]  # fmt: skip

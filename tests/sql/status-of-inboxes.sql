@@ -1,4 +1,4 @@
--- INBOXES in mailroom/status.py
+-- INBOXES in mailroom/figures/inboxes.py
 SELECT r.name, i.messages, extract(epoch FROM clock_timestamp() - oldest.sent_at)::float8,
        extract(epoch FROM clock_timestamp() - oldest.delivered_at)::float8,
        (SELECT count(*) FROM "mailroom".key_state AS k

@@ -25,13 +25,13 @@ from inbox.keeping import keeping
 from inbox.sessions import alive, wakeup
 from inbox.total_order import total_claim, total_failure, total_parked
 from inbox.worker import in_flight
+from mailroom.figures.inboxes import INBOXES
 from mailroom.links import marks
 from mailroom.links.handshake import hello
 from mailroom.message import outgoing
 from mailroom.order import clock, traits
 from mailroom.order import total as total_order
 from mailroom.sql.operation import BOUND, Sql, Statement
-from mailroom.status import INBOXES
 from outbox import once, outbox, store
 
 DELIVERY = deliver.DELIVERY_SESSION
