@@ -62,6 +62,7 @@ class KafkaClient:
         self._thread = CallThread("mailroom-kafka")
         self._closed = threading.Event()
         self._error: KafkaError | None = None
+        self._right = ""  # that was used last
         self.answered_at: float | None = None
 
     @property
@@ -135,13 +136,15 @@ class KafkaClient:
     @contextmanager
     def _using(self, right: str, *, for_records: bool = False) -> Iterator[None]:
         """Use a right on topics, as in "Read on topic orders". Only what is done `for_records` can be their fault."""
+        self._right = right
         try:
             yield
         except KafkaException as error:
             raise self._meaning(error.args[0], right, for_records=for_records) from None
 
     def _meaning(self, error: KafkaError, right: str = "", *, for_records: bool = False) -> Exception:
-        text, code = self._text(error, right), error.code()
+        # What is refused in the background, such as the id of a producer, is refused for what was used last.
+        text, code = self._text(error, right or self._right), error.code()
         if code in FENCED:
             return Fenced(text)
         if code in OF_THE_RECORD and for_records:

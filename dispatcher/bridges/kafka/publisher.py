@@ -299,6 +299,7 @@ class KafkaPublisher(KafkaClient):
 
         A broker that creates topics by itself does so now.
         """
+        self._right = right
         since, why = self._absent.get(topic, (0.0, ""))
         if time.monotonic() - since < ABSENT_S:
             raise RecordRefused(why, code="MR-bridge-record-refused")
