@@ -21,6 +21,7 @@ ATTRIBUTES = {
     "Arrived": "at fault headers id is_queued key leader_epoch log offset part place subject topic value",
     "MailroomSchema": "before revision",
     "CreateInbox": "inbox settings subscribe",
+    "SetInbox": "before inbox settings",
     "Subscribe": "inbox topics",
     "BridgeStates": "into out",
     "Bridges": "cut into out remove resume schema skip status waiting",
