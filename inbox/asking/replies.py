@@ -89,7 +89,7 @@ def checking_kept(schema: str, inbox: str) -> Operation[None]:
         option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
         raise ConfigurationError(
             f"Inbox {inbox!r} would keep replies that no request waits for any more. Let it drop them: "
-            f"mailroom inbox create {inbox} --expire-s 600{option}",
+            f"mailroom inbox set {inbox} --expire-s 600{option}",
             code="MR-replies-kept",
         )
 

@@ -305,7 +305,7 @@ def test_whoever_waits_when_they_are_closed_gets_no_reply(node: Node, connect: C
 
 
 def test_inbox_that_would_keep_replies_for_ever_is_refused(node: Node) -> None:
-    with pytest.raises(ConfigurationError, match="inbox create stock --expire-s 600"), Requests(node.dsn, "stock"):
+    with pytest.raises(ConfigurationError, match="inbox set stock --expire-s 600"), Requests(node.dsn, "stock"):
         pass
     with pytest.raises(UnknownInbox), Requests(node.dsn, "nowhere"):
         pass
@@ -466,7 +466,7 @@ def test_connection_of_an_engine_that_is_lost_at_the_commit_shows_by_the_reply(
 @pytest.mark.parametrize("kind", ["pool", "Engine psycopg"])
 def test_source_of_an_inbox_that_would_keep_replies_for_ever_is_refused(node: Node, kind: str) -> None:
     with source_of(node, kind) as source:
-        with pytest.raises(ConfigurationError, match="inbox create stock --expire-s 600"), Requests(source, "stock"):
+        with pytest.raises(ConfigurationError, match="inbox set stock --expire-s 600"), Requests(source, "stock"):
             pass
         with pytest.raises(UnknownInbox), Requests(source, "nowhere"):
             pass
