@@ -95,7 +95,10 @@ def add(call: Call, /, actor: str, why: str | None, **fields: Any) -> None:
         of = Periodic(schema=call.schema)
         done = of.add(connection, message, actor=actor, why=why)
         [due] = of.next_times(connection, message.name, 1)
-    _tell_put(call, message, done, due)
+    if call.json:
+        document({"name": message.name, "done": done, "next": due})
+    else:
+        say(f"{message.name} is {done}. {_next(message, due)}.")
 
 
 @periodic.command("set")
@@ -114,9 +117,16 @@ def set_(call: Call, /, actor: str, why: str | None, **fields: Any) -> None:
     message = _defined(**fields)
     with call.connection("periodic set") as connection:
         of = Periodic(schema=call.schema)
-        done = of.set(connection, message, actor=actor, why=why)
+        change = of.set(connection, message, actor=actor, why=why)
         [due] = of.next_times(connection, message.name, 1)
-    _tell_put(call, message, done, due)
+    if call.json:
+        document({"name": message.name, "change": change or None, "next": due})
+    else:
+        say(f"{message.name}: {change or 'nothing to change'}. {_next(message, due)}.")
+
+
+def _next(message: PeriodicMessage, due: datetime) -> str:
+    return f"Its next time is {due.isoformat(' ', 'minutes')} {message.time_zone}"
 
 
 def _defined(
@@ -128,13 +138,6 @@ def _defined(
         return PeriodicMessage(
             name, cron, topic, parsed(value), headers=dict(headers), kind=KINDS[kind], **fields  # type: ignore[arg-type]
         )  # fmt: skip
-
-
-def _tell_put(call: Call, message: PeriodicMessage, done: str, due: datetime) -> None:
-    if call.json:
-        document({"name": message.name, "done": done, "next": due})
-    else:
-        say(f"{message.name} is {done}; its next time is {due.isoformat(' ', 'minutes')} {message.time_zone}.")
 
 
 @periodic.command("list")

@@ -147,16 +147,16 @@ class _Operations:
 
     def _set(
         self, message: PeriodicMessage, *, actor: str, why: str | None = None, now: datetime | None = None
-    ) -> Operation[Put]:
-        """Give the periodic message of this name this definition; return `changed`, or `unchanged` if it has it.
+    ) -> Operation[str]:
+        """Give the periodic message of this name this definition; return what is different, such as `cron a -> b`.
 
-        A change that leaves cron and time zone as they are leaves the next time as it is. A paused one stays paused.
+        The text is empty if it has this definition. A change that leaves cron and time zone as they are leaves the next time as it is. A paused one stays paused.
         """
         yield from self._begin(actor, why)
         yield from self._holding(message.name)
-        done, was = yield from self._putting(message, now)
-        yield from self._auditing(message.name, done, was, actor, why)
-        return done
+        done, change = yield from self._putting(message, now)
+        yield from self._auditing(message.name, done, change, actor, why)
+        return change
 
     def _sync(
         self,

@@ -37,7 +37,7 @@ def add(connection: Any, message: PeriodicMessage = HOURLY, now: datetime = NOON
 
 
 def change(connection: Any, message: PeriodicMessage, now: datetime = NOON) -> str:
-    return PERIODIC.set(connection, message, actor="ada", now=now)
+    return "changed" if PERIODIC.set(connection, message, actor="ada", now=now) else "unchanged"
 
 
 def audited(node: Node) -> list[Any]:
@@ -258,10 +258,10 @@ def test_command_does_what_the_class_does(node: Node) -> None:
         "--header", "user=ada", "--kind", "event", "--time-zone", "Europe/Paris", "--missed", "skip",
         "--jitter-s", "60", "--actor", "ada", "--why", "reports",
     )  # fmt: skip
-    assert done(*arguments, dsn=dsn).startswith("nightly is added; its next time is ")
+    assert done(*arguments, dsn=dsn).startswith("nightly is added. Its next time is ")
     assert json_of(*arguments, dsn=dsn)["done"] == "unchanged"
     other = ["set" if word == "add" else "60 s" if word == "reports" else word for word in arguments]
-    assert done(*other, dsn=dsn).startswith("nightly is unchanged; its next time is ")
+    assert done(*other, dsn=dsn).startswith("nightly: nothing to change. Its next time is ")
     [listed] = json_of("periodic", "list", dsn=dsn)
     assert (listed["cron"], listed["kind"], listed["key"], listed["missed"]) == ("30 2 * * *", "E", "k", "skip")
     assert node.rows("SELECT headers ->> 'user', jitter_s FROM mailroom.periodic") == [("ada", 60.0)]
