@@ -150,7 +150,8 @@ class _Operations:
     ) -> Operation[str]:
         """Give the periodic message of this name this definition; return what is different, such as `cron a -> b`.
 
-        The text is empty if it has this definition. A change that leaves cron and time zone as they are leaves the next time as it is. A paused one stays paused.
+        The text is empty if it has this definition. A change that leaves cron and time zone as they are leaves the next
+        time as it is. A paused one stays paused.
         """
         yield from self._begin(actor, why)
         yield from self._holding(message.name)
