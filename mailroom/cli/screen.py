@@ -83,7 +83,7 @@ def _head(look: Look, width: int, interval_s: float, ends_by: str) -> list[Text]
         f"{one_line(look.node)} ({look.schema})  {clock}{f'; {ends_by}' if ends_by else ''}",
         f"sent {rate(look.sent_per_s)}  delivered {rate(look.delivered_per_s)}  reaped {rate(look.reaped_per_s)}",
         waiting,
-        "  ".join([*map(_leader, look.leaders), f"worker processes {look.processes:,}"]),
+        "  ".join([*map(_leader, look.leaders), *_unled(look), f"worker processes {look.processes:,}"]),
     ]
     if look.sample_age_s >= 10:
         facts.append(f"ages and keys are of {duration(look.sample_age_s)} ago")
@@ -91,6 +91,10 @@ def _head(look: Look, width: int, interval_s: float, ends_by: str) -> list[Text]
         Text(line.plain.rstrip(), HEADING if not nth else "") for nth, fact in enumerate(facts)
         for line in _wrapped(fact, width)
     ]  # fmt: skip
+
+
+def _unled(look: Look) -> list[str]:
+    return [] if "dispatcher" in {each.role for each in look.leaders} else ["dispatcher NOBODY LEADS"]
 
 
 def _leader(each: DispatcherStatus) -> str:

@@ -1,9 +1,21 @@
 """Large batches of Spark that are decided, and of which nothing has moved for long."""
 
+from typing import NamedTuple
+
 from mailroom.doctor.finding import DoctorCheck, Found, Limits
 from mailroom.names import shown
 from mailroom.shell import quoted
 from mailroom.sql.operation import Operation, Sql
+
+
+class _Stuck(NamedTuple):
+    name: str
+    batch: int
+    left: int
+    messages: int
+    age: str
+    gone: str | None
+
 
 # By names, since to_regclass asks for a right on the schema. A table is dropped after its part is done, so a batch that
 # moves may lose one while this looks: then `at` is not old.
@@ -21,21 +33,22 @@ FROM {schema}.spark_bulk AS b LEFT JOIN LATERAL (
 WHERE b.at <= clock_timestamp() - %(bulk_s)s::float8 * interval '1 s'
 ORDER BY s.relation IS NULL, b.at
 """,
-    columns=("text", "bigint", "bigint", "bigint", "text", "text"),
+    into=_Stuck,
 )
 
 
 def stuck(schema: str, limits: Limits) -> Operation[Found]:
     """Return large batches of which nothing has moved for long, first those of which a table is gone."""
     found: Found = []
-    for name, batch, left, messages, age, gone in (yield STUCK.at(schema=schema, node=schema)(bulk_s=limits.bulk_s)):
-        what = f"job {shown(name)}" if batch < 0 else f"batch {batch} of {shown(name)}"
-        line = f"{what}: {left:,} of {messages:,} messages are left, and none was moved for {age}"
-        if gone is None:
+    stuck_batches: list[_Stuck] = STUCK.named((yield STUCK.at(schema=schema, node=schema)(bulk_s=limits.bulk_s)))
+    for each in stuck_batches:
+        what = f"job {shown(each.name)}" if each.batch < 0 else f"batch {each.batch} of {shown(each.name)}"
+        line = f"{what}: {each.left:,} of {each.messages:,} messages are left, and none was moved for {each.age}"
+        if each.gone is None:
             found.append((f"mailroom dispatcher run --schema {schema}", line))
         else:
-            give_up = f"python -m spark_jobs.sweep --give-up {quoted(name)} --schema {schema}"
-            found.append((give_up, f"{line}: table {gone} is gone"))
+            give_up = f"python -m spark_jobs.sweep --give-up {quoted(each.name)} --schema {schema}"
+            found.append((give_up, f"{line}: table {each.gone} is gone"))
     return found
 
 

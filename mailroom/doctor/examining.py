@@ -1,5 +1,7 @@
 """Run the checks, each by itself, so that one that may not look does not keep the others from it."""
 
+from collections.abc import Sequence
+
 from mailroom.doctor import (
     backlog,
     batches,
@@ -114,6 +116,30 @@ def _examining(schema: str, limits: Limits) -> Operation[list[Finding]]:
     return sorted(findings, key=lambda each: each.id)
 
 
+def telling(schema: str, ids: Sequence[str], limits: Limits) -> Operation[list[Finding]]:
+    """Return what these checks find now, in their order: a finding for each thing, with the command for that one.
+
+    Unlike `examining` it undoes nothing: run it in autocommit. A check that could not look is a finding M000, the last.
+    """
+    checks = {check.id: check for check in CHECKS}
+    findings: list[Finding] = []
+    not_seen: list[Finding] = []
+    for check in map(checks.__getitem__, ids):
+        try:
+            found = yield from check.asking(schema, limits)
+        except Exception as error:
+            if meaning(error) is Meaning.LOST:
+                raise
+            line = _not_seen(check, error)
+            not_seen.append(finding(NOT_SEEN, KINDS[NOT_SEEN].what, [("", line)], "mailroom doctor", schema))
+            continue
+        if found and check.ends:
+            causes = yield from reading_causes(limits.lock_s)
+            found = caused(found, causes, as_commands=check.command == "{first}")
+        findings += [finding(check.id, KINDS[check.id].what, [each], check.command, schema) for each in found]
+    return findings + not_seen
+
+
 def _causes(limits: Limits) -> Operation[dict[str, list[WaitCause]]]:
     yield LOOK.at()()
     causes = yield from reading_causes(limits.lock_s)
@@ -135,9 +161,13 @@ def _looking(check: DoctorCheck, schema: str, limits: Limits, role: str, not_see
         what = meaning(error)
         if what is Meaning.LOST:
             raise
-        not_seen.append((_help(error, schema, role), f"{check.id} ({KINDS[check.id].what}): {primary_message(error)}"))
+        not_seen.append((_help(error, schema, role), _not_seen(check, error)))
     yield UNDO.at()()
     return found
+
+
+def _not_seen(check: DoctorCheck, error: Exception) -> str:
+    return f"{check.id} ({KINDS[check.id].what}): {primary_message(error)}"
 
 
 def _help(error: Exception, schema: str, role: str) -> str:

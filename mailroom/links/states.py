@@ -102,10 +102,7 @@ LEFT JOIN LATERAL (
 WHERE %(bridges)s::boolean = EXISTS (SELECT FROM {schema}.bridge_out AS b WHERE b.link = l.number)
 ORDER BY l.name
 """,
-    columns=(
-        *("text", "text", "boolean", "bigint", "float8", "bigint", "bigint", "text[]", "text[]", "text[]"),
-        *("timestamptz", "uuid", "bigint", "float8", "bigint"),
-    ),
+    into=ReaderState,
     done=DONE,
 )
 SOURCES = Sql(
@@ -125,10 +122,7 @@ LEFT JOIN LATERAL (
 WHERE %(bridges)s::boolean = EXISTS (SELECT FROM {schema}.bridge_in AS b WHERE b.origin = o.number)
 ORDER BY o.name
 """,
-    columns=(
-        *("text", "text", "text", "bigint", "bigint", "timestamptz", "text[]", "text[]", "text[]", "text", "text"),
-        *("uuid", "bigint", "bigint", "timestamptz"),
-    ),
+    into=SourceState,
 )
 
 
@@ -141,30 +135,10 @@ def reading_states(schema: str) -> Operation[LinkStates]:
 def reading_readers(schema: str, *, bridges: bool = False) -> Operation[tuple[ReaderState, ...]]:
     """Return the state of the nodes that read this one, by name; or of its bridges, whose reader is a broker."""
     rows = yield READERS.at(schema=schema)(bridges=bridges)
-    return tuple(
-        ReaderState(
-            name,
-            state,
-            in_doubt,
-            backlog,
-            lag_s or 0.0,
-            acked,
-            last,
-            tuple(topics),
-            tuple(allowed),
-            tuple(commands),
-            *others,
-        )
-        for name, state, in_doubt, backlog, lag_s, acked, last, topics, allowed, commands, *others in rows
-    )
+    return tuple(READERS.named(rows))
 
 
 def reading_sources(schema: str, *, bridges: bool = False) -> Operation[tuple[SourceState, ...]]:
     """Return the state of the nodes that this one reads, by name; or of its bridges, whose source is a broker."""
     rows = yield SOURCES.at(schema=schema)(bridges=bridges)
-    return tuple(
-        SourceState(
-            name, state, why, position, shown, received_at, tuple(topics), tuple(pending), tuple(refused), *others
-        )
-        for name, state, why, position, shown, received_at, topics, pending, refused, *others in rows
-    )
+    return tuple(SOURCES.named(rows))

@@ -7,7 +7,6 @@ as the leader does for metrics: on a clock of max(5 s, 100 times its own duratio
 
 import shlex
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +14,9 @@ from typing import cast
 from uuid import UUID
 
 from mailroom import locks
-from mailroom.doctor.finding import Limits
+from mailroom.doctor.examining import NOT_SEEN, telling
+from mailroom.doctor.finding import Finding, Limits
+from mailroom.doctor.kinds import KINDS
 from mailroom.doctor.workers import ALIVE, DATABASE, IS_ALIVE, LONELY
 from mailroom.figures.keys import KeyLook, reading_worst
 from mailroom.figures.leaders import DispatcherStatus, reading_leaders
@@ -31,8 +32,15 @@ from mailroom.sql.locked import LockedTable, reading_locked
 from mailroom.sql.operation import Operation, Sql
 
 SHOWN = 20  # keys, batches and errors of a look
-# As in the alert rules. Where no worker is at all, nobody has to wait for that long to know it.
-UNLED_S = 30.0
+# D-metrics-9: What is in trouble on the live screen are findings of the doctor.
+# The doctor's checks of which an auditor sees all, the worst first. They are asked for with the ages. Who watches wants
+# to know at once; as in the alert rules, a leader has its time.
+TOLD = (
+    *("M022", "M023", "M052", "M031", "M019"),
+    *("M043", "M044", "M046", "M026", "M040", "M045", "M041", "M001"),
+)
+LIMITS = Limits(unled_s=0, waiting_s=30, silent_s=0, failing_s=0)
+# Where no worker is at all, nobody has to wait for that long to know it.
 LATE_S = 300.0
 UNREAD_S = 5.0
 NAMED = 3  # inboxes with one trouble that a look names; of more it says how many
@@ -58,7 +66,7 @@ class InboxLook:
 
     @property
     def is_in_trouble(self) -> bool:
-        """Whether an operator should look at it: then a trouble names it."""
+        """Whether an operator should look at it."""
         return bool(self.failing or self.failing_s or self.parked or self.paused or self.unread or self.is_late)
 
     @property
@@ -94,10 +102,11 @@ class ErrorLook:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong, and the command that helps or tells more."""
+    """What is wrong, and the command that helps or tells more; `id` is that of the doctor's finding, if it is one."""
 
     what: str
     command: str
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +183,7 @@ class Watch:
         self._added, self._failing = Added(self._schema), Failing()
         self._before: tuple[datetime, dict[str | None, Changes]] | None = None
         self._sample: dict[Family, Samples] = {}
+        self._findings: list[Finding] = []
         self._sampled_at = 0.0
         self._next_at = float("-inf")
 
@@ -187,6 +197,7 @@ class Watch:
         if self._monotonic() >= self._next_at:
             began = self._monotonic()
             self._sample = yield from sampling(at, self._added, self._failing)
+            self._findings = yield from telling(at, TOLD, LIMITS)
             self._sampled_at = self._monotonic()
             self._next_at = self._sampled_at + max(INTERVAL_S, SHARE * (self._sampled_at - began))
         leaders = yield from reading_leaders(at)
@@ -212,10 +223,7 @@ class Watch:
             sample_age_s=max(self._monotonic() - self._sampled_at, 0.0),
             processes=processes,
             leaders=leaders,
-            troubles=(
-                *_locks(at, locked),
-                *troubles(at, cheap, leaders, outbox_oldest_s, inboxes, keys, batches, errors),
-            ),
+            troubles=tuple(troubles(at, locked, self._findings, inboxes, keys)),
             inboxes=tuple(inboxes),
             keys=keys,
             batches=batches,
@@ -272,77 +280,50 @@ def _rank(each: InboxLook) -> tuple[bool, float, int, float, str]:
 
 def troubles(
     schema: str,
-    cheap: Mapping[Family, Samples],
-    leaders: Iterable[DispatcherStatus],
-    outbox_oldest_s: float,
+    locked: Sequence[LockedTable],
+    findings: Sequence[Finding],
     inboxes: Sequence[InboxLook],
     keys: Iterable[KeyLook],
-    batches: Iterable[BatchLook],
-    errors: Iterable[ErrorLook],
 ) -> Iterable[Trouble]:
     """Return what is in trouble, the worst first: what stops a node, then an inbox, then a key.
 
-    Each inbox that is in trouble is in one of them.
+    Who keeps readers out of a table is before all else, which may follow from it. Then comes what the doctor finds.
     """
     option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
-    led = {each.role: each for each in leaders}
-    if "dispatcher" not in led:
-        yield Trouble("no dispatcher has run yet", f"mailroom dispatcher run{option}")
-    for lane in led.values():
-        failing = lane.failing
-        run = failing.run if failing else ""
-        if not lane.leads:
-            command = "executor" if lane.role == "executor" else "dispatcher"
-            why = f", and {failing}" if failing else ""
-            yield Trouble(f"no process leads as {lane.role}; {lane.host} pid {lane.pid} did{why}",
-                          run or f"mailroom {command} run{option}")  # fmt: skip
-        elif failing:
-            yield Trouble(f"the {lane.role} leads, and {failing}", run or f"mailroom doctor{option}")
-    if outbox_oldest_s > UNLED_S and "dispatcher" in led and led["dispatcher"].leads:
-        yield Trouble(f"the outbox waits: its oldest message was sent {outbox_oldest_s:.0f} s ago, though a dispatcher "
-                      "leads", f"mailroom doctor{option}")  # fmt: skip
-    yield from _of_inboxes(inboxes, errors, option)
+    tables = [Trouble(str(each), f"mailroom doctor{option}") for each in locked]
+    yield from _few(tables, "tables that cannot be read", option)
+    for each in (*TOLD, NOT_SEEN):
+        told = [_told(found) for found in findings if found.id == each]
+        yield from _few(told, KINDS[each].what, option, each)
+    yield from _of_inboxes(inboxes, option)
     for key in [each for each in keys if each.state == "paused"][:NAMED]:
         yield Trouble(f"key {key.key} of inbox {key.inbox} is paused",
                       f"mailroom inbox resume {key.inbox} --key {shlex.quote(key.key)}{option}")  # fmt: skip
-    for batch in [each for each in batches if each.alive is False][:NAMED]:
-        yield Trouble(f"the worker of inbox {batch.inbox} at {batch.host} pid {batch.pid} is dead, with "
-                      f"{_counted(batch.messages, 'message')} in hand", f"mailroom doctor{option}")  # fmt: skip
-    if letters := int(sum(_by_label(cheap[catalog.DEAD_LETTERS]).values())):
-        yield Trouble(_counted(letters, "dead letter"), f"mailroom dead-letter list{option}")
-    limits = Limits()
-    if (snapshot_s := _only(cheap[catalog.OLDEST_SNAPSHOT])) > limits.snapshot_s:
-        yield Trouble(f"a transaction has been open for {snapshot_s:.0f} s", f"mailroom doctor{option}")
-    if _only(cheap[catalog.NOTIFY_QUEUE]) > limits.queue_share:
-        yield Trouble("the queue of notifications fills up", f"mailroom doctor{option}")
-    for name, margin in _by_label(cheap[catalog.SEQUENCE_MARGIN]).items():
-        if margin < 1 - limits.sequence_share:
-            yield Trouble(f"sequence {name} has few numbers left", f"mailroom doctor{option}")
 
 
-def _locks(schema: str, locked: Sequence[LockedTable]) -> Iterable[Trouble]:
-    """Return who keeps readers out of a table: before all else, which may follow from it."""
-    option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
-    for each in locked[:NAMED]:
-        yield Trouble(str(each), f"mailroom doctor{option}")
-    if len(locked) > NAMED:
-        yield Trouble(f"{len(locked) - NAMED:,} more tables cannot be read", f"mailroom doctor{option}")
+def _told(found: Finding) -> Trouble:
+    [line] = found.evidence
+    # The last errors are on the screen.
+    command = f"mailroom explain {found.id}" if found.command.startswith("mailroom top ") else found.command
+    return Trouble(f"{found.what}: {line}" if line else found.what, command, found.id)
+
+
+def _few(told: Sequence[Trouble], what: str, option: str, id: str = "") -> Iterable[Trouble]:
+    yield from told[:NAMED]
+    if len(told) > NAMED:
+        yield Trouble(f"{len(told) - NAMED:,} more: {what}", f"mailroom doctor{option}", id)
 
 
 # What may be wrong with an inbox, the worst first, and what it is called of many.
 WRONG = {
     "unread": "no worker is there",
-    "fails": "each attempt fails",
     "late": "workers are late",
-    "parked": "parked keys",
-    "failing": "failing keys",
     "paused": "paused",
 }
 
 
-def _of_inboxes(inboxes: Sequence[InboxLook], errors: Iterable[ErrorLook], option: str) -> Iterable[Trouble]:
-    classes = Counter((each.inbox, each.error_class or "?") for each in errors)
-    told = [_of_inbox(each, classes, option) for each in inboxes]
+def _of_inboxes(inboxes: Sequence[InboxLook], option: str) -> Iterable[Trouble]:
+    told = [_of_inbox(each, option) for each in inboxes]
     for kind, short in WRONG.items():
         having = [of[kind] for of in told if kind in of]
         yield from having[:NAMED]
@@ -350,32 +331,17 @@ def _of_inboxes(inboxes: Sequence[InboxLook], errors: Iterable[ErrorLook], optio
             yield Trouble(f"{len(having) - NAMED:,} more inboxes: {short}", f"mailroom top --once{option}")
 
 
-def _of_inbox(inbox: InboxLook, classes: Mapping[tuple[str, str], int], option: str) -> dict[str, Trouble]:
+def _of_inbox(inbox: InboxLook, option: str) -> dict[str, Trouble]:
     """Return what is wrong with an inbox, by its kind."""
     name, told = inbox.name, {}
     waits = f"inbox {name}: the oldest message was delivered {inbox.oldest_s:.0f} s ago"
-    of = {error: number for (inbox_of, error), number in classes.items() if inbox_of == name}
-    mostly = f", mostly by {max(of, key=of.__getitem__)}" if of else ""
     if inbox.unread:
         told["unread"] = Trouble(f"{waits}, and no worker is there", "mailroom worker run MODULE:WORKER")
     elif inbox.is_late and not inbox.paused:
         told["late"] = Trouble(waits, f"mailroom doctor{option}")
-    if inbox.failing_s:
-        fails = f"inbox {name}: nothing is reaped, and each attempt has failed for {inbox.failing_s:.0f} s{mostly}"
-        told["fails"] = Trouble(fails, f"mailroom doctor{option}")
-    elif inbox.failing:
-        told["failing"] = Trouble(f"inbox {name}: {_counted(inbox.failing, 'failing key')}{mostly}",
-                                  f"mailroom doctor{option}")  # fmt: skip
-    if inbox.parked:
-        told["parked"] = Trouble(f"inbox {name}: {_counted(inbox.parked, 'parked key')}",
-                                 f"mailroom parked list {name}{option}")  # fmt: skip
     if inbox.paused:
         told["paused"] = Trouble(f"inbox {name} is paused", f"mailroom inbox resume {name}{option}")
     return told
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _only(samples: Samples) -> float:

@@ -60,8 +60,8 @@ def columns_of(into: type) -> tuple[str, ...]:
 
 
 def _column_type(hint: Any) -> str:
-    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
-    return COLUMN_TYPES.get(hint) or _column_type(*kinds) + ("[]" if get_origin(hint) is list else "")
+    kinds = [kind for kind in get_args(hint) if kind not in (NoneType, Ellipsis)]
+    return COLUMN_TYPES.get(hint) or _column_type(*kinds) + ("[]" if get_origin(hint) is tuple else "")
 
 
 # D-statements-6: Every value has a cast.
@@ -70,10 +70,10 @@ class Sql:
 
     Every value has a cast, so that the statement means the same to each driver. `columns` are the types of the result,
     by name where it has so many that nobody would count them: `named` then gives its rows by those names. `into` is a
-    NamedTuple or dataclass whose fields are the columns: then `named` gives rows of that class. `parts` are pieces of
-    SQL that several statements share; each replaces its `{name}`, as `filled` does. Identifiers are checked names
-    (`mailroom.names`), so rendering needs no quoting rules. What an `undecoded` statement returns, psycopg gives as
-    `Undecoded`, to be passed on as a value of another statement; other drivers decode it all the same.
+    NamedTuple or dataclass whose fields are the columns: then `named` gives rows of that class, and arrays as tuples.
+    `parts` are pieces of SQL that several statements share; each replaces its `{name}`, as `filled` does. Identifiers
+    are checked names (`mailroom.names`), so rendering needs no quoting rules. What an `undecoded` statement returns,
+    psycopg gives as `Undecoded`, to be passed on as a value of another statement; other drivers decode it all the same.
 
     Call operators and functions with the exact types of one in pg_catalog, or with the prefix `pg_catalog.`. Otherwise
     an overload that another role has put into the caller's search_path could match better, and would run with the
@@ -96,6 +96,7 @@ class Sql:
         self.template = template
         self.columns = columns if into is None else columns_of(into)
         self.into = into
+        self._has_tuples = into is not None and any(each.endswith("[]") for each in self.columns)
         self.undecoded = undecoded
 
     def at(self, **names: str) -> "Statement":
@@ -104,6 +105,8 @@ class Sql:
 
     def named(self, rows: Iterable[Row]) -> list[Any]:
         """Return rows of the result with its columns' names."""
+        if self._has_tuples:
+            rows = (tuple(tuple(each) if isinstance(each, list) else each for each in row) for row in rows)
         return list(starmap(self.into or self._row, rows))
 
     @cached_property

@@ -22,12 +22,12 @@ def test_result_of_named_columns_is_read_by_name() -> None:
 def test_result_of_a_class_is_rows_of_it() -> None:
     class Named(NamedTuple):
         number: int
-        letters: list[str]
+        letters: tuple[str, ...]
         at: datetime | None
 
     statement = Sql("SELECT 1::bigint, '{a}'::text[], NULL::timestamptz", into=Named)
     assert statement.at().columns == ("bigint", "text[]", "timestamptz")
-    assert statement.named([(1, ["a"], None)]) == [Named(1, ["a"], None)]
+    assert statement.named([(1, ["a"], None)]) == [Named(1, ("a",), None)]
 
 
 def test_table_of_leases_is_read_where_the_lanes_are_and_where_its_figures_are() -> None:
