@@ -1,7 +1,7 @@
 """What waits for an operator: parked keys, dead letters, open breakers, stopped links, days that are not made."""
 
 from mailroom.doctor.finding import FOUND, DoctorCheck, asking
-from mailroom.figures import keys
+from mailroom.figures import breakers, keys
 from mailroom.sql.operation import Sql, filled
 
 # As far as 100 of an inbox: what there is to do is the same, and counting all may take seconds.
@@ -54,13 +54,11 @@ OPEN = Sql(
 SELECT l.inbox, pg_catalog.format('inbox %%s: open for %%s, %%s; %%s tries were made, the next in %%s', l.inbox,
        date_trunc('second'::text, greatest(clock_timestamp() - l.opened_at, interval '0')), l.opened_why, l.tries,
        date_trunc('second'::text, greatest(l.try_at - clock_timestamp(), interval '0')))
-FROM (SELECT inbox, opened_at, opened_why, tries, try_at FROM {schema}.limits WHERE opened_at IS NOT NULL
-      UNION ALL
-      SELECT inbox, opened_at, pg_catalog.format('prefix %%s: %%s', prefix, opened_why), tries, try_at
-      FROM {schema}.breaker) AS l
+FROM {open} AS l
 ORDER BY l.opened_at
 """,
     columns=FOUND,
+    open=breakers.OPEN,
 )
 
 # A dispatcher makes them two weeks ahead; half of that may pass while none runs.

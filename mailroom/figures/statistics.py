@@ -106,28 +106,6 @@ def reading_tables(schema: str) -> Operation[tuple[list[TableStatistics], list[T
     return [each for each in found if each.is_paused is not None], [each for each in found if each.is_paused is None]
 
 
-class OpenBreakers(NamedTuple):
-    """How many breakers of an inbox are open."""
-
-    inbox: str
-    number: int
-
-
-BREAKERS = Sql(
-    """
-SELECT inbox, CASE WHEN opened_at IS NULL THEN 0 ELSE 1 END
-              + (SELECT count(*) FROM {schema}.breaker AS b WHERE b.inbox = l.inbox)
-FROM {schema}.limits AS l WHERE breaker_percent IS NOT NULL
-""",
-    into=OpenBreakers,
-)
-
-
-def counting_open(schema: str) -> Operation[list[OpenBreakers]]:
-    """Return how many breakers are open of each inbox that has one."""
-    return BREAKERS.named((yield BREAKERS.at(schema=schema)()))
-
-
 class SequenceMargin(NamedTuple):
     """Which share of a sequence's numbers is left."""
 

@@ -6,11 +6,11 @@ They are cheap enough for each scrape, whatever waits (`mailroom.figures.statist
 from typing import get_args
 
 from mailroom.dead_letter import Stage
+from mailroom.figures.breakers import counting_open
 from mailroom.figures.leaders import HeldLease, reading_held
 from mailroom.figures.statistics import (
     EXACT,
     counting_dead_letters,
-    counting_open,
     estimated,
     reading_margins,
     reading_now,

@@ -33,8 +33,8 @@ from mailroom.sql.operation import Operation, Sql
 
 SHOWN = 20  # keys, batches and errors of a look
 # D-metrics-9: What is in trouble on the live screen are findings of the doctor.
-# The doctor's checks of which an auditor sees all, the worst first. They are asked for with the ages. Who watches wants
-# to know at once; as in the alert rules, a leader has its time.
+# The doctor's checks of which an auditor sees all, the worst first, and M001, as far as the role may see sessions. They
+# are asked for with the ages. Who watches wants to know at once; as in the alert rules, a leader has its time.
 TOLD = (
     *("M022", "M023", "M052", "M031", "M019"),
     *("M043", "M044", "M046", "M026", "M040", "M045", "M041", "M001"),
