@@ -1,7 +1,8 @@
 """Names, keys and texts: the one place for every alphabet and limit. The tables' own rules repeat them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import TypeAlias
 from uuid import UUID
 
@@ -129,6 +130,12 @@ def shown(text: object) -> str:
     except ValueError:  # an int of more digits than Python writes
         quoted = f"of type {type(text).__name__}, too large to show"
     return quoted if len(quoted) <= 60 else quoted[:57] + "..."
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return the question whether the nearest known name was meant, to follow an error's sentence; empty for none."""
+    near = get_close_matches(name, list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def key_text(key: Key) -> str:

@@ -343,7 +343,8 @@ def test(call: Call, name: str) -> None:
 def _finding(schema: str, name: str) -> Operation[OutRow | InRow]:
     if rows := (yield from reading_ins(schema, name)):
         return rows[0]
-    return (yield from finding_out(schema, name))
+    others = [each.name for each in (yield from reading_ins(schema))]
+    return (yield from finding_out(schema, name, others))
 
 
 async def _try(row: OutRow | InRow, names: list[str]) -> None:

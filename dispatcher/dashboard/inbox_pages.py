@@ -21,6 +21,7 @@ from mailroom.metrics.look import InboxLook
 from mailroom.names import key_text
 from mailroom.order.traits import traits_of
 from mailroom.registry.listing import listing
+from mailroom.schema.checks import nearest_inbox
 from mailroom.sql.locked import locked_inboxes, reading_lock_of, reading_locked
 from mailroom.sql.runner import run
 
@@ -51,7 +52,8 @@ def inbox(node: ShownNode, asked: Asked) -> dict[str, Any]:
     with node.reading() as connection:
         locked = run(connection, reading_lock_of(node.schema, name))
         if not (settings := run(connection, listing(node.schema, [name]))):
-            raise UnknownInbox(f"There is no inbox {name!r}. See: mailroom inbox list")
+            near = run(connection, nearest_inbox(node.schema, name))
+            raise UnknownInbox(f"There is no inbox {name!r}.{near} See: mailroom inbox list")
         keys, more = page_of(run(connection, reading_keys(node.schema, name, asked.text("after") or "")))
         oldest = [] if locked else run(connection, reading_oldest(node.schema, name))
         minutes = minute_statistics(connection, name, since_m=MINUTES, schema=node.schema)

@@ -36,6 +36,7 @@ from mailroom.cli.parameters import (
 from mailroom.cli.serving import metrics_option, serving, statistics_option
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.links.links import Links
+from mailroom.links.unknown import not_read
 from mailroom.message.message import Message
 from mailroom.names import ALL, OWN
 from mailroom.order.traits import traits_of
@@ -179,7 +180,7 @@ def create(
             connection.commit()
             bar.show(*[min(first + AT_ONCE, len(names))] * 2)
         made = {each["name"]: each for each in run(connection, listing(call.schema, names))}
-        known, is_told = run(connection, _knowing(call.schema, origin))
+        unknown, is_told = run(connection, _knowing(call.schema, origin))
     named = [made[name] for name in dict.fromkeys(names)]
     if is_told:
         for each in named:
@@ -195,8 +196,8 @@ def create(
         told.setdefault(_of_failures(each), []).append(each["name"])
     for sentences, of in told.items():
         say(sentences if len(told) == 1 else f"{', '.join(of)}: {sentences}")
-    if not known:
-        _note_unknown(origin)
+    if unknown:
+        note(unknown)
 
 
 @inbox.command("set")
@@ -258,7 +259,7 @@ def subscribe(
     """
     with call.connection("inbox subscribe") as connection:
         new = subscribe_inbox(connection, name, topics, schema=call.schema, origin=origin, actor=actor, why=why)
-        known, is_told = run(connection, _knowing(call.schema, origin))
+        unknown, is_told = run(connection, _knowing(call.schema, origin))
     if is_told:
         _wait(call, name, topics, origin, timeout_s if waits else None)
     if call.json:
@@ -268,8 +269,8 @@ def subscribe(
         say(f"Inbox {name} has subscribed to {', '.join(new)}{_of(origin)}.")
     if before := sorted(set(topics).difference(new)):
         note(f"It had subscribed before to {', '.join(before)}{_of(origin)}.")
-    if not known:
-        _note_unknown(origin)
+    if unknown:
+        note(unknown)
 
 
 @inbox.command()
@@ -468,13 +469,6 @@ def _wait(call: Call, name: str, topics: tuple[str, ...], origin: str, timeout_s
             Links(schema=call.schema).wait(connection, name, origin=origin, topics=topics, timeout_s=timeout_s)
 
 
-def _note_unknown(origin: str) -> None:
-    note(
-        f"This node does not read {origin} yet: mailroom link add {origin}, or mailroom bridge in {origin} if it is to "
-        "be a bridge"
-    )
-
-
 KNOWN = Sql(
     """
 SELECT EXISTS (SELECT FROM {schema}.bridge_in AS b WHERE b.origin = o.number) FROM {schema}.origin AS o
@@ -484,13 +478,13 @@ WHERE o.name = %(name)s::text
 )
 
 
-def _knowing(schema: str, origin: str) -> Operation[tuple[bool, bool]]:
-    """Return whether messages of `origin` can come here, and whether it is told what inboxes subscribe to."""
+def _knowing(schema: str, origin: str) -> Operation[tuple[str | None, bool]]:
+    """Return what to say if no messages of `origin` can come yet, and whether it is told what inboxes subscribe to."""
     if origin in (OWN, ALL):
-        return True, True
+        return None, True
     rows = yield KNOWN.at(schema=schema)(name=origin)
     # A broker is told nothing: a bridge reads its topics whoever subscribes.
-    return (True, not rows[0][0]) if rows else (False, False)
+    return (None, not rows[0][0]) if rows else ((yield from not_read(schema, origin)), False)
 
 
 @inbox.command("list")

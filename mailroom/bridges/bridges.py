@@ -13,7 +13,7 @@ from mailroom.errors import ConfigurationError, UnknownBridge
 from mailroom.links.readers import removing_reader
 from mailroom.links.resume import cutting
 from mailroom.links.sources import removing_source
-from mailroom.names import DEFAULT_SCHEMA, node_name, schema_name
+from mailroom.names import DEFAULT_SCHEMA, meant, node_name, schema_name
 from mailroom.registry.subscriptions import Topics, topic_texts
 from mailroom.schema import acts
 from mailroom.schema.audit import check_actor
@@ -146,8 +146,9 @@ class _Operations:
         node_name(name)
         yield IN_TRANSACTION
         states = yield from reading_bridges(self.schema)
-        if name not in {*(each.name for each in states.out), *(each.name for each in states.into)}:
-            raise UnknownBridge(f"This node has no bridge {name}. See: mailroom bridge status")
+        known = {*(each.name for each in states.out), *(each.name for each in states.into)}
+        if name not in known:
+            raise UnknownBridge(f"This node has no bridge {name}.{meant(name, known)} See: mailroom bridge status")
         return states
 
 

@@ -11,7 +11,7 @@ from mailroom.errors import ConfigurationError, UnknownBridge
 from mailroom.links.handshake.hello import LinkTaken
 from mailroom.links.readers import MAX_ROWS, giving_link, reading_settings
 from mailroom.message.columns import MESSAGE
-from mailroom.names import node_name
+from mailroom.names import meant, node_name
 from mailroom.numbers import TEN_YEARS_S, seconds, whole
 from mailroom.order.clock import DURABLE
 from mailroom.schema import acts
@@ -149,11 +149,17 @@ def reading_outs(schema: str, name: str | None = None) -> Operation[list[OutRow]
     ]
 
 
-def finding_out(schema: str, name: str) -> Operation[OutRow]:
-    """Return the bridge out of that name. Raises `UnknownBridge` if there is none, or if it is cut."""
+def finding_out(schema: str, name: str, others: Collection[str] = ()) -> Operation[OutRow]:
+    """Return the bridge out of that name. Raises `UnknownBridge` if there is none, or if it is cut.
+
+    `others` are names which may have been meant too.
+    """
     rows = yield from reading_outs(schema, node_name(name))
     if not rows:
-        raise UnknownBridge(f"There is no bridge {name} out of this node, or it is cut. See: mailroom bridge status")
+        near = meant(name, {each.name for each in (yield from reading_outs(schema))} | {*others})
+        raise UnknownBridge(
+            f"There is no bridge {name} out of this node, or it is cut.{near} See: mailroom bridge status"
+        )
     return rows[0]
 
 

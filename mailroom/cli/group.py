@@ -1,8 +1,8 @@
 """Groups of sub-commands that suggest what was meant."""
 
-from difflib import get_close_matches
-
 import click
+
+from mailroom.names import meant
 
 
 class Group(click.Group):
@@ -17,6 +17,5 @@ class Group(click.Group):
         name = args[0]
         # What begins like an option is one: click says so. While a shell completes, nothing is wrong.
         if not name.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
-            meant = get_close_matches(name, self.list_commands(ctx), n=1)
-            ctx.fail(f"No such command {name!r}.{f' Did you mean {meant[0]!r}?' if meant else ''}")
+            ctx.fail(f"No such command {name!r}.{meant(name, self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)

@@ -2,13 +2,22 @@
 
 import math
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any
 
 import click
 
 from mailroom.errors import MailroomError, coded
-from mailroom.names import MAX_COUNT, inbox_name, key_text, node_name, origin_name, topic_name, topic_pattern, utf8
+from mailroom.names import (
+    MAX_COUNT,
+    inbox_name,
+    key_text,
+    meant,
+    node_name,
+    origin_name,
+    topic_name,
+    topic_pattern,
+    utf8,
+)
 
 
 class WholeNumber(click.IntRange):
@@ -31,9 +40,7 @@ class OneOf(click.Choice[str]):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
-            if near := get_close_matches(str(value), self.choices, n=1):
-                raise click.BadParameter(f"{error.message} Did you mean {near[0]!r}?", ctx, param) from None
-            raise
+            raise click.BadParameter(f"{error.message}{meant(str(value), self.choices)}", ctx, param) from None
 
 
 LIMIT = WholeNumber(1, MAX_COUNT)

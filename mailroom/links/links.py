@@ -9,6 +9,7 @@ from mailroom.links.resume import LOST_AT_MOST, LinkMoved, LinkReport, Resumed, 
 from mailroom.links.sources import adding, excluding, including, removing_source
 from mailroom.links.states import LinkStates, reading_states
 from mailroom.links.told import waiting_told
+from mailroom.links.unknown import unknown_link
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, node_name, schema_name
 from mailroom.numbers import count_or_all
 from mailroom.order.total import resuming_order
@@ -155,7 +156,7 @@ class _Operations:
                 code="MR-link-both-ways",
             )
         if not reads and not is_read:
-            raise UnknownLink(f"No node {name} reads this one or is read by it. See: mailroom link status")
+            raise (yield from unknown_link(self.schema, name, f"No node {name} reads this one or is read by it."))
         return "reader" if reads else "source"
 
     def _exclude(self, source: str, *, actor: str, why: str | None = None, dry_run: bool = False) -> Operation[bool]:

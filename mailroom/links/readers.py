@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from mailroom.errors import ConfigurationError, UnknownLink
+from mailroom.errors import ConfigurationError
 from mailroom.links.start import noting_place
+from mailroom.links.unknown import unknown_link
 from mailroom.names import node_name
 from mailroom.numbers import TEN_YEARS_S, seconds, whole
 from mailroom.order import clock
@@ -163,7 +164,7 @@ def removing_reader(
     yield from checking(schema)
     rows = yield WAITING.at(schema=schema)(name=node_name(reader))
     if not rows:
-        raise UnknownLink(f"No node {reader} may read this one. See: mailroom link status")
+        raise (yield from unknown_link(schema, reader, f"No node {reader} may read this one.", ["reader"]))
     [(link, waiting)] = rows
     if not dry_run:
         # Most of the rows go before the dispatch lock is had, for which deliveries wait; the rest after it, so that no

@@ -7,6 +7,7 @@ from uuid import UUID
 from mailroom.errors import MailroomError, UnknownLink
 from mailroom.links.handshake.diverged import BY_HAND, Ending, cutting_receipts, finding_unknown, holding, reading_ends
 from mailroom.links.readers import MAX_ROWS
+from mailroom.links.unknown import unknown_link
 from mailroom.numbers import whole
 from mailroom.order.clock import DURABLE
 from mailroom.order.total import resuming_order
@@ -24,7 +25,7 @@ ORIGIN = Sql(
 def _origin(schema: str, name: str) -> Operation[tuple[int, str, str | None]]:
     rows = yield ORIGIN.at(schema=schema)(name=name)
     if not rows:
-        raise UnknownLink(f"This node reads no source {name!r}. See: mailroom link status")
+        raise (yield from unknown_link(schema, name, f"This node reads no source {name!r}.", ["source"]))
     [(number, state, why)] = rows
     return number, state, why
 
@@ -230,7 +231,7 @@ def moving(schema: str, name: str, *, actor: str, why: str | None = None) -> Ope
     reader = yield FORGET_READER.at(schema=schema)(name=name)
     source = yield FORGET_SOURCE.at(schema=schema)(name=name)
     if not reader and not source:
-        raise UnknownLink(f"No node {name!r} reads this one, or is read by it. See: mailroom link status")
+        raise (yield from unknown_link(schema, name, f"No node {name!r} reads this one, or is read by it."))
     yield from auditing(schema, acts.LINK_MOVED, [(None, name, 0)], actor, why)
     return LinkMoved(bool(reader), bool(source))
 
@@ -260,7 +261,7 @@ def cutting(
     yield IN_TRANSACTION
     rows = yield CUTTING.at(schema=schema)(name=name)
     if not rows:
-        raise UnknownLink(f"No node {name!r} reads this one. See: mailroom link status")
+        raise (yield from unknown_link(schema, name, f"No node {name!r} reads this one.", ["reader"]))
     [(link, waiting, state)] = rows
     if not dry_run and state != "cut":
         yield CUT.at(schema=schema)(link=link)

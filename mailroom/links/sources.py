@@ -1,8 +1,9 @@
 """The reader's side: which nodes this one reads."""
 
-from mailroom.errors import ConfigurationError, UnknownLink
+from mailroom.errors import ConfigurationError
 from mailroom.links.service import service_name
 from mailroom.links.start import noting_place
+from mailroom.links.unknown import unknown_link
 from mailroom.names import node_name, schema_name
 from mailroom.order import clock
 from mailroom.order.total import guarding_order, raising_stable, starting_origin
@@ -80,7 +81,7 @@ def _holding(schema: str, source: str) -> Operation[tuple[int, str]]:
     yield clock.DISPATCH_LOCK.at(schema=schema)()
     rows = yield HOLD.at(schema=schema)(name=node_name(source))
     if not rows:
-        raise UnknownLink(f"This node reads no node {source}. See: mailroom link status")
+        raise (yield from unknown_link(schema, source, f"This node reads no node {source}.", ["source"]))
     [(number, state)] = rows
     return number, state
 

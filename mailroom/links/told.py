@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mailroom.errors import ConfigurationError, NotSubscribed, UnknownLink
 from mailroom.figures.leaders import LEADS
+from mailroom.links.unknown import not_read
 from mailroom.schema.checks import checking, finding
 from mailroom.sql.operation import Operation, Sql, filled
 
@@ -68,7 +69,7 @@ def waiting_told(
     began_before = None
     while pending := PENDING.named((yield PENDING.at(schema=schema, inbox=inbox)(origin=origin, topics=topics))):
         for each in pending:
-            _check(inbox, each)
+            yield from _checking(schema, inbox, each)
         if time.monotonic() >= until:
             first = pending[0]
             raise NotSubscribed(
@@ -86,13 +87,10 @@ def waiting_told(
         began_before = began
 
 
-def _check(inbox: str, each: _Untold) -> None:
+def _checking(schema: str, inbox: str, each: _Untold) -> Operation[None]:
     """Raise what no waiting mends."""
     if each.source is None:
-        raise UnknownLink(
-            f"This node does not read {each.origin} yet: mailroom link add {each.origin}, or mailroom bridge in "
-            f"{each.origin} if it is to be a bridge"
-        )
+        raise UnknownLink((yield from not_read(schema, each.origin)))
     if each.is_own:
         raise NotSubscribed(
             f"This transaction has subscribed inbox {inbox} to {each.topic}. Commit it before you wait: no other "

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mailroom import locks
 from mailroom.errors import ConfigurationError, InvalidName, UnknownInbox
-from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name, shown, utf8
+from mailroom.names import DEFAULT_SCHEMA, inbox_name, meant, schema_name, shown, utf8
 from mailroom.order.total import IS_BOUNDED
 from mailroom.roles.matrix import PURPOSES
 from mailroom.roles.statements import (
@@ -240,8 +240,8 @@ def _reading(
     if missing := [name for name in named if name not in every]:
         option = "" if call.schema == DEFAULT_SCHEMA else f" --schema {call.schema}"
         raise UnknownInbox(
-            f"There is no inbox {missing[0]!r} in schema {call.schema!r}. Create it first: mailroom inbox create "
-            f"{missing[0]}{option}"
+            f"There is no inbox {missing[0]!r} in schema {call.schema!r}.{meant(missing[0], every)} Create it first: "
+            f"mailroom inbox create {missing[0]}{option}"
         )
     return [every[name] for name in named], list(every.values())
 

@@ -1,7 +1,7 @@
 """Check that a node's schema exists, that this release can work with it, and that all of it is seen; and an inbox."""
 
 from mailroom.errors import SchemaError, UnknownInbox
-from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.names import DEFAULT_SCHEMA, meant, schema_name
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.sight import HIDDEN, READABLE, refuse_hidden, the_one
@@ -87,13 +87,28 @@ KNOWN = Sql(
 )
 
 
+# The catalog's, since a consumer may read no other inbox's row.
+NAMES = Sql(
+    """
+SELECT substr(c.relname, 7) FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid
+WHERE i.inhparent = to_regclass('{schema}.inbox')
+""",
+    columns=("text",),
+)
+
+
+def nearest_inbox(schema: str, name: str) -> Operation[str]:
+    """Return the question whether another inbox was meant, as `meant` does."""
+    return meant(name, [inbox for (inbox,) in (yield NAMES.at(schema=schema)())])
+
+
 def finding(schema: str, inbox: str) -> Operation[None]:
     """Raise `UnknownInbox` unless there is such an inbox, and `SchemaError` if this role does not see it whole."""
     [(found, role, hidden)] = yield KNOWN.at(schema=schema, inbox=inbox)()
     if not found:
         option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
         raise UnknownInbox(
-            f"There is no inbox {inbox!r} in schema {schema!r}. Create it: mailroom inbox create {inbox}{option}; "
-            f"or list the inboxes: mailroom inbox list{option}"
+            f"There is no inbox {inbox!r} in schema {schema!r}.{(yield from nearest_inbox(schema, inbox))} Create it: "
+            f"mailroom inbox create {inbox}{option}; or list the inboxes: mailroom inbox list{option}"
         )
     refuse_hidden(schema, role, hidden)

@@ -20,6 +20,7 @@ from mailroom.message.topic import Topic
 from mailroom.names import DEFAULT_SCHEMA, schema_name, topic_name
 from mailroom.registry.routing import GETS, ROUTE
 from mailroom.schema import checking, finding
+from mailroom.schema.checks import nearest_inbox
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, is_django, run, run_async, unwrapped
 from mailroom.testing.functions import SentMessage, delivering_once, executing_all, reading_sent
@@ -99,8 +100,9 @@ class _Mail(Generic[C]):
                 option = "" if self.schema == DEFAULT_SCHEMA else f" --schema {self.schema}"
                 argument = "" if self.schema == DEFAULT_SCHEMA else f", schema={self.schema!r}"
                 raise UnknownInbox(
-                    f"There is no inbox {name!r} in schema {self.schema!r} of the test database. Create it there once, "
-                    f"as in production: mailroom inbox create {name} --subscribe TOPIC{option}; or for this test: "
+                    f"There is no inbox {name!r} in schema {self.schema!r} of the test database."
+                    f"{(yield from nearest_inbox(self.schema, name))} Create it there once, as in production: "
+                    f"mailroom inbox create {name} --subscribe TOPIC{option}; or for this test: "
                     f"mailroom.create_inbox(mail.connection, {name!r}, subscribe=[...]{argument})"
                 ) from None
         yield from self._shifting(inboxes, -1)

@@ -9,7 +9,7 @@ from mailroom.cron import cron
 from mailroom.errors import ConfigurationError, InvalidMessage, UnknownPeriodic
 from mailroom.message.outgoing import aware
 from mailroom.message.periodic import PeriodicMessage, columns
-from mailroom.names import DEFAULT_SCHEMA, periodic_name, schema_name, shown
+from mailroom.names import DEFAULT_SCHEMA, meant, periodic_name, schema_name, shown
 from mailroom.numbers import count
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor, differences
@@ -278,11 +278,17 @@ class _Operations:
 
     def _holding(self, name: str) -> Operation[Row]:
         rows: list[Row] = yield HOLD.at(schema=self.schema)(name=periodic_name(name))
-        return _only(rows, name)
+        return (yield from self._only(rows, name))
 
     def _finding(self, name: str) -> Operation[Row]:
         rows: list[Row] = yield FIND.at(schema=self.schema)(name=periodic_name(name))
-        return _only(rows, name)
+        return (yield from self._only(rows, name))
+
+    def _only(self, rows: list[Row], name: str) -> Operation[Row]:
+        if not rows:
+            near = meant(name, [each.name for each in (yield from self._list())])
+            raise UnknownPeriodic(f"There is no periodic message {shown(name)}.{near} See: mailroom periodic list")
+        return rows[0]
 
     def _now(self, now: datetime | None) -> Operation[datetime]:
         [(moment,)] = yield NOW.at()(now=None if now is None else aware(now, "now"))
@@ -293,12 +299,6 @@ def _differences(before: PeriodicState, after: PeriodicMessage) -> str:
     """Return what is different, such as `cron @daily -> @hourly`; of values and headers that they are."""
     was, now = ({name: getattr(each, name) for name in SHOWN} for each in (before, after))
     return differences(was, now) or "its value or headers"
-
-
-def _only(rows: list[Row], name: str) -> Row:
-    if not rows:
-        raise UnknownPeriodic(f"There is no periodic message {shown(name)}. See: mailroom periodic list")
-    return rows[0]
 
 
 class Periodic(_Operations):

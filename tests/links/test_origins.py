@@ -111,7 +111,8 @@ def test_commands_subscribe_to_another_node(node: Node) -> None:
     said = mailroom("inbox", "create", "billing", "--subscribe", "a", "--origin", "lyon", dsn=node.dsn)
     assert "Inbox billing exists, subscribed to a of lyon.\n" in said.stdout
     assert said.stderr == (
-        "This node does not read lyon yet: mailroom link add lyon, or mailroom bridge in lyon if it is to be a bridge\n"
+        "This node does not read lyon yet. To read it: mailroom link add lyon, or mailroom bridge in lyon if it is to "
+        "be a bridge\n"
     )
     node.connection.execute("INSERT INTO mailroom.origin (name) VALUES ('lyon')")
     said = mailroom("inbox", "subscribe", "billing", "b.*", "a", "--origin", "lyon", "--no-wait", dsn=node.dsn)
