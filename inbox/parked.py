@@ -14,6 +14,7 @@ from inbox.by_key.parked_keys import CHOSEN, Changed, ParkedKey
 from inbox.by_key.peek import finding
 from inbox.order import Order, finding_order
 from mailroom.errors import ConfigurationError
+from mailroom.figures.keys import IS_PARKED
 from mailroom.message.answer import Undone, answering_undone
 from mailroom.message.message import Message
 from mailroom.names import DEFAULT_SCHEMA, Key, inbox_name, key_text, schema_name, utf8
@@ -21,7 +22,7 @@ from mailroom.numbers import count, count_or_all
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.methods import on_async_connection, on_connection
-from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, filled
 
 log = logging.getLogger("mailroom.choice")
 
@@ -54,10 +55,11 @@ WHERE inbox = '{inbox}' AND (%(key)s::text IS NULL OR key = %(key)s::text) ORDER
 LOCK = Sql(
     """
 SELECT s.key FROM ({chosen}) AS c JOIN {schema}.key_state AS s ON s.inbox = '{inbox}' AND s.key = c.key
-WHERE s.parked_at IS NOT NULL ORDER BY s.key FOR UPDATE OF s
+WHERE {is_parked} ORDER BY s.key FOR UPDATE OF s
 """,
     columns=("text",),
     chosen=CHOSEN,
+    is_parked=filled(IS_PARKED, row="s"),
 )
 
 

@@ -6,12 +6,13 @@ from datetime import datetime
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
+from mailroom.figures.keys import IS_PARKED, NEXT_TRY
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
 from mailroom.numbers import count
 from mailroom.order.traits import chosen
 from mailroom.schema import checking
 from mailroom.sql.methods import on_connections
-from mailroom.sql.operation import Execute, Operation, Sql
+from mailroom.sql.operation import Execute, Operation, Sql, filled
 
 __all__ = [
     "Location",
@@ -63,7 +64,12 @@ class Location:
 
 
 FIELDS = fields(Location)
-IS_ONE_QUEUE = chosen("r", parks_one=False)
+# The parts of `PLACES` about the inbox and the key of a message.
+OF_A_KEY: dict[str, Any] = {
+    "is_one_queue": chosen("r", parks_one=False),
+    "is_parked": filled(IS_PARKED, row="k"),
+    "next_try": filled(NEXT_TRY, row="k"),
+}
 
 # One statement is one snapshot: a message that moves between tables is in exactly one of them. The tables are scanned,
 # because an index on message ids would cost every message; only the archive has one, since who keeps no messages there
@@ -92,9 +98,9 @@ SELECT 'scheduled', NULL, topic, key, sent_at, deliver_at, NULL, NULL, NULL, NUL
        headers ->> 'causation'::text, NULL, false, NULL, NULL
 FROM {schema}.scheduled WHERE {wanted}
 UNION ALL
-SELECT CASE WHEN k.parked_at IS NOT NULL THEN 'parked' ELSE 'inbox' END, h.inbox, topic, h.key, sent_at,
+SELECT CASE WHEN {is_parked} THEN 'parked' ELSE 'inbox' END, h.inbox, topic, h.key, sent_at,
        coalesce(k.parked_at, delivered_at), h.clock, NULL,
-       k.attempts::bigint, nullif(k.retry_at, 'infinity'), k.last_error, h.message_id, h.headers ->> 'causation'::text,
+       k.attempts::bigint, {next_try}, k.last_error, h.message_id, h.headers ->> 'causation'::text,
        NULL, coalesce({is_one_queue}, false), h.sent_clock, h.origin
 FROM (SELECT message_id, inbox, key, clock, sent_clock, origin, topic, sent_at, delivered_at, headers
       FROM {schema}.inbox WHERE inbox NOT IN ('', {but}) AND {wanted}
@@ -133,7 +139,7 @@ FOUND_COLUMNS = {
 TRACE = Sql(
     PLACES,
     columns=FOUND_COLUMNS,
-    is_one_queue=IS_ONE_QUEUE,
+    **OF_A_KEY,
     wanted="message_id = ANY (%(ids)s::uuid[])",
     before_in_outbox="(SELECT count(*) FROM {schema}.outbox AS b WHERE b.position < o.position)",
     before_in_outbox_executable="(SELECT count(*) FROM {schema}.outbox_executable AS b WHERE b.position < o.position)",
@@ -158,7 +164,7 @@ WHERE inbox = '{inbox}' AND (sent_clock, origin) < (%(sent_clock)s::bigint, %(or
 CAUSED = Sql(
     PLACES + "ORDER BY 5 LIMIT %(most)s::bigint",
     columns=FOUND_COLUMNS,
-    is_one_queue=IS_ONE_QUEUE,
+    **OF_A_KEY,
     wanted="(headers ->> 'causation'::text) COLLATE pg_catalog.\"C\" = ANY (%(causes)s::text[])",  # as the index
     before_in_outbox="NULL::bigint",
     before_in_outbox_executable="NULL::bigint",

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from mailroom.dead_letter import DeadLetterContent, content_of
-from mailroom.figures.keys import FIELDS, IN_TROUBLE, PARKED
+from mailroom.figures.keys import FIELDS, IN_TROUBLE, IS_PARKED, PARKED
 from mailroom.registry.routing import CARRIES, FITS, GETS, LINK_ROUTE, OF_THIS_NODE, ROUTE
 from mailroom.schema import finding
 from mailroom.sql.operation import Operation, Sql, columns_of, filled
@@ -50,7 +50,7 @@ class HeldMessage:
 
 
 KEY_COLUMNS = columns_of(KeyState)[:-1]  # `messages` are counted apart
-KEY_FIELDS = f"{FIELDS}, last_error, paused_by, parked_at IS NOT NULL"
+KEY_FIELDS = f"{FIELDS}, last_error, paused_by, {filled(IS_PARKED, row='key_state')}"
 OF_A_KEY = filled(IN_TROUBLE, row="key_state")
 KEYS = Sql(
     """

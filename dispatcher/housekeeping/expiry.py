@@ -1,7 +1,8 @@
 """Inboxes whose messages expire (`expire_s`): the janitor removes what waits there for longer."""
 
+from mailroom.figures.keys import IS_PARKED
 from mailroom.order.expressions import BY_CLOCK
-from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Sql, filled
 
 EXPIRING = Sql("SELECT name FROM {schema}.inbox_registry WHERE expire_s IS NOT NULL ORDER BY name", columns=("text",))
 
@@ -35,7 +36,7 @@ head AS MATERIALIZED (
         SELECT key FROM {schema}.inbox_{inbox} AS i
         WHERE i.key = o.key AND i.clock = o.clock
           AND (SELECT s.clock FROM {schema}.key_state AS s
-               WHERE s.inbox = '{inbox}' AND s.key = o.key AND s.parked_at IS NOT NULL) IS NULL
+               WHERE s.inbox = '{inbox}' AND s.key = o.key AND {is_parked}) IS NULL
           AND NOT EXISTS (SELECT FROM {schema}.attempt AS a
                           WHERE a.inbox = '{inbox}' AND a.key = o.key AND a.outcome = 'replay'
                             AND a.at > (SELECT since FROM registered))
@@ -50,6 +51,7 @@ SELECT count(*) FROM gone
 """,
     columns=("bigint",),
     by_clock=BY_CLOCK,
+    is_parked=filled(IS_PARKED, row="s"),
 )
 
 

@@ -5,6 +5,7 @@ or to delete messages, takes a lock on the row first.
 """
 
 from inbox.by_key.parked_keys import CHOSEN, NOTIFY, Changed
+from mailroom.figures.keys import HELD
 from mailroom.message.answer import ASKS
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
 from mailroom.order.expressions import BY_SENT
@@ -29,11 +30,12 @@ FROM ({chosen}) AS c
 MESSAGES = Sql(
     """
 SELECT {selected} FROM {schema}.inbox_{inbox}
-WHERE EXISTS (SELECT FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = '' AND retry_at = 'infinity')
+WHERE EXISTS (SELECT FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = '' AND {held})
 ORDER BY {in_order} LIMIT %(limit)s::bigint
 """,
     columns=COLUMNS,
     selected=SELECTED,
+    held=HELD,
     in_order=IN_ORDER,
 )
 

@@ -10,12 +10,17 @@ from typing import NamedTuple
 
 from mailroom.sql.operation import Operation, Sql, filled
 
-# Conditions for a row; `{row}` is its alias.
+# Conditions for a row; `{row}` is its alias. An index finds parked keys by `PARKED`. For a row that is at hand,
+# `IS_PARKED` is enough.
+IS_PARKED = "{row}.parked_at IS NOT NULL"
+HELD = "retry_at = 'infinity'"  # parked or paused
 IN_TROUBLE = "{row}.retry_at > '-infinity'"
 WAITS = "{row}.retry_at > {now} AND {row}.retry_at < 'infinity'"
-PARKED = "{row}.retry_at = 'infinity' AND {row}.parked_at IS NOT NULL"
-PAUSED = "{row}.retry_at = 'infinity' AND {row}.paused_at IS NOT NULL"
+PARKED = f"{{row}}.{HELD} AND {IS_PARKED}"
+PAUSED = f"{{row}}.{HELD} AND {{row}}.paused_at IS NOT NULL"
 TRIED = "{row}.retry_at < 'infinity' AND {row}.attempts > 0"
+# When it is tried again; null for a key that is held.
+NEXT_TRY = "nullif({row}.retry_at, 'infinity')"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from inbox.order import finding_in_parts
 from inbox.sessions.wakeup import PARTITION_KEY
 from mailroom import locks
 from mailroom.errors import ConfigurationError
+from mailroom.figures.keys import HELD
 from mailroom.order import clock
 from mailroom.order.expressions import BY_CLOCK
 from mailroom.sql.operation import Operation, Sql
@@ -126,7 +127,7 @@ last AS MATERIALIZED (
     ORDER BY {by_clock} DESC LIMIT 1)
 SELECT coalesce((SELECT clock FROM nth), (SELECT clock FROM last)),
        coalesce((SELECT message_id FROM nth), (SELECT message_id FROM last))::text,
-       EXISTS (SELECT FROM {schema}.my_key_state WHERE inbox = '{inbox}' AND retry_at = 'infinity'),
+       EXISTS (SELECT FROM {schema}.my_key_state WHERE inbox = '{inbox}' AND {held}),
        EXISTS (SELECT FROM {schema}.my_parked WHERE inbox = '{inbox}' AND clock <= %(start)s::bigint),
        EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'
                AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
@@ -134,6 +135,7 @@ SELECT coalesce((SELECT clock FROM nth), (SELECT clock FROM last)),
 """,
     columns=("bigint", "text", "boolean", "boolean", "boolean"),
     start=OPEN % "%(start)s::bigint",
+    held=HELD,
     by_clock=BY_CLOCK,
     asleep_lock=locks.ASLEEP,
     partition_key=PARTITION_KEY,
