@@ -736,7 +736,6 @@ OF_STATEMENT = {
 }
 
 
-@pytest.mark.slow
 def test_no_statement_calls_what_another_role_has_put_into_the_search_path(
     catalog: psycopg.Connection[TupleRow],
 ) -> None:

@@ -90,8 +90,8 @@ KNOWN = Sql(
 # The catalog's, since a consumer may read no other inbox's row.
 NAMES = Sql(
     """
-SELECT substr(c.relname, 7) FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid
-WHERE i.inhparent = to_regclass('{schema}.inbox')
+SELECT substr(c.relname::text, 7) FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid
+WHERE i.inhparent = to_regclass('{schema}.inbox')::oid
 """,
     columns=("text",),
 )
