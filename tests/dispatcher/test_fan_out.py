@@ -88,7 +88,8 @@ def test_delivery_to_many_inboxes_stamps_and_the_next_transactions_fan_out(node:
 
 
 HINTS: list[dict[str, Any]] = [
-    {}, {"is_plain": False}, {"is_plain": False, "has_many": True}, {"is_plain": False, "has_links": True}
+    {}, {"has_bounds": True}, {"is_plain": False}, {"is_plain": False, "has_many": True},
+    {"is_plain": False, "has_links": True},
 ]  # fmt: skip
 
 
