@@ -23,6 +23,7 @@ from sqlalchemy.orm import sessionmaker
 
 from dispatcher.housekeeping.janitor import Janitor
 from inbox import AsyncRequests, ErrorReply, Handlers, Message, NoReply, Reject, Requests, Worker
+from inbox.asking.requests import Pending
 from mailroom import Topic, carrying, create_inbox
 from mailroom.errors import ConfigurationError, InvalidMessage, NotInTransaction, UnknownInbox
 from mailroom.schema import migrate
@@ -139,6 +140,17 @@ def test_request_that_is_rolled_back_is_not_sent_and_no_longer_waited_for(node: 
         assert len(requests._replies._keys()) == 1
         del pending
         assert requests._replies._keys() == []
+
+
+def test_ask_that_comes_to_an_end_waits_no_longer_though_its_exception_is_kept(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Pending._answer
+    monkeypatch.setattr(Pending, "_answer", lambda pending, left_s, timeout_s: answer(pending, 0.0, timeout_s))
+    with unasked(node) as requests:
+        with pytest.raises(NoReply) as kept:  # its traceback refers to the request
+            requests.ask(reserve, Reserve("cup", 1), timeout_s=WITHIN_S)
+        assert (kept.type, requests._replies._keys()) == (NoReply, [])
 
 
 @pytest.mark.slow

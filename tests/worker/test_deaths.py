@@ -28,7 +28,7 @@ from mailroom.session import backoff, listener
 from mailroom.sql.operation import Execute, Operation
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
-from tests.support.node import Node
+from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import (
     NEVER_S,
@@ -136,7 +136,7 @@ def test_worker_takes_its_keys_again_though_the_server_has_not_yet_removed_their
     send = Unawaited.send
 
     def sending(session: Unawaited, step: Execute) -> None:
-        removes = step.statement.sql.startswith("DELETE")
+        removes = step.statement.sql == REMOVE.at(schema=SCHEMA, inbox="shipping").sql
         late.append(partial(send, session, step)) if removes and not late else send(session, step)
 
     monkeypatch.setattr(Unawaited, "send", sending)
@@ -150,8 +150,8 @@ def test_worker_takes_its_keys_again_though_the_server_has_not_yet_removed_their
 
     deliver(node, "k")
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: calls == ["k", "k"])
         eventually(lambda: not node.rows("SELECT FROM mailroom.inbox"))
+    assert calls == ["k", "k"]
     assert node.rows("SELECT FROM mailroom.worker") == []
 
 
