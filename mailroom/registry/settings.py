@@ -38,11 +38,7 @@ def _separator(given: object, what: str) -> None:
 
 
 def _whole(least: int, most: int) -> Callable[[Any, str], object]:
-    return partial(_checked_whole, least, most)
-
-
-def _checked_whole(least: int, most: int, given: int, what: str) -> None:
-    whole(given, what, least, most, ConfigurationError)
+    return partial(whole, least=least, most=most, error=ConfigurationError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,11 +68,8 @@ class Source:
         """Be rung for a link, while asleep."""
         if self._link != link:
             channel = await self.ask(naming_channel(self.schema, link))
-            await self.answer(self._listening(channel))
+            await self.answer(self.connection.execute(LISTEN.format(sql.Identifier(channel))))
             self._link = link
-
-    async def _listening(self, channel: str) -> None:
-        await self.connection.execute(LISTEN.format(sql.Identifier(channel)))
 
     async def fall_asleep(self) -> None:
         """Have whatever is stamped from now on ring. Look for rows once more before `wait`."""
