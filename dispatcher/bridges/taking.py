@@ -285,7 +285,7 @@ class TakingIn(Tending):
             except Undecodable as error:
                 if self.row.settings.on_failure == "stop":
                     return fates, BridgeStopped(
-                        f"{error} To keep such records as dead letters: mailroom bridge in {self._name} ... "
+                        f"{error} To keep such records as dead letters: mailroom bridge set {self._name} "
                         "--on-failure skip",
                         code=error.code,
                     )

@@ -329,8 +329,8 @@ async def test_what_is_missing_or_forbidden_is_told_and_a_password_is_shown_nowh
         await eventually_async(lambda: "there is no queue absent" in (in_state(node).why or ""))
         await create(rabbitmq, "absent")
         await lane.follow_until(lambda: len(came(node)) == 3)
-        elsewhere = OutSettings("rabbitmq", f"amqp://127.0.0.1:{rabbitmq.port}/none", own={"exchange": "absent"})
-        await beside(node, lambda it: Bridges().out(it, "out", elsewhere, actor="test"))
+        elsewhere = f"amqp://127.0.0.1:{rabbitmq.port}/none"
+        await beside(node, lambda it: Bridges().set(it, "out", address=elsewhere, actor="test"))
         await lane.follow_until(lambda: "it has no virtual host none" in (out_state(node).why or ""))
 
 
