@@ -46,6 +46,7 @@ BAR = Sql(
     "WHERE l.number = %(link)s::bigint AND l.reader_id IS NULL"
 )
 ADD = Sql("INSERT INTO {schema}.bridge_out (link, settings) VALUES (%(link)s::bigint, %(settings)s::text::jsonb)")
+# D-bridges-28: Other settings leave recorded trouble as it is.
 CHANGE = Sql("UPDATE {schema}.bridge_out SET settings = %(settings)s::text::jsonb WHERE link = %(link)s::bigint")
 WANT = Sql(
     """
