@@ -7,7 +7,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from mailroom import AsyncLinks, Links
+from mailroom import AsyncLinks, Bridges, Links
+from mailroom.bridges import OutSettings
 from mailroom.errors import (
     ConfigurationError,
     InvalidMessage,
@@ -119,6 +120,24 @@ def test_source_is_added_once(target: Node) -> None:
     assert [row[:2] for row in audited(target)] == [("link add", "north"), *[("link set", "north")] * 2]
     with pytest.raises(UnknownLink, match="No node north may read this one"):
         do(target, "set", "north", keep_s=1)
+
+
+def test_what_another_session_is_making_stays_as_that_one_makes_it(source: Node) -> None:
+    hooks = [OutSettings("webhook", f"https://{host}.example/") for host in "ab"]
+    calls: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
+        (LINKS.allow, {"reader": "south", "keep_s": 60}, {"reader": "south", "keep_s": 0}),
+        (LINKS.add, {"source": "south", "service": "a"}, {"source": "south", "service": "b"}),
+        (Bridges().out, {"name": "hooks", "settings": hooks[0]}, {"name": "hooks", "settings": hooks[1]}),
+    ]
+    with psycopg.connect(source.dsn) as one, psycopg.connect(source.dsn) as other, ThreadPoolExecutor(1) as thread:
+        for make, first, second in calls:
+            assert make(one, **first, **ME)
+            waiting = thread.submit(make, other, **second, **ME)
+            wait_until_blocked(source.connection, other.info.backend_pid)
+            one.commit()
+            with pytest.raises(ConfigurationError, match="stays as it is"):
+                waiting.result()
+            other.rollback()
 
 
 def test_reader_keeps_the_name_that_its_node_had(target: Node) -> None:
