@@ -334,7 +334,7 @@ class TakingIn(Tending):
             raise self._refusal(
                 record,
                 f"it says that it is of one more origin than the {most:,} that the bridge may know. If you trust who "
-                f"writes there, raise that: mailroom bridge in {self._name} ... --max-origins",
+                f"writes there, raise that: mailroom bridge set {self._name} --max-origins",
             )
         return message
 

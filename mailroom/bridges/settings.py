@@ -73,12 +73,13 @@ class _Flat:
             if is_dataclass(value):
                 flat |= {name: getattr(value, name) for name in _names(value)}
             else:
-                flat[each.name] = list(value) if isinstance(value, tuple) else value
+                plain = list if isinstance(value, tuple) else dict if isinstance(value, Mapping) else None
+                flat[each.name] = value if plain is None else plain(value)
         return flat
 
     def text(self) -> str:
         """Return the settings as the database keeps them."""
-        return json.dumps(self.flat() | {"own": dict(self.flat()["own"])})
+        return json.dumps(self.flat())
 
     @classmethod
     def of(cls, text: str) -> Self:

@@ -97,7 +97,7 @@ def test_bridge_that_exists_stays_as_it_is_until_it_is_set(node: Node) -> None:
         ("hooks", ("--subscribe", "b", "--subscribe", "a"), "topics # -> a b"),
         ("hooks", ("--on-failure", "skip", "--max-rows", "0"), "on_failure stop -> skip, max_rows 9 -> none"),
         ("hooks", ("--tombstones",), "tombstones no -> yes"),
-        ("mail", ("--exchange", "x"), "own {'exchange': 'shop'} -> {'exchange': 'x'}"),
+        ("mail", ("--exchange", "x"), "own exchange=shop -> exchange=x"),
         ("stock", ("--key", "path:id", "--max-origins", "1"), "key record -> path:id, max_origins 1000 -> 1"),
     ):
         refused = error_of(mailroom(*made[name], *given, dsn=node.dsn))
@@ -111,7 +111,7 @@ def test_bridge_that_exists_stays_as_it_is_until_it_is_set(node: Node) -> None:
         assert audited == [("bridge set", name, change)]
     ended = done("bridge", "set", "stock", "--as-topic", "", "--from", "b", dsn=node.dsn)
     assert ended == "Bridge stock: topics a b -> b, as_topic x -> none.\n"
-    assert "{'exchange': 'x'} -> none" in done("bridge", "set", "mail", "--exchange", "", dsn=node.dsn)
+    assert "own exchange=x -> none" in done("bridge", "set", "mail", "--exchange", "", dsn=node.dsn)
     assert node.rows("SELECT topic FROM mailroom.link_topic WHERE link = 1 ORDER BY topic") == [("a",), ("b",)]
     states = json_of("bridge", "status", dsn=node.dsn, exit_code=1)
     assert [each["state"] for each in (*states["out"], *states["into"])] == ["stopped"] * 3
