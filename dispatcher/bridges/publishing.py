@@ -348,7 +348,7 @@ class Publishing(Tending):
         if self.row.settings.on_failure == "stop":
             raise BridgeStopped(
                 f"row {seq} cannot be published: {error} To leave it out: mailroom bridge skip {self.row.name} --row "
-                f"{seq}. To leave all such messages out: mailroom bridge out {self.row.name} ... --on-failure skip",
+                f"{seq}. To leave all such messages out: mailroom bridge set {self.row.name} --on-failure skip",
                 code=error.code,
             )
         await self._skip(source, run, seq, error)

@@ -285,7 +285,7 @@ class TakingIn(Tending):
             except Undecodable as error:
                 if self.row.settings.on_failure == "stop":
                     return fates, BridgeStopped(
-                        f"{error} To keep such records as dead letters: mailroom bridge in {self._name} ... "
+                        f"{error} To keep such records as dead letters: mailroom bridge set {self._name} "
                         "--on-failure skip",
                         code=error.code,
                     )
@@ -334,7 +334,7 @@ class TakingIn(Tending):
             raise self._refusal(
                 record,
                 f"it says that it is of one more origin than the {most:,} that the bridge may know. If you trust who "
-                f"writes there, raise that: mailroom bridge in {self._name} ... --max-origins",
+                f"writes there, raise that: mailroom bridge set {self._name} --max-origins",
             )
         return message
 

@@ -3,21 +3,28 @@
 import asyncio
 import re
 from collections.abc import Iterator
-from typing import get_args
+from typing import Any
 
 import click
 
 from dispatcher.bridges.brokers import publisher_of, source_of
-from dispatcher.cli.brokers import broker_options, called, chosen, in_transactions, is_asked, list_brokers, own_commands
-from mailroom.bridges.arrival import Decoding, Intake
+from dispatcher.cli.bridge_options import in_options, on_failure_option, out_options
+from dispatcher.cli.brokers import (
+    broker_options,
+    chosen,
+    in_transactions,
+    is_asked,
+    list_brokers,
+    own_commands,
+    own_options,
+    settled,
+)
 from mailroom.bridges.bridges import Bridges
-from mailroom.bridges.broker import Start
 from mailroom.bridges.environment import variables
-from mailroom.bridges.into import InRow, reading_ins
-from mailroom.bridges.out import OutRow, finding_out, reading_outs
+from mailroom.bridges.into import InRow, bridging_in, reading_ins
+from mailroom.bridges.out import OutRow, bridging_out, finding_out, reading_outs
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble
-from mailroom.bridges.record import Encoding, Form, Format, Record
-from mailroom.bridges.settings import MAX_ORIGINS, InSettings, OnFailure, OutSettings
+from mailroom.bridges.record import Record
 from mailroom.bridges.source import BrokerPosition
 from mailroom.bridges.states import BridgeStates, InState, OutState
 from mailroom.bridges.waiting import LIMIT
@@ -25,14 +32,13 @@ from mailroom.cli.acting import acting, answering, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, duration, facts, one_line, say, shown, table, working
-from mailroom.cli.parameters import NODE, PATTERN, OneOf, WholeNumber, checked, seconds
+from mailroom.cli.parameters import NODE, WholeNumber, checked
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
-from mailroom.links.readers import MAX_ROWS
-from mailroom.names import MAX_COUNT
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 
 TEST_S = 10.0
+CUT = "But it is cut, and publishes nothing: mailroom bridge status"
 
 
 def place(text: str) -> BrokerPosition:
@@ -66,24 +72,11 @@ def bridge() -> None:
 @bridge.command()
 @click.argument("name", metavar="NAME", type=NODE)
 @broker_options("out")
-@click.option(
-    "--topic",
-    metavar="TEMPLATE",
-    default="",
-    help="The topic at the broker, or the subject; {topic} stands for the message's. [{topic}, or outbox.event.{topic} "
-    "for debezium]",
-)
-@click.option(
-    "--subscribe",
-    "topics",
-    metavar="PATTERN",
-    type=PATTERN,
-    multiple=True,
-    help="A topic or pattern to publish; repeat it for several. [all messages and events]",
-)
+@out_options
 @click.option(
     "--exactly-once",
     is_flag=True,
+    default=None,
     help="Publish in transactions, so that readers of what is committed get each message once. "
     f"[only {in_transactions()}]",
 )
@@ -92,42 +85,21 @@ def bridge() -> None:
     metavar="TOPIC",
     help="The topic under which the broker keeps the mark of --exactly-once. [--topic, if it has no {topic}]",
 )
-@click.option(
-    "--format", type=OneOf(get_args(Format)), default="cloudevents", show_default=True, help="Of the headers."
-)
-@click.option("--encode", type=OneOf(get_args(Encoding)), default="json", show_default=True, help="Of values.")
-@click.option("--tombstones", is_flag=True, help="Publish messages of event type D without a value.")
-@click.option(
-    "--on-failure",
-    type=OneOf(get_args(OnFailure)),
-    default="stop",
-    show_default=True,
-    help="What to do about a message that the broker refuses: stop until an operator acts, or move it to dead_letter.",
-)
-@click.option(
-    "--keep-s",
-    metavar="S",
-    type=seconds,
-    help="Keep what was published for so long. [0: delete it at once]",
-)
-@click.option(
-    "--max-rows",
-    metavar="N",
-    type=WholeNumber(0, MAX_ROWS),
-    help="Cut the bridge once more than N messages wait for it, and give them up; 0 for no limit. [no limit]",
+@on_failure_option(
+    "What to do about a message that the broker refuses: stop until an operator acts, or move it to dead_letter. [stop]"
 )
 @answering
 @pass_call
 def out(
-    call: Call, /, name: str, by_name: tuple[str, str] | None, topic: str, topics: tuple[str, ...], exactly_once: bool,
-    mark_topic: str | None, format: Format, encode: Encoding, tombstones: bool, on_failure: OnFailure,
-    keep_s: float | None, max_rows: int | None, actor: str, why: str | None, **given: str | None,
+    call: Call, /, name: str, by_name: tuple[str, str] | None, topics: tuple[str, ...], actor: str, why: str | None,
+    **given: Any,
 ) -> None:  # fmt: skip
-    """Publish messages to a broker, by the bridge NAME; or change that bridge.
+    """Publish messages to a broker, by the bridge NAME.
 
     What is sent after this is published by `mailroom dispatcher run`. Commands and replies of a topic are published
-    only if no inbox of this node gets them and the bridge subscribes to the topic by its exact name. If the bridge is
-    there already, the given options replace its own; --exactly-once and --mark-topic cannot be changed.
+    only if no inbox of this node gets them and the bridge subscribes to the topic by its exact name. Repeating the
+    command is harmless. With other settings than the bridge has it fails, and mailroom bridge set changes them; the
+    broker, --exactly-once and --mark-topic cannot be changed.
 
     \b
     Examples:
@@ -138,82 +110,40 @@ def out(
       mailroom bridge out mail --rabbitmq localhost:5672 --exchange shop --subscribe 'order.#'
       mailroom bridge out hooks --webhook https://shop.example/hooks --subscribe order.paid
     """
-    broker, address, own = chosen("out", by_name, given)
-    form = Form(topic, format, encode, tombstones)
-    if exactly_once and mark_topic is None and "{topic}" not in form.topic:
-        mark_topic = form.topic
-    settings = OutSettings(broker, address, form, exactly_once, mark_topic, on_failure, own)
+    settings = chosen("out", by_name, {**given, "topics": topics})
     with call.connection("bridge out") as connection:
-        is_new = Bridges(schema=call.schema).out(
-            connection, name, settings, topics=topics or None, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why
-        )
+        is_new = run(connection, bridging_out(call.schema, name, settings, actor=actor, why=why))
         is_cut = not run(connection, reading_outs(call.schema, name))
     if call.json:
         document({"bridge": name, "is_new": is_new})
         return
     if is_cut:
-        say(f"The bridge {name} is changed. But it is cut, and publishes nothing: mailroom bridge status")
+        say(f"The bridge {name} exists. {CUT}")
         return
-    say(f"The bridge {name} {'publishes' if is_new else 'is changed. It publishes'} to {broker} at {address}.")
+    say(f"The bridge {name} publishes to {settings['broker']} at {settings['address']}.")
     _tell_options(name)
 
 
 @bridge.command("in")
 @click.argument("name", metavar="NAME", type=NODE)
 @broker_options("in")
-@click.option(
-    "--from",
-    "sources",
-    metavar="TOPIC[,...]",
-    required=True,
-    help=f"The topics at the broker{called()}.",
-)
-@click.option(
-    "--as-topic",
-    metavar="TEMPLATE",
-    help="The topic of the messages; {topic} stands for the broker's. [what the record says, else the broker's]",
-)
-@click.option(
-    "--key",
-    metavar="WHERE",
-    default="record",
-    show_default=True,
-    help="Where the key is: record, header:NAME, or path:FIELD.FIELD in a value.",
-)
-@click.option("--decode", type=OneOf(get_args(Decoding)), default="auto", show_default=True, help="What values are.")
-@click.option(
-    "--start",
-    type=OneOf(get_args(Start)),
-    default="earliest",
-    show_default=True,
-    help="Where to begin: with the first record there, or with what comes from now on.",
-)
-@click.option(
-    "--on-failure",
-    type=OneOf(get_args(OnFailure)),
-    default="skip",
-    show_default=True,
-    help="What to do about a record that is not a message: move it to dead_letter, or stop until an operator acts.",
-)
-@click.option(
-    "--max-origins",
-    type=WholeNumber(1, MAX_COUNT),
-    default=MAX_ORIGINS,
-    show_default=True,
-    metavar="N",
-    help="How many links of nodes it may know that publish there. A record of one more is not a message.",
+@in_options(is_new=True)
+@on_failure_option(
+    "What to do about a record that is not a message: move it to dead_letter, or stop until an operator acts. [skip]"
 )
 @answering
 @pass_call
 def into(
-    call: Call, /, name: str, by_name: tuple[str, str] | None, sources: str, as_topic: str | None, key: str,
-    decode: Decoding, start: Start, on_failure: OnFailure, max_origins: int, actor: str, why: str | None,
-    **given: str | None,
+    call: Call, /, name: str, by_name: tuple[str, str] | None, sources: list[str], actor: str, why: str | None,
+    **given: Any,
 ) -> None:  # fmt: skip
-    """Take in messages from a broker, by the bridge NAME; or change that bridge.
+    """Take in messages from a broker, by the bridge NAME.
 
     `mailroom dispatcher run` reads the topics from where this node's database says. Each message enters each inbox that
     subscribes to its topic with --origin NAME once, in the order of its partition.
+
+    Repeating the command is harmless. With other settings than the bridge has it fails, and mailroom bridge set changes
+    them; the broker cannot be changed.
 
     \b
     Examples:
@@ -223,17 +153,60 @@ def into(
       mailroom bridge in shop --nats nats://localhost:4222 --from SHOP
       mailroom bridge in mail --rabbitmq localhost:5672 --from mail.orders
     """
-    broker, address, own = chosen("in", by_name, given)
-    topics = tuple(topic.strip() for topic in sources.split(",") if topic.strip())
-    settings = InSettings(broker, address, topics, Intake(as_topic, key, decode), start, on_failure, max_origins, own)
+    settings = chosen("in", by_name, given) | {"topics": sources}
     with call.connection("bridge in") as connection:
-        is_new = Bridges(schema=call.schema).into(connection, name, settings, actor=actor, why=why)
+        is_new = run(connection, bridging_in(call.schema, name, settings, actor=actor, why=why))
     if call.json:
         document({"bridge": name, "is_new": is_new})
         return
-    say(f"The bridge {name} {'takes' if is_new else 'is changed. It takes'} in from {broker} at {address}.")
+    say(f"The bridge {name} takes in from {settings['broker']} at {settings['address']}.")
     say(f"Inboxes get its messages with: mailroom inbox subscribe INBOX TOPIC --origin {name}")
     _tell_options(name)
+
+
+@bridge.command("set")
+@click.argument("name", metavar="NAME", type=NODE)
+@click.option("--address", metavar="ADDRESS", help="Where the broker is now, in the form that it was given at first.")
+@own_options("out", "in")
+@out_options
+@in_options(is_new=False)
+@on_failure_option("What to do about a message that the broker refuses, or a record that is not a message.")
+@answering
+@pass_call
+def set_(
+    call: Call, /, name: str, topics: tuple[str, ...], sources: list[str] | None, actor: str, why: str | None,
+    **given: Any,
+) -> None:  # fmt: skip
+    """Change settings of a bridge, and print what is different now.
+
+    Settings that are not given stay. The broker, --exactly-once and --mark-topic cannot be changed. A dispatcher begins
+    anew with other settings, from where the bridge is, and says again if something is wrong. What has stopped since the
+    broker lost records goes on by mailroom bridge resume.
+
+    \b
+    Examples:
+      mailroom bridge set orders --address k1:9092,k2:9092 --why "the cluster has moved"
+      mailroom bridge set orders --on-failure skip
+      mailroom bridge set orders --subscribe 'order.#' --subscribe invoice.paid --max-rows 1000000
+      mailroom bridge set stock --from stock.levels,stock.moves
+      mailroom bridge set cdc --as-topic ''
+    """
+    settings = settled(("out", "in"), {**given, "topics": topics or sources})
+    if not settings:
+        raise click.UsageError("Give a setting to change. See: mailroom bridge status")
+    with call.connection("bridge set") as connection:
+        is_in = bool(run(connection, reading_ins(call.schema, name)))
+        if topics if is_in else sources:
+            raise click.UsageError(
+                f"{name} is a bridge into this node: its topics are those of --from." if is_in
+                else f"{name} is no bridge into this node: its topics are those of --subscribe."
+            )  # fmt: skip
+        change = Bridges(schema=call.schema).set(connection, name, actor=actor, why=why, **settings)
+        is_cut = not is_in and not run(connection, reading_outs(call.schema, name))
+    if call.json:
+        document({"bridge": name, "schema": call.schema, "change": change or None})
+        return
+    say(f"Bridge {name}: {change or 'nothing to change'}.{f' {CUT}' if is_cut else ''}")
 
 
 def _tell_options(name: str) -> None:

@@ -56,20 +56,30 @@ def broker_options(way: Way) -> Callable[[F], F]:
     """Give a command an option for each broker that can do it, whose value is the address, and for their settings."""
 
     def decorate(command: F) -> F:
-        options = [click.option("--broker", "by_name", nargs=2, metavar="BROKER ADDRESS", help=_any_help(way))]
-        settings: dict[str, OwnSetting] = {}
-        for broker in _able(way):
+        command = click.option("--broker", "by_name", nargs=2, metavar="BROKER ADDRESS", help=_any_help(way))(command)
+        command = own_options(way)(command)
+        for broker in reversed(_able(way)):
             about = f"; {broker.about}" if broker.about else ""
             text = f"{VERBS[way]} {broker.title}{about}."
-            options.append(click.option(f"--{broker.name}", _at(broker.name), metavar=broker.address, help=text))
-            settings |= {each.name: each for each in _settings(broker, way) or ()}
-        for each in settings.values():
-            options.append(click.option(f"--{each.name}", _own(each.name), metavar=each.metavar, help=each.help))
-        for option in [*options[1:], options[0]][::-1]:
-            command = option(command)
+            command = click.option(f"--{broker.name}", _at(broker.name), metavar=broker.address, help=text)(command)
         return command
 
     return decorate
+
+
+def own_options(*ways: Way) -> Callable[[F], F]:
+    """Give a command an option for each setting that only some brokers have."""
+
+    def decorate(command: F) -> F:
+        for each in reversed(_all_own(ways).values()):
+            command = click.option(f"--{each.name}", _own(each.name), metavar=each.metavar, help=each.help)(command)
+        return command
+
+    return decorate
+
+
+def _all_own(ways: Sequence[Way]) -> dict[str, OwnSetting]:
+    return {each.name: each for way in ways for broker in _able(way) for each in _settings(broker, way) or ()}
 
 
 def _any_help(way: Way) -> str:
@@ -79,20 +89,26 @@ def _any_help(way: Way) -> str:
     )
 
 
-def chosen(
-    way: Way, by_name: tuple[str, str] | None, given: Mapping[str, str | None]
-) -> tuple[str, str, dict[str, str]]:
-    """Return which broker was chosen, its address, and the settings that only it has."""
-    able = _able(way)
-    names = [each.name for each in able]
+def chosen(way: Way, by_name: tuple[str, str] | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which broker was chosen, its address, the settings that only it has, and all else that is given."""
+    names = [each.name for each in _able(way)]
     found = [(name, address) for name in names if (address := given.get(_at(name))) is not None]
     found += [] if by_name is None else [by_name]
     if len(found) != 1:
         options = ", ".join(f"--{name}" for name in names)
         raise ConfigurationError(f"Name one broker: {options}, or --broker.", code="MR-arguments-conflict")
     [(name, address)] = found
-    settings = {each.name for broker in able for each in _settings(broker, way) or ()}
-    return name, address, {each: text for each in sorted(settings) if (text := given.get(_own(each)))}
+    at = {_at(each) for each in names}
+    others = {option: value for option, value in given.items() if option not in at}
+    return {"broker": name, "address": address} | settled((way,), others)
+
+
+def settled(ways: Sequence[Way], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are given, in which `own` are those that only some brokers have."""
+    options = {_own(each): each for each in sorted(_all_own(ways))}
+    own = {options[name]: value for name, value in given.items() if name in options and value is not None}
+    others = {name: value for name, value in given.items() if name not in options and value not in (None, ())}
+    return others | ({"own": own} if own else {})
 
 
 @click.command("brokers")

@@ -1,20 +1,21 @@
 """Bridges as users handle them: to which brokers this node publishes, and from which it takes in."""
 
+from typing import Any, Unpack
 from uuid import UUID
 
-from mailroom.bridges.into import bridging_in, reading_ins, resuming_in
-from mailroom.bridges.out import bridging_out, finding_out, resuming_out, skipping_row
+from mailroom.bridges.into import bridging_in, reading_ins, resuming_in, setting_in
+from mailroom.bridges.out import bridging_out, finding_out, resuming_out, setting_out, skipping_row
 from mailroom.bridges.record import Record
-from mailroom.bridges.settings import InSettings, OutSettings
+from mailroom.bridges.settings import BridgeSettings, InSettings, OutSettings
 from mailroom.bridges.source import BrokerPosition
 from mailroom.bridges.states import BridgeStates, cut_text, reading_bridges
 from mailroom.bridges.waiting import LIMIT, waiting_records
 from mailroom.errors import ConfigurationError, UnknownBridge
-from mailroom.links.readers import removing_reader
+from mailroom.links.readers import LINK, removing_reader
 from mailroom.links.resume import cutting
 from mailroom.links.sources import removing_source
 from mailroom.names import DEFAULT_SCHEMA, meant, node_name, schema_name
-from mailroom.registry.subscriptions import Topics, topic_texts
+from mailroom.registry.subscriptions import Topics
 from mailroom.schema import acts
 from mailroom.schema.audit import check_actor
 from mailroom.schema.checks import checking
@@ -49,23 +50,43 @@ class _Operations:
         What is sent after the caller's transaction has committed is published.
 
         What the broker has acknowledged is kept for `keep_s` seconds more (0). Once `max_rows` messages wait for it,
-        the bridge is cut, and what waits is given up; by default, and with 0, any number may wait. If there is such a
-        bridge already, what is given replaces its own; the broker, `exactly_once` and `mark_topic` cannot be changed.
+        the bridge is cut, and what waits is given up; by default, and with 0, any number may wait. A bridge of this
+        name stays as it is: raises `ConfigurationError` if it has other settings, which `set` changes.
         """
-        texts = None if topics is None else topic_texts(topics)
-        return (
-            yield from bridging_out(
-                self.schema, name, settings, texts, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why
-            )
-        )
+        given = settings.flat() | {"topics": topics, "keep_s": keep_s, "max_rows": max_rows}
+        return (yield from bridging_out(self.schema, name, given, actor=actor, why=why))
 
     def _into(self, name: str, settings: InSettings, *, actor: str, why: str | None = None) -> Operation[bool]:
         """Take in messages from a broker, by a bridge of this name; return whether it is new.
 
-        Inboxes get them if they subscribe with the bridge's name as `origin`. If there is such a bridge already, the
-        settings replace its own; the broker cannot be changed. An inbox in total order cannot subscribe to a bridge.
+        Inboxes get them if they subscribe with the bridge's name as `origin`; one in total order cannot. A bridge of
+        this name stays as it is: raises `ConfigurationError` if it has other settings, which `set` changes.
         """
-        return (yield from bridging_in(self.schema, name, settings, actor=actor, why=why))
+        return (yield from bridging_in(self.schema, name, settings.flat(), actor=actor, why=why))
+
+    def _set(
+        self, name: str, *, actor: str, why: str | None = None, **settings: Unpack[BridgeSettings]
+    ) -> Operation[str]:
+        """Change settings of a bridge; return what is different now, such as `keep_s 0 -> 60`, or an empty text.
+
+        Settings that are not given stay. The broker, `exactly_once` and `mark_topic` cannot be changed. A dispatcher
+        begins anew with other settings, from where the bridge is. A recorded trouble stays until it has been tried with
+        them; what has stopped since records are lost at the broker goes on only by `resume`.
+        """
+        given: dict[str, Any] = {each: value for each, value in settings.items() if value is not None}
+        if unknown := given.keys() - BridgeSettings.__annotations__.keys():
+            raise TypeError(f"No bridge has a setting {min(unknown)!r} that can be changed.")
+        states = yield from self._begin(name, actor, why)
+        is_in = name in {each.name for each in states.into}
+        names = InSettings.names() if is_in else {*OutSettings.names(), *LINK}
+        if foreign := sorted(given.keys() - names):
+            way = "into" if is_in else "out of"
+            raise ConfigurationError(
+                f"{name} is a bridge {way} this node, which has no {' and no '.join(foreign)}.",
+                code="MR-bridge-settings",
+            )
+        change = setting_in if is_in else setting_out
+        return (yield from change(self.schema, name, given, actor=actor, why=why))
 
     def _status(self) -> Operation[BridgeStates]:
         """Return the state of the bridges."""
@@ -165,6 +186,7 @@ class Bridges(_Operations):
 
     out = on_connection(_Operations._out)
     into = on_connection(_Operations._into)
+    set = on_connection(_Operations._set)
     status = on_connection(_Operations._status)
     waiting = on_connection(_Operations._waiting)
     cut = on_connection(_Operations._cut)
@@ -178,6 +200,7 @@ class AsyncBridges(_Operations):
 
     out = on_async_connection(_Operations._out)
     into = on_async_connection(_Operations._into)
+    set = on_async_connection(_Operations._set)
     status = on_async_connection(_Operations._status)
     waiting = on_async_connection(_Operations._waiting)
     cut = on_async_connection(_Operations._cut)

@@ -1,14 +1,13 @@
 """Bridges into a node: origins of which a broker is the source."""
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from uuid import UUID, uuid5
 
-from mailroom.bridges.settings import InSettings
+from mailroom.bridges.settings import InSettings, with_given
 from mailroom.bridges.source import BrokerPosition
-from mailroom.errors import ConfigurationError, MailroomError
+from mailroom.errors import ConfigurationError, MailroomError, UnknownBridge
 from mailroom.links.start import noting_place
 from mailroom.names import node_name
 from mailroom.order import clock
@@ -17,6 +16,7 @@ from mailroom.order.total import R_IS_BOUNDED
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor, differences
 from mailroom.schema.checks import checking
+from mailroom.schema.otherwise import check_same
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 TAKEN = Sql(
@@ -40,20 +40,27 @@ WHERE {is_bounded} AND s.origin IN (%(name)s::text, '*') ORDER BY s.inbox LIMIT 
 ADD = Sql(
     """
 WITH made AS (
-    INSERT INTO {schema}.origin AS o (name, id, keep_s) VALUES (%(name)s::text, gen_random_uuid(), 0)
-    ON CONFLICT (name) DO UPDATE SET trouble = NULL, why = NULL, since = NULL,
-        state = CASE o.state WHEN 'stopped' THEN 'open' ELSE o.state END
-    RETURNING number, o.xmax::text = '0' AS is_new)
+    INSERT INTO {schema}.origin (name, id, keep_s) VALUES (%(name)s::text, gen_random_uuid(), 0) RETURNING number)
 INSERT INTO {schema}.bridge_in (origin, settings) SELECT number, %(settings)s::text::jsonb FROM made
-ON CONFLICT (origin) DO UPDATE SET settings = excluded.settings
-RETURNING (SELECT is_new FROM made)
+"""
+)
+HOLD = Sql(
+    """
+SELECT b.settings::text FROM {schema}.bridge_in AS b JOIN {schema}.origin AS o ON o.number = b.origin
+WHERE o.name = %(name)s::text FOR NO KEY UPDATE OF b
 """,
-    columns=("boolean",),
+    columns=("text",),
+)
+CHANGE = Sql(
+    """
+UPDATE {schema}.bridge_in AS b SET settings = %(settings)s::text::jsonb FROM {schema}.origin AS o
+WHERE o.number = b.origin AND o.name = %(name)s::text
+"""
 )
 
 
-def bridging_in(schema: str, name: str, settings: InSettings, *, actor: str, why: str | None) -> Operation[bool]:
-    """`Bridges.into` as an operation."""
+def bridging_in(schema: str, name: str, given: Mapping[str, Any], *, actor: str, why: str | None) -> Operation[bool]:
+    """`Bridges.into` as an operation, with what is given of the settings."""
     check_actor(actor, why)
     node_name(name)
     yield IN_TRANSACTION
@@ -61,7 +68,6 @@ def bridging_in(schema: str, name: str, settings: InSettings, *, actor: str, why
     yield from noting_place(schema)
     # An inbox in total order subscribes under this lock, so it is seen here, or sees the bridge.
     yield clock.DISPATCH_LOCK.at(schema=schema)()
-    kept: str | None = None
     if rows := (yield TAKEN.at(schema=schema)(name=name)):
         [(kept,)] = rows
         if kept is None:
@@ -69,22 +75,56 @@ def bridging_in(schema: str, name: str, settings: InSettings, *, actor: str, why
                 f"This node reads the node {name}, or has a bridge of this name: this one needs another name.",
                 code="MR-bridge-name-taken",
             )
-        if InSettings.of(kept).broker != settings.broker:
-            raise ConfigurationError(
-                f"Bridge {name} is at another broker, of whose log it knows its position. Make a bridge of another "
-                f"name, and then: mailroom bridge remove {name}",
-                code="MR-bridge-settings",
-            )
+        before, settings = _changed(name, kept, given)
+        changed_by = f"mailroom bridge set {name}, or Bridges.set"
+        check_same(f"Bridge {name}", before, settings.flat(), changed_by, "MR-bridge-set-otherwise")
+        return False
+    settings = _made({}, given)
     if found := (yield WAITS_FOR_EVER.at(schema=schema)(name=name)):
         raise ConfigurationError(
             f"Inbox {found[0][0]} is in total order and subscribes to this origin. A broker shows no clocks, so such "
             f"an inbox would wait for ever. Subscribe it to nodes by their names: mailroom inbox unsubscribe",
             code="MR-bridge-total-order",
         )
-    [(is_new,)] = yield ADD.at(schema=schema)(name=name, settings=settings.text())
-    change = differences(None if kept is None else json.loads(kept), json.loads(settings.text()))
-    yield from auditing(schema, acts.BRIDGE_IN, [(None, name, 0)], actor, why, change)
-    return bool(is_new)
+    yield ADD.at(schema=schema)(name=name, settings=settings.text())
+    yield from auditing(schema, acts.BRIDGE_IN, [(None, name, 0)], actor, why, differences(None, settings.flat()))
+    return True
+
+
+def setting_in(schema: str, name: str, given: Mapping[str, Any], *, actor: str, why: str | None) -> Operation[str]:
+    """`Bridges.set` as an operation, for a bridge into this node. A dispatcher begins anew with it."""
+    rows = yield HOLD.at(schema=schema)(name=name)
+    if not rows:
+        raise UnknownBridge(f"There is no bridge {name} into this node. See: mailroom bridge status")
+    before, settings = _changed(name, rows[0][0], given)
+    yield CHANGE.at(schema=schema)(name=name, settings=settings.text())
+    if change := differences(before, settings.flat()):
+        yield from auditing(schema, acts.BRIDGE_SET, [(None, name, 0)], actor, why, change)
+    return change
+
+
+def _made(before: Mapping[str, Any], given: Mapping[str, Any]) -> InSettings:
+    """Return the settings that a bridge would have; an empty template of topics ends the one that it has."""
+    settings = with_given(before, given)
+    topics = settings["topics"]
+    settings |= {
+        "as_topic": settings.get("as_topic") or None,
+        "topics": [topics] if isinstance(topics, str) else topics,
+    }
+    return InSettings.made(settings)
+
+
+def _changed(name: str, kept: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], InSettings]:
+    """Return the settings of a bridge and those it would have. Raises `ConfigurationError` for another broker."""
+    before = InSettings.of(kept).flat()
+    settings = _made(before, given)
+    if before["broker"] != settings.broker:
+        raise ConfigurationError(
+            f"Bridge {name} is at another broker, of whose log it knows its position. Make a bridge of another "
+            f"name, and then: mailroom bridge remove {name}",
+            code="MR-bridge-settings",
+        )
+    return before, settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,32 @@
 """Bridges out of a node: links of which a broker is the reader. What links have holds for them too."""
 
-import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from mailroom.bridges.settings import OutSettings
+from mailroom.bridges.settings import OutSettings, with_given
 from mailroom.errors import ConfigurationError, UnknownBridge
 from mailroom.links.handshake.hello import LinkTaken
-from mailroom.links.readers import MAX_ROWS, giving_link, reading_settings
+from mailroom.links.readers import (
+    LINK,
+    MAX_ROWS,
+    changing_link,
+    giving_link,
+    held,
+    holding_link,
+    link_settings,
+    reading_settings,
+)
 from mailroom.message.columns import MESSAGE
 from mailroom.names import meant, node_name
-from mailroom.numbers import TEN_YEARS_S, seconds, whole
+from mailroom.numbers import whole
 from mailroom.order.clock import DURABLE
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor, differences
 from mailroom.schema.checks import checking
+from mailroom.schema.otherwise import check_same
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 KEEP_S = 0.0  # what the broker has acknowledged is not kept any longer
@@ -35,12 +45,9 @@ BAR = Sql(
     "UPDATE {schema}.link AS l SET reader_id = gen_random_uuid(), matched = n.life FROM {schema}.node AS n "
     "WHERE l.number = %(link)s::bigint AND l.reader_id IS NULL"
 )
-ADD = Sql(
-    """
-INSERT INTO {schema}.bridge_out (link, settings) VALUES (%(link)s::bigint, %(settings)s::text::jsonb)
-ON CONFLICT (link) DO UPDATE SET settings = excluded.settings, state = 'open', trouble = NULL, why = NULL, since = NULL
-"""
-)
+ADD = Sql("INSERT INTO {schema}.bridge_out (link, settings) VALUES (%(link)s::bigint, %(settings)s::text::jsonb)")
+# D-bridges-28: Other settings leave recorded trouble as it is.
+CHANGE = Sql("UPDATE {schema}.bridge_out SET settings = %(settings)s::text::jsonb WHERE link = %(link)s::bigint")
 WANT = Sql(
     """
 WITH gone AS (
@@ -51,40 +58,6 @@ ON CONFLICT DO NOTHING
 )
 
 
-def bridging_out(
-    schema: str, name: str, settings: OutSettings, topics: Sequence[str] | None, *, keep_s: float | None,
-    max_rows: int | None, actor: str, why: str | None,
-) -> Operation[bool]:  # fmt: skip
-    """`Bridges.out` as an operation."""
-    check_actor(actor, why)
-    node_name(name)
-    if keep_s is not None:
-        seconds(keep_s, "keep_s", TEN_YEARS_S, zero=True)
-    if max_rows is not None:
-        whole(max_rows, "max_rows", 0, MAX_ROWS, ConfigurationError)
-    if topics is not None and not topics:
-        raise ConfigurationError(
-            "A bridge needs topics or patterns; '#' for all messages and events.", code="MR-invalid-argument"
-        )
-    yield IN_TRANSACTION
-    yield from checking(schema)
-    rows = yield TAKEN.at(schema=schema)(name=name)
-    before = (yield from reading_settings(schema, name)) if rows else None
-    if rows:
-        yield from _changing(schema, name, rows[0][0], settings)
-    else:
-        topics, keep_s = topics or ["#"], KEEP_S if keep_s is None else keep_s
-    is_new, link = yield from giving_link(schema, name, topics, keep_s=keep_s, max_rows=max_rows)
-    yield BAR.at(schema=schema)(link=link)
-    yield ADD.at(schema=schema)(link=link, settings=settings.text())
-    if topics is not None:
-        yield WANT.at(schema=schema)(link=link, topics=list(topics))
-    now = json.loads(settings.text()) | ((yield from reading_settings(schema, name)) or {})
-    change = differences(None if before is None else json.loads(rows[0][0]) | before, now)
-    yield from auditing(schema, acts.BRIDGE_OUT, [(None, name, 0)], actor, why, change)
-    return is_new
-
-
 # Another cluster counts anew. Who publishes to the one before acknowledges nothing more, and notes nothing.
 ELSEWHERE = Sql(
     """
@@ -93,23 +66,84 @@ WITH left_behind AS (
 DELETE FROM {schema}.bridge_last AS e USING left_behind AS l WHERE e.link = l.number
 """
 )
+FIXED = ("broker", "exactly_once", "mark_topic")
 
 
-def _changing(schema: str, name: str, kept: str | None, settings: OutSettings) -> Operation[None]:
-    if kept is None:
+def bridging_out(schema: str, name: str, given: Mapping[str, Any], *, actor: str, why: str | None) -> Operation[bool]:
+    """`Bridges.out` as an operation, with what is given of the settings and of those of links."""
+    check_actor(actor, why)
+    node_name(name)
+    given = _checked(given)
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    before = yield from _reading(schema, name)
+    if before is None:
+        settings = OutSettings.made(with_given({}, given))
+        given_link = {"topics": ["#"], "keep_s": KEEP_S, **given}
+        link = yield from giving_link(schema, name, given_link)
+        if link is not None:
+            yield BAR.at(schema=schema)(link=link)
+            yield ADD.at(schema=schema)(link=link, settings=settings.text())
+            yield WANT.at(schema=schema)(link=link, topics=given_link["topics"])
+            change = differences(None, (yield from _reading(schema, name)) or {})
+            yield from auditing(schema, acts.BRIDGE_OUT, [(None, name, 0)], actor, why, change)
+            return True
+        before = yield from _reading(schema, name)  # another session has just made it
+    before = before or {}
+    _, after = _changed(name, before, given)
+    changed_by = f"mailroom bridge set {name}, or Bridges.set"
+    check_same(f"Bridge {name}", before, after, changed_by, "MR-bridge-set-otherwise")
+    return False
+
+
+def setting_out(schema: str, name: str, given: Mapping[str, Any], *, actor: str, why: str | None) -> Operation[str]:
+    """`Bridges.set` as an operation, for a bridge out. A dispatcher begins anew with it, and tells its trouble anew."""
+    given = _checked(given)
+    link = yield from holding_link(schema, name, given)
+    before = yield from _reading(schema, name)
+    if link is None or before is None:
+        raise UnknownBridge(f"There is no bridge {name} out of this node. See: mailroom bridge status")
+    settings, after = _changed(name, before, given)
+    if before["address"] != after["address"]:
+        yield ELSEWHERE.at(schema=schema)(name=name)
+    yield from changing_link(schema, link, given)
+    yield CHANGE.at(schema=schema)(link=link, settings=settings.text())
+    if "topics" in given:
+        yield WANT.at(schema=schema)(link=link, topics=given["topics"])
+    if change := differences(before, after):
+        yield from auditing(schema, acts.BRIDGE_SET, [(None, name, 0)], actor, why, change)
+    return change
+
+
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    others = {name: value for name, value in given.items() if name not in LINK}
+    return others | link_settings(*(given.get(name) for name in LINK))
+
+
+def _reading(schema: str, name: str) -> Operation[dict[str, Any] | None]:
+    """Return the settings of a bridge out with those of its link, None if nothing has its name."""
+    rows = yield TAKEN.at(schema=schema)(name=name)
+    if not rows:
+        return None
+    if rows[0][0] is None:
         raise ConfigurationError(
             f"The node {name} reads this one, or a bridge of this name is there: this one needs another name.",
             code="MR-bridge-name-taken",
         )
-    was = OutSettings.of(kept)
-    if (was.broker, was.exactly_once, was.mark_topic) != (settings.broker, settings.exactly_once, settings.mark_topic):
+    return OutSettings.of(rows[0][0]).flat() | ((yield from reading_settings(schema, name)) or {})
+
+
+def _changed(name: str, before: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[OutSettings, dict[str, Any]]:
+    """Return the settings that a bridge would have. Raises `ConfigurationError` for what cannot change."""
+    settings = OutSettings.made(with_given(before, given))
+    after = {**before, **settings.flat(), **held(given)}
+    if any(before[each] != after[each] for each in FIXED):
         raise ConfigurationError(
-            f"Bridge {name} has its mark elsewhere: the broker ({was.broker}), exactly_once and mark_topic cannot be "
-            f"changed. Make a bridge of another name, and then: mailroom bridge remove {name}",
+            f"Bridge {name} has its mark elsewhere: the broker ({before['broker']}), exactly_once and mark_topic "
+            f"cannot be changed. Make a bridge of another name, and then: mailroom bridge remove {name}",
             code="MR-bridge-settings",
         )
-    if was.address != settings.address:
-        yield ELSEWHERE.at(schema=schema)(name=name)
+    return settings, after
 
 
 @dataclass(frozen=True, slots=True)

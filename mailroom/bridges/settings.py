@@ -2,19 +2,108 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import Field, InitVar, dataclass, field, fields, is_dataclass
+from typing import Any, Literal, Self, TypeAlias, TypedDict, get_args
 
-from mailroom.bridges.arrival import Intake
+from mailroom.bridges.arrival import Decoding, Intake
 from mailroom.bridges.broker import Broker, OwnSetting, Start, broker_of
-from mailroom.bridges.record import Form
+from mailroom.bridges.record import Encoding, Form, Format
 from mailroom.errors import ConfigurationError
 from mailroom.names import MAX_COUNT, shown
 from mailroom.numbers import whole
+from mailroom.registry.subscriptions import Topics
 
 OnFailure: TypeAlias = Literal["stop", "skip"]
 
-FIELDS = ("format", "encode", "tombstones")
+
+class BridgeSettings(TypedDict, total=False):
+    """Settings of a bridge that can change, as they are given: one that is left out, or None, stays as it is.
+
+    A bridge out has `topic`, `format`, `encode`, `tombstones`, `topics` (which it publishes), `keep_s` and `max_rows`;
+    a bridge into the node `topics` (from which it takes in at the broker), `as_topic`, `key`, `decode`, `start` and
+    `max_origins`; and both have the others. Of `own` the settings that are given change, and an empty text ends one.
+    """
+
+    address: str | None
+    topic: str | None
+    format: Format | None
+    encode: Encoding | None
+    tombstones: bool | None
+    topics: Topics | None
+    as_topic: str | None
+    key: str | None
+    decode: Decoding | None
+    start: Start | None
+    on_failure: OnFailure | None
+    max_origins: int | None
+    keep_s: float | None
+    max_rows: int | None
+    own: Mapping[str, str] | None
+
+
+class _Flat:
+    """Settings of a bridge as one mapping of names to values, in which those of `form` and `intake` stand beside."""
+
+    __slots__ = ()
+
+    @classmethod
+    def made(cls, given: Mapping[str, Any], *, is_kept: bool = False) -> Self:
+        """Make them of such a mapping; what it lacks is as by default. Raises `ConfigurationError`."""
+        made: dict[str, Any] = {}
+        for each in _fields(cls):
+            part = _part(each)
+            if part is not None:
+                made[each.name] = part(**{name: given[name] for name in _names(part) if name in given})
+            elif each.name in given:
+                value = given[each.name]
+                made[each.name] = tuple(value) if isinstance(value, list) else value
+        return cls(**made | {"is_kept": is_kept})
+
+    @classmethod
+    def names(cls) -> set[str]:
+        """Return the names that such a mapping has."""
+        parts = [(each.name, _part(each)) for each in _fields(cls)]
+        return {name for own, part in parts for name in ([own] if part is None else _names(part))}
+
+    def flat(self) -> dict[str, Any]:
+        """Return such a mapping."""
+        flat: dict[str, Any] = {}
+        for each in _fields(type(self)):
+            value = getattr(self, each.name)
+            if is_dataclass(value):
+                flat |= {name: getattr(value, name) for name in _names(value)}
+            else:
+                plain = list if isinstance(value, tuple) else dict if isinstance(value, Mapping) else None
+                flat[each.name] = value if plain is None else plain(value)
+        return flat
+
+    def text(self) -> str:
+        """Return the settings as the database keeps them."""
+        return json.dumps(self.flat())
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Read what `text` returned."""
+        return cls.made(json.loads(text), is_kept=True)
+
+
+def _part(of: Field[Any]) -> Any:
+    """Return the class of a field that is itself a group of settings, None of any other."""
+    return of.default_factory if is_dataclass(of.default_factory) else None
+
+
+def _fields(kind: Any) -> tuple[Field[Any], ...]:
+    return fields(kind)
+
+
+def _names(kind: Any) -> list[str]:
+    return [each.name for each in _fields(kind)]
+
+
+def with_given(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a bridge with those that are given; of its broker's own an empty text ends one."""
+    own = {**before.get("own", {}), **given.get("own", {})}
+    return {**before, **given, "own": {name: text for name, text in own.items() if text != ""}}
 
 
 def _check_own(broker: Broker, settings: Sequence[OwnSetting], own: Mapping[str, str]) -> None:
@@ -31,14 +120,15 @@ def _check_own(broker: Broker, settings: Sequence[OwnSetting], own: Mapping[str,
 
 
 @dataclass(frozen=True, slots=True)
-class OutSettings:
+class OutSettings(_Flat):
     """How a bridge publishes: to which `broker`, at which `address`, and in which `form`.
 
     With `exactly_once` the broker keeps, in each of its transactions, a mark of what was published; `mark_topic` is the
-    topic at the broker under which it keeps that. `on_failure` says what happens with a message that the broker
-    refuses or that the form cannot hold: `stop`, so that nothing is published before somebody acts, or `skip`, so that
-    it goes to `dead_letter`. `own` are the settings that only this broker has, by their names. Raises
-    `ConfigurationError`; but not for what a node has kept (`is_kept`), whose broker may not be installed here.
+    topic at the broker under which it keeps that, by default the one to which all is published. `on_failure` says what
+    happens with a message that the broker refuses or that the form cannot hold: `stop`, so that nothing is published
+    before somebody acts, or `skip`, so that it goes to `dead_letter`. `own` are the settings that only this broker has,
+    by their names. Raises `ConfigurationError`; but not for what a node has kept (`is_kept`), whose broker may not be
+    installed here.
     """
 
     broker: str
@@ -79,6 +169,8 @@ class OutSettings:
                 "exactly_once.",
                 code="MR-bridge-settings",
             )
+        if self.mark_topic is None and "{topic}" not in self.form.topic:
+            object.__setattr__(self, "mark_topic", self.form.topic)
         if self.mark_topic is None:
             raise ConfigurationError(
                 "With exactly_once the broker keeps a mark beside the records, under one topic that exists there. This "
@@ -86,34 +178,12 @@ class OutSettings:
                 code="MR-bridge-settings",
             )
 
-    def text(self) -> str:
-        """Return the settings as the database keeps them."""
-        form = {name: getattr(self.form, name) for name in FIELDS}
-        return json.dumps(
-            {
-                "broker": self.broker, "address": self.address, "topic": self.form.topic, **form,
-                "exactly_once": self.exactly_once, "mark_topic": self.mark_topic, "on_failure": self.on_failure,
-                "own": dict(self.own),
-            }
-        )  # fmt: skip
-
-    @classmethod
-    def of(cls, text: str) -> "OutSettings":
-        """Read what `text` returned."""
-        kept: Mapping[str, Any] = json.loads(text)
-        form = Form(kept["topic"], **{name: kept[name] for name in FIELDS})
-        return cls(
-            kept["broker"], kept["address"], form, kept["exactly_once"], kept["mark_topic"], kept["on_failure"],
-            kept["own"], is_kept=True,
-        )  # fmt: skip
-
 
 MAX_ORIGINS = 1_000  # unless somebody says otherwise: whoever writes to the topic can make them up
-INTAKE = ("as_topic", "key", "decode")
 
 
 @dataclass(frozen=True, slots=True)
-class InSettings:
+class InSettings(_Flat):
     """How a bridge takes in: from which `topics` of which `broker`, at which `address`, and how by `intake`.
 
     `start` says where it begins in a log of which it has read nothing yet: with the `earliest` record there, or with
@@ -156,24 +226,3 @@ class InSettings:
             )
         if self.on_failure not in get_args(OnFailure):
             raise ConfigurationError("on_failure is stop or skip.", code="MR-bridge-settings")
-
-    def text(self) -> str:
-        """Return the settings as the database keeps them."""
-        intake = {name: getattr(self.intake, name) for name in INTAKE}
-        return json.dumps(
-            {
-                "broker": self.broker, "address": self.address, "topics": list(self.topics), **intake,
-                "start": self.start, "on_failure": self.on_failure, "max_origins": self.max_origins,
-                "own": dict(self.own),
-            }
-        )  # fmt: skip
-
-    @classmethod
-    def of(cls, text: str) -> "InSettings":
-        """Read what `text` returned."""
-        kept: Mapping[str, Any] = json.loads(text)
-        intake = Intake(**{name: kept[name] for name in INTAKE})
-        return cls(
-            kept["broker"], kept["address"], tuple(kept["topics"]), intake, kept["start"], kept["on_failure"],
-            kept["max_origins"], kept["own"], is_kept=True,
-        )  # fmt: skip

@@ -3,10 +3,17 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from mailroom.errors import MailroomError, UnknownLink
-from mailroom.links.readers import allowing, removing_reader
+from mailroom.errors import ConfigurationError, MailroomError, UnknownLink
+from mailroom.links.readers import allowing, link_settings, removing_reader, setting_reader
 from mailroom.links.resume import LOST_AT_MOST, LinkMoved, LinkReport, Resumed, cutting, moving, reporting, resuming
-from mailroom.links.sources import adding, excluding, including, removing_source
+from mailroom.links.sources import (
+    adding,
+    excluding,
+    including,
+    removing_source,
+    setting_source,
+    source_settings,
+)
 from mailroom.links.states import LinkStates, reading_states
 from mailroom.links.told import waiting_told
 from mailroom.links.unknown import unknown_link
@@ -74,14 +81,11 @@ class _Operations:
 
         What the reader has acknowledged is kept for `keep_s` seconds more (172,800: two days), in case its database is
         put back in time. Once `max_rows` messages wait for it, the link is cut, and what waits is given up; by default,
-        and with 0, any number may wait. If the reader is allowed already, the given settings replace its own.
+        and with 0, any number may wait. A reader that is allowed already stays as it is: raises `ConfigurationError`
+        if it has another setting than one that is given, which `set` changes.
         """
-        texts = None if topics is None else topic_texts(topics)
-        return (
-            yield from allowing(
-                self.schema, reader, topics=texts, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why
-            )
-        )
+        given = link_settings(topics, keep_s, max_rows)
+        return (yield from allowing(self.schema, reader, given, actor=actor, why=why))
 
     def _add(
         self,
@@ -90,22 +94,55 @@ class _Operations:
         actor: str,
         service: str | None = None,
         reader: str | None = None,
-        source_schema: str = DEFAULT_SCHEMA,
+        source_schema: str | None = None,
         why: str | None = None,
     ) -> Operation[bool]:
         """Read the node `source` from now on; return whether that is new.
 
         `service` is the entry of libpq's service file that leads there; without one the dispatcher takes the variable
         MAILROOM_DSN_<SOURCE> of its environment. `reader` is the name under which the source allows this node, by
-        default this node's own name, and `source_schema` the schema of the source in its database. For a source that is
-        read already, `service` replaces its own; `reader` and `source_schema` cannot change once the source was
-        reached.
+        default this node's own name, and `source_schema` the schema of the source in its database (mailroom). A source
+        that is read already stays as it is: raises `ConfigurationError` if it has another setting than one that is
+        given, which `set` changes.
         """
-        return (
-            yield from adding(
-                self.schema, source, service=service, reader=reader, source_schema=source_schema, actor=actor, why=why
+        given = source_settings(service, reader, source_schema)
+        return (yield from adding(self.schema, source, given, actor=actor, why=why))
+
+    def _set(
+        self,
+        name: str,
+        *,
+        actor: str,
+        topics: Topics | None = None,
+        keep_s: float | None = None,
+        max_rows: int | None = None,
+        service: str | None = None,
+        reader: str | None = None,
+        source_schema: str | None = None,
+        why: str | None = None,
+    ) -> Operation[str]:
+        """Change settings of a link; return what is different now, such as `keep_s 60 -> 0`, or an empty text.
+
+        `topics`, `keep_s` and `max_rows` are those of a node that reads this one, as for `allow`; `service`, `reader`
+        and `source_schema` those of a node that this one reads, as for `add`. So what is given says which of the two
+        links is meant. What is not given stays; an empty `service` ends it. `reader` and `source_schema` cannot change
+        once the source was reached.
+        """
+        of_reader = link_settings(topics, keep_s, max_rows)
+        of_source = source_settings(service or None, reader, source_schema)
+        if service == "":
+            of_source["service"] = None
+        if bool(of_reader) is bool(of_source):
+            raise ConfigurationError(
+                "Give settings of one link: topics, keep_s and max_rows are those of a reader of this node; service, "
+                "reader (--as) and source_schema those of a source.",
+                code="MR-arguments-conflict",
             )
-        )
+        yield from self._begin(actor, why)
+        yield from self._no_bridge(name, "set")
+        if of_reader:
+            return (yield from setting_reader(self.schema, name, of_reader, actor=actor, why=why))
+        return (yield from setting_source(self.schema, name, of_source, actor=actor, why=why))
 
     def _status(self) -> Operation[LinkStates]:
         """Return the state of the links: of the nodes that read this one, and of those that it reads."""
@@ -250,6 +287,7 @@ class Links(_Operations):
 
     allow = on_connection(_Operations._allow)
     add = on_connection(_Operations._add)
+    set = on_connection(_Operations._set)
     status = on_connection(_Operations._status)
     wait = on_connection(_Operations._wait)
     remove = on_connection(_Operations._remove)
@@ -267,6 +305,7 @@ class AsyncLinks(_Operations):
 
     allow = on_async_connection(_Operations._allow)
     add = on_async_connection(_Operations._add)
+    set = on_async_connection(_Operations._set)
     status = on_async_connection(_Operations._status)
     wait = on_async_connection(_Operations._wait)
     remove = on_async_connection(_Operations._remove)

@@ -1,6 +1,7 @@
 """The source's side: who may read messages of this node."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from mailroom.errors import ConfigurationError
 from mailroom.links.start import noting_place
@@ -8,24 +9,33 @@ from mailroom.links.unknown import unknown_link
 from mailroom.names import node_name
 from mailroom.numbers import TEN_YEARS_S, seconds, whole
 from mailroom.order import clock
+from mailroom.registry.subscriptions import Topics, topic_texts
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor, differences
 from mailroom.schema.checks import checking
+from mailroom.schema.otherwise import check_same
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 KEEP_S = 172_800.0
 MAX_ROWS = 2**62
+LINK = ("topics", "keep_s", "max_rows")  # the settings of a link to a reader or a broker
 
 ALLOW = Sql(
     """
-INSERT INTO {schema}.link AS l (name, keep_s, max_rows)
-VALUES (%(name)s::text, coalesce(%(keep_s)s::float8, %(usual_s)s::float8), nullif(%(max_rows)s::bigint, 0::bigint))
-ON CONFLICT (name) DO UPDATE SET
-    keep_s = coalesce(%(keep_s)s::float8, l.keep_s),
-    max_rows = CASE WHEN %(max_rows)s::bigint IS NULL THEN l.max_rows ELSE excluded.max_rows END
-RETURNING l.xmax::text = '0', number
+INSERT INTO {schema}.link (name, keep_s, max_rows)
+VALUES (%(name)s::text, %(keep_s)s::float8, nullif(%(max_rows)s::bigint, 0::bigint))
+ON CONFLICT (name) DO NOTHING RETURNING number
 """,
-    columns=("boolean", "bigint"),
+    columns=("bigint",),
+)
+HOLD = Sql("SELECT number FROM {schema}.link WHERE name = %(name)s::text FOR NO KEY UPDATE", columns=("bigint",))
+CHANGE = Sql(
+    """
+UPDATE {schema}.link
+SET keep_s = coalesce(%(keep_s)s::float8, keep_s),
+    max_rows = nullif(coalesce(%(max_rows)s::bigint, max_rows), 0::bigint)
+WHERE number = %(link)s::bigint
+"""
 )
 BRIDGE = Sql(
     "SELECT EXISTS (SELECT FROM {schema}.link JOIN {schema}.bridge_out ON link = number WHERE name = %(name)s::text)",
@@ -64,27 +74,33 @@ def settling(schema: str) -> Operation[None]:
     yield SETTLE.at(schema=schema)()
 
 
-def allowing(
-    schema: str,
-    reader: str,
-    *,
-    topics: Sequence[str] | None = None,
-    keep_s: float | None,
-    max_rows: int | None,
-    actor: str,
-    why: str | None,
-) -> Operation[bool]:
-    """`Links.allow` as an operation."""
-    check_actor(actor, why)
-    name = node_name(reader)
+def link_settings(topics: Topics | None, keep_s: float | None, max_rows: int | None) -> dict[str, Any]:
+    """Return which settings of a link to a reader or a broker are given. Raises `ConfigurationError`."""
+    given: dict[str, Any] = {}
+    if topics is not None:
+        given["topics"] = sorted({*topic_texts(topics)})
+        if not given["topics"]:
+            raise ConfigurationError(
+                "topics is empty; give topics or patterns, or '#' for all messages and events.",
+                code="MR-invalid-argument",
+            )
     if keep_s is not None:
         seconds(keep_s, "keep_s", TEN_YEARS_S, zero=True)
+        given["keep_s"] = keep_s
     if max_rows is not None:
-        whole(max_rows, "max_rows", 0, MAX_ROWS, ConfigurationError)
-    if topics is not None and not topics:
-        raise ConfigurationError(
-            "topics is empty; give topics or patterns, or '#' for all messages and events.", code="MR-invalid-argument"
-        )
+        given["max_rows"] = whole(max_rows, "max_rows", 0, MAX_ROWS, ConfigurationError)
+    return given
+
+
+def held(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is given of a link as it has it: a limit of 0 rows is none."""
+    return {name: given[name] or None if name == "max_rows" else given[name] for name in sorted(LINK) if name in given}
+
+
+def allowing(schema: str, reader: str, given: Mapping[str, Any], *, actor: str, why: str | None) -> Operation[bool]:
+    """`Links.allow` as an operation, with what is given of the settings."""
+    check_actor(actor, why)
+    name = node_name(reader)
     yield IN_TRANSACTION
     yield from checking(schema)
     [(is_bridge,)] = yield BRIDGE.at(schema=schema)(name=name)
@@ -93,10 +109,30 @@ def allowing(
             f"{name} is a bridge of this node, so a reader needs another name.", code="MR-bridge-name-taken"
         )
     before = yield from reading_settings(schema, name)
-    is_new, _ = yield from giving_link(schema, name, topics, keep_s=keep_s, max_rows=max_rows)
-    change = differences(before, (yield from reading_settings(schema, name)) or {})
-    yield from auditing(schema, acts.LINK_ALLOW, [(None, name, 0)], actor, why, change)
-    return is_new
+    if before is None:
+        if (yield from giving_link(schema, name, {"keep_s": KEEP_S, **given})) is not None:
+            change = differences(None, (yield from reading_settings(schema, name)) or {})
+            yield from auditing(schema, acts.LINK_ALLOW, [(None, name, 0)], actor, why, change)
+            return True
+        before = yield from reading_settings(schema, name)  # another session has just allowed it
+    check_same(
+        f"Reader {name}", before or {}, held(given), f"mailroom link set {name}, or Links.set", "MR-link-set-otherwise"
+    )
+    return False
+
+
+def setting_reader(
+    schema: str, reader: str, given: Mapping[str, Any], *, actor: str, why: str | None
+) -> Operation[str]:
+    """`Links.set` as an operation, for a node that reads this one."""
+    link = yield from holding_link(schema, reader, given)
+    before = yield from reading_settings(schema, reader)
+    if link is None or before is None:
+        raise (yield from unknown_link(schema, reader, f"No node {reader} may read this one.", ["reader"]))
+    yield from changing_link(schema, link, given)
+    if change := differences(before, held(given)):
+        yield from auditing(schema, acts.LINK_SET, [(None, reader, 0)], actor, why, change)
+    return change
 
 
 SETTINGS = Sql(
@@ -109,27 +145,49 @@ FROM {schema}.link WHERE name = %(name)s::text
 )
 
 
-def reading_settings(schema: str, name: str) -> Operation[dict[str, object] | None]:
+def reading_settings(schema: str, name: str) -> Operation[dict[str, Any] | None]:
     """Return what is set of a link to a reader or a bridge, None if there is none."""
     rows = SETTINGS.named((yield SETTINGS.at(schema=schema)(name=name)))
     return rows[0]._asdict() if rows else None
 
 
-def giving_link(
-    schema: str, name: str, topics: Sequence[str] | None, *, keep_s: float | None, max_rows: int | None
-) -> Operation[tuple[bool, int]]:
-    """Make or change the link `name`, with the topics that may be asked for; return whether it is new, and its number.
+def giving_link(schema: str, name: str, given: Mapping[str, Any]) -> Operation[int | None]:
+    """Make the link `name`; return its number, None if there is one of that name by now.
 
-    What is None stays as it is, or is as usual. Locks the topics of all links if any are given.
+    Locks the topics of all links if any are given.
     """
     yield from noting_place(schema)
-    if topics is not None:
+    yield from _locking_topics(schema, given)
+    rows = yield ALLOW.at(schema=schema)(name=name, keep_s=given["keep_s"], max_rows=given.get("max_rows"))
+    if not rows:
+        return None
+    [(link,)] = rows
+    yield from _limiting(schema, link, given)
+    return int(link)
+
+
+def holding_link(schema: str, name: str, given: Mapping[str, Any]) -> Operation[int | None]:
+    """Lock the link that gets these settings; return its number, None if there is none."""
+    yield from _locking_topics(schema, given)
+    rows = yield HOLD.at(schema=schema)(name=name)
+    return int(rows[0][0]) if rows else None
+
+
+def changing_link(schema: str, link: int, given: Mapping[str, Any]) -> Operation[None]:
+    """Give a link that is locked these settings; the others stay."""
+    yield CHANGE.at(schema=schema)(link=link, keep_s=given.get("keep_s"), max_rows=given.get("max_rows"))
+    yield from _limiting(schema, link, given)
+
+
+def _locking_topics(schema: str, given: Mapping[str, Any]) -> Operation[None]:
+    if "topics" in given:
         yield LOCK_TOPICS.at(schema=schema)()
-    [(is_new, link)] = yield ALLOW.at(schema=schema)(name=name, keep_s=keep_s, usual_s=KEEP_S, max_rows=max_rows)
-    if topics is not None:
-        yield LIMIT.at(schema=schema)(link=link, topics=topics)
+
+
+def _limiting(schema: str, link: int, given: Mapping[str, Any]) -> Operation[None]:
+    if "topics" in given:
+        yield LIMIT.at(schema=schema)(link=link, topics=given["topics"])
         yield from settling(schema)
-    return bool(is_new), int(link)
 
 
 WAITING = Sql(
@@ -141,7 +199,7 @@ FROM {schema}.link AS l WHERE l.name = %(name)s::text
     columns=("bigint", "bigint"),
 )
 FORGET_ROWS = Sql("DELETE FROM {schema}.transit WHERE link = %(link)s::bigint")
-LINK = Sql(
+FORGET = Sql(
     """
 WITH topics AS (DELETE FROM {schema}.link_topic WHERE link = %(link)s::bigint),
 allowed AS (DELETE FROM {schema}.link_allowed WHERE link = %(link)s::bigint),
@@ -172,7 +230,7 @@ def removing_reader(
         yield FORGET_ROWS.at(schema=schema)(link=link)
         yield clock.DISPATCH_LOCK.at(schema=schema)()
         yield LOCK_TOPICS.at(schema=schema)()
-        yield LINK.at(schema=schema)(link=link)
+        yield FORGET.at(schema=schema)(link=link)
         yield FORGET_ROWS.at(schema=schema)(link=link)
         yield from settling(schema)
         yield from auditing(schema, act, [(None, reader, waiting)], actor, why)

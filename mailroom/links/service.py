@@ -51,7 +51,7 @@ def source_dsn(source: str, service: str | None, environment: Mapping[str, str] 
     if not environment.get(name):
         raise ConfigurationError(
             f"Nothing leads to {source}: set {name} where the dispatcher runs, or name an entry of libpq's service "
-            f"file: mailroom link add {source} --service ENTRY",
+            f"file: mailroom link set {source} --service ENTRY",
             code="MR-link-no-way",
         )
     try:

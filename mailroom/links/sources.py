@@ -1,15 +1,20 @@
 """The reader's side: which nodes this one reads."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 from mailroom.errors import ConfigurationError
 from mailroom.links.service import service_name
 from mailroom.links.start import noting_place
 from mailroom.links.unknown import unknown_link
-from mailroom.names import node_name, schema_name
+from mailroom.names import DEFAULT_SCHEMA, node_name, schema_name
 from mailroom.order import clock
 from mailroom.order.total import guarding_order, raising_stable, starting_origin
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor, differences
 from mailroom.schema.checks import checking
+from mailroom.schema.otherwise import check_same
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 BEFORE = Sql(
@@ -23,50 +28,97 @@ LEFT JOIN {schema}.origin AS o ON o.name = %(name)s::text
 )
 ADD = Sql(
     """
-INSERT INTO {schema}.origin AS o (name, service, schema, reader)
-VALUES (%(name)s::text, %(service)s::text, %(there)s::text, %(reader)s::text)
-ON CONFLICT (name) DO UPDATE SET service = excluded.service, schema = excluded.schema, reader = excluded.reader
-RETURNING o.xmax::text = '0'
+INSERT INTO {schema}.origin (name, service, schema, reader)
+VALUES (%(name)s::text, %(service)s::text, %(source_schema)s::text, %(reader)s::text)
+ON CONFLICT (name) DO NOTHING RETURNING true
 """,
     columns=("boolean",),
 )
+CHANGE = Sql(
+    "UPDATE {schema}.origin SET service = %(service)s::text, schema = %(source_schema)s::text, "
+    "reader = %(reader)s::text WHERE number = %(number)s::bigint"
+)
 
 
-def adding(
-    schema: str, source: str, *, service: str | None, reader: str | None, source_schema: str, actor: str,
-    why: str | None,
-) -> Operation[bool]:  # fmt: skip
-    """`Links.add` as an operation."""
-    check_actor(actor, why)
-    name, there = node_name(source), schema_name(source_schema)
-    if service is not None:
-        service_name(service)
-    if reader is not None:
-        node_name(reader)
-    yield IN_TRANSACTION
-    yield from checking(schema)
-    yield from noting_place(schema)
-    [(was, was_there, was_service, link, own, is_bridge)] = yield BEFORE.at(schema=schema)(name=name)
+def source_settings(service: str | None, reader: str | None, source_schema: str | None) -> dict[str, Any]:
+    """Return which settings of a link to a source are given. Raises `ConfigurationError`."""
+    checks = (("service", service, service_name), ("source_schema", source_schema, schema_name),
+              ("reader", reader, node_name))  # fmt: skip
+    given: dict[str, Any] = {}
+    for name, value, check in checks:
+        if value is not None:
+            check(value)
+            given[name] = value
+    return given
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A source, as it is: its settings, None if there is none; whether it was reached, and this node's own name."""
+
+    settings: dict[str, Any] | None
+    is_reached: bool
+    own: str
+
+
+def _finding(schema: str, name: str) -> Operation[_Source]:
+    [(was, there, service, link, own, is_bridge)] = yield BEFORE.at(schema=schema)(name=name)
     if is_bridge:
         raise ConfigurationError(
             f"{name} is a bridge into this node, so a source needs another name.", code="MR-bridge-name-taken"
         )
-    # The name that the node has now, since links keep theirs when it is renamed.
-    known_as = reader or was or own
+    settings = None if there is None else {"service": service, "source_schema": there, "reader": was}
+    return _Source(settings, link is not None, own)
+
+
+def _changed(name: str, source: _Source, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of a source and those it would have. Raises `ConfigurationError` for what cannot change."""
+    before = source.settings or {}
+    after = {**before, **given}
     # What was received is noted by the rows of this link, and another one has rows of its own.
-    if link is not None and (known_as, there) != (was, was_there):
+    if source.is_reached and any(before[each] != after[each] for each in ("reader", "source_schema")):
         raise ConfigurationError(
-            f"{name} knows this node as {was}, in its schema {was_there}, and what came is noted by that link. To read "
-            f"another one: mailroom link remove {name} --source, then mailroom link add {name}",
+            f"{name} knows this node as {before['reader']}, in its schema {before['source_schema']}, and what came is "
+            f"noted by that link. To read another one: mailroom link remove {name} --source, then mailroom link add "
+            f"{name}",
             code="MR-link-added-otherwise",
         )
-    yield from guarding_order(schema)
-    [(is_new,)] = yield ADD.at(schema=schema)(name=name, service=service, there=there, reader=known_as)
-    yield from starting_origin(schema, name)
-    before = None if is_new else {"service": was_service, "schema": was_there, "reader": was}
-    change = differences(before, {"service": service, "schema": there, "reader": known_as})
-    yield from auditing(schema, acts.LINK_ADD, [(None, name, 0)], actor, why, change)
-    return bool(is_new)
+    return before, after
+
+
+def adding(schema: str, source: str, given: Mapping[str, Any], *, actor: str, why: str | None) -> Operation[bool]:
+    """`Links.add` as an operation, with what is given of the settings."""
+    check_actor(actor, why)
+    name = node_name(source)
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    yield from noting_place(schema)
+    found = yield from _finding(schema, name)
+    if found.settings is None:
+        # The name that the node has now, since links keep theirs when it is renamed.
+        settings = {"service": None, "source_schema": DEFAULT_SCHEMA, "reader": found.own, **given}
+        yield from guarding_order(schema)
+        if (yield ADD.at(schema=schema)(name=name, **settings)):
+            yield from starting_origin(schema, name)
+            change = differences(None, settings)
+            yield from auditing(schema, acts.LINK_ADD, [(None, name, 0)], actor, why, change)
+            return True
+        found = yield from _finding(schema, name)  # another session has just added it
+    before, after = _changed(name, found, given)
+    check_same(f"Source {name}", before, after, f"mailroom link set {name}, or Links.set", "MR-link-set-otherwise")
+    return False
+
+
+def setting_source(
+    schema: str, source: str, given: Mapping[str, Any], *, actor: str, why: str | None
+) -> Operation[str]:
+    """`Links.set` as an operation, for a node that this one reads."""
+    number, _ = yield from _holding(schema, source)
+    before, after = _changed(source, (yield from _finding(schema, source)), given)
+    if change := differences(before, after):
+        yield CHANGE.at(schema=schema)(number=number, **after)
+        yield from auditing(schema, acts.LINK_SET, [(None, source, 0)], actor, why, change)
+    return change
 
 
 HOLD = Sql(

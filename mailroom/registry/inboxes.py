@@ -25,6 +25,7 @@ from mailroom.registry.subscriptions import SUBSCRIBE, Topics, subscriptions_tex
 from mailroom.schema.acts import INBOX_CREATE, INBOX_SET, INBOX_SUBSCRIBE
 from mailroom.schema.audit import auditing, checked_actor
 from mailroom.schema.checks import checking, finding
+from mailroom.schema.otherwise import check_same
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, filled
 from mailroom.sql.sqlstate import NO_ROOM, sqlstate
@@ -282,12 +283,11 @@ def _check_same(inbox: Mapping[str, Any], order: Order | None, given: dict[str, 
             "create another one, and have consumers empty this one first.",
             code="MR-inbox-order-fixed",
         )
-    if told := changed_settings(inbox, held(given)):
-        raise ConfigurationError(
-            f"Inbox {name!r} exists with other settings, and stays as it is: {told}. To change them: mailroom inbox "
-            f"set {name}, or set_inbox.",
-            code="MR-inbox-set-otherwise",
-        )
+    asked = held(given)
+    check_same(
+        f"Inbox {name!r}", inbox, {each: asked[each] for each in SETTINGS if each in asked},
+        f"mailroom inbox set {name}, or set_inbox", "MR-inbox-set-otherwise",
+    )  # fmt: skip
 
 
 def _check_allowed(name: str, traits: Traits, given: Mapping[str, Any]) -> None:

@@ -56,6 +56,8 @@ def shown_value(value: object) -> str:
     """Return the value of a setting as people read it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={text}" for name, text in value.items()) or "none"
     if isinstance(value, list | tuple):
         return " ".join(map(str, value)) or "none"
     return "none" if value in EMPTY else f"{value:g}" if isinstance(value, float) else str(value)

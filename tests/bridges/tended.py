@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 from psycopg import Connection
 from psycopg.rows import TupleRow
@@ -16,7 +16,7 @@ from dispatcher.links.receive import RECEIVING_SESSION, Reception
 from dispatcher.links.receiving import Receiving
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.record import Form
-from mailroom.bridges.settings import InSettings, OnFailure, OutSettings
+from mailroom.bridges.settings import BridgeSettings, InSettings, OnFailure, OutSettings
 from mailroom.bridges.states import InState, OutState
 from tests.bridges.log import LOGS, Log
 from tests.support.node import SCHEMA, Node
@@ -107,6 +107,12 @@ def bridge_in(
             actor="test",
         )
     return log
+
+
+def set_bridge(node: Node, name: str, **settings: Unpack[BridgeSettings]) -> None:
+    """Change settings of a bridge."""
+    with node.connection.transaction():
+        Bridges().set(node.connection, name, actor="test", **settings)
 
 
 def out_state(node: Node) -> OutState:

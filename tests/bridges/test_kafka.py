@@ -17,14 +17,13 @@ from dispatcher.bridges.kafka import source as kafka_source
 from dispatcher.bridges.kafka.options import client_options, hiding
 from mailroom import codec
 from mailroom.bridges.bridges import Bridges
-from mailroom.bridges.record import Form
 from mailroom.bridges.settings import OutSettings
 from mailroom.bridges.source import BrokerPosition
 from mailroom.errors import ConfigurationError
 from mailroom.links.start import jumping
 from mailroom.sql.runner import run
 from outbox import Outbox
-from tests.bridges.tended import beside, in_state, out_state, tended, why_stopped
+from tests.bridges.tended import beside, in_state, out_state, set_bridge, tended, why_stopped
 from tests.bridges.through_kafka import MESSAGES, bridged, clocks, count, expected, numbers, read_log, send
 from tests.faults.bridges.segments import Partition
 from tests.support.command import error_of, mailroom
@@ -296,11 +295,6 @@ async def test_log_that_was_cut_back_stops_the_bridge_which_says_how_many_are_mi
     send(node, 0, 10)
     async with tended(node):
         await eventually_async(lambda: count(node) == 10)
-    with node.connection.transaction():
-        Bridges().out(
-            node.connection, "out", OutSettings("kafka", kafka.bootstrap, Form("retention")), topics="order.#",
-            actor="test",
-        )  # fmt: skip
     producer = Producer(dict(kafka.client))
     for n in range(20):
         producer.produce("retention", str(n).encode(), b"x")
@@ -455,7 +449,7 @@ async def test_unknown_topic_and_a_limit_of_the_topic_are_told_and_nothing_is_lo
         assert "topic later cannot be published to" in (out_state(node).why or "")
         kafka.create("later", 1, max_message_bytes=20_000)
         await eventually_async(lambda: out_state(node).acked == 3)
-    bridged(node, kafka.bootstrap, "later", on_failure="skip", into=False)
+    set_bridge(node, "out", on_failure="skip")
     with node.connection.transaction():
         Outbox().send(node.connection, "order.paid", "x" * 50_000, key="k0")
     send(node, 3, 200)  # together larger than the limit, too

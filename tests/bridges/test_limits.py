@@ -10,7 +10,7 @@ from dispatcher.links.at_source.bounds import bounding_ahead
 from mailroom.bridges.bridges import Bridges
 from mailroom.errors import ConfigurationError
 from mailroom.sql.runner import run
-from tests.bridges.tended import beside, bridge_out, out_state, tended
+from tests.bridges.tended import beside, bridge_out, out_state, set_bridge, tended
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
@@ -79,7 +79,7 @@ async def test_bridge_with_more_waiting_than_it_may_have_is_cut_and_says_so_wher
             with pytest.raises(ConfigurationError, match="Bridge out is cut: more than 3") as refused:
                 Bridges().resume(node.connection, "out", actor="me")
             assert refused.value.code == "MR-bridge-cut"
-        bridge_out(node, max_rows=100)  # other settings do not let it go on
+        set_bridge(node, "out", max_rows=100)  # other settings do not let it go on
         assert out_state(node).state == "cut"
         assert await beside(node, lambda it: Bridges().remove(it, "out", actor="me")) == 4
         bridge_out(node, max_rows=3)
@@ -172,7 +172,8 @@ def test_commands_tell_that_a_bridge_is_cut(node: Node) -> None:
     assert "cut: somebody has cut it. What waited is given up" in " ".join(status.split())
     assert "[MR-bridge-cut]" in status
     assert "away" not in status
-    assert "it is cut, and publishes nothing" in done(*out, "--max-rows", "9", dsn=node.dsn)
+    assert "it is cut, and publishes nothing" in done(*out, dsn=node.dsn)
+    assert "it is cut, and publishes nothing" in done("bridge", "set", "orders", "--max-rows", "9", dsn=node.dsn)
     assert "Bridge orders is cut: more than 9" in error_of(mailroom("bridge", "resume", "orders", dsn=node.dsn))
     assert json_of("bridge", "remove", "orders", dsn=node.dsn)["given_up"] == 2
 

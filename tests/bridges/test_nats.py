@@ -32,7 +32,7 @@ from mailroom.bridges.source import BrokerPosition, BrokerWasAway, InBridge
 from mailroom.errors import ConfigurationError
 from outbox import Outbox, Outgoing
 from tests.bridges.nats_records import a_bridge, quicken, record
-from tests.bridges.tended import beside, in_state, out_state, tended, why_stopped
+from tests.bridges.tended import beside, in_state, out_state, set_bridge, tended, why_stopped
 from tests.support.command import error_of, mailroom
 from tests.support.nats import Nats
 from tests.support.node import Node
@@ -370,7 +370,7 @@ async def test_stream_that_is_not_there_is_told_and_a_record_too_large_can_be_le
     async with jetstream(nats) as js:
         await js.add_stream(name="second", subjects=["other.*"])
         await js.add_stream(name="third", subjects=["other.a.*"])
-    bridged(node, nats, "later", into=False, topic="other.{topic}")
+    set_bridge(node, "out", topic="other.{topic}")
     told = error_of(await asyncio.to_thread(mailroom, "bridge", "test", "out", dsn=node.dsn))
     assert "the subjects other.> belong to several streams (second, third)" in told
 
@@ -382,10 +382,6 @@ async def test_several_streams_are_read_each_from_its_own_position(node: Node, n
         await create(nats, stream)
     node.inbox("orders")
 
-    def read(*streams: str) -> None:
-        with node.connection.transaction():
-            Bridges().into(node.connection, "in", InSettings("nats", nats.url, streams), actor="test")
-
     async def write(first: int, count: int) -> None:
         async with jetstream(nats) as js:
             for n in range(first, first + count):
@@ -396,14 +392,14 @@ async def test_several_streams_are_read_each_from_its_own_position(node: Node, n
         rows = node.rows("SELECT value FROM mailroom.inbox WHERE topic = %s ORDER BY clock", f"{stream}.x")
         return [codec.decode(value) for (value,) in rows]
 
-    read("left")
     with node.connection.transaction():
+        Bridges().into(node.connection, "in", InSettings("nats", nats.url, ("left",)), actor="test")
         subscribe(node.connection, "orders", "#", origin="in")
     await write(0, 3)
     async with tended(node) as lane:
         await lane.follow_until(lambda: len(got("left")) == 3)
         assert got("right") == []
-        read(*streams)
+        set_bridge(node, "in", topics=streams)
         await lane.follow_until(lambda: len(got("right")) == 3)
         nats.kill()
         nats.start()

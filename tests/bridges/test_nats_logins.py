@@ -23,7 +23,7 @@ from mailroom.bridges.settings import OutSettings
 from mailroom.errors import ConfigurationError
 from outbox import Outbox, Outgoing
 from tests.bridges.nats_records import a_bridge, quicken, record
-from tests.bridges.tended import beside, out_state, tended
+from tests.bridges.tended import beside, out_state, set_bridge, tended
 from tests.support.certificates import Authority
 from tests.support.nats import Nats, nats_program
 from tests.support.node import Node
@@ -221,10 +221,8 @@ async def test_right_that_is_denied_for_a_subject_concerns_its_records_only(
     quicken(monkeypatch)
     for option, value in (secure.tls | {"user": "narrow", "password": "right"}).items():
         monkeypatch.setenv(f"MAILROOM_BRIDGE_OUT_{option.upper()}", value)
-    settings = [
-        OutSettings("nats", secure.nats.url, Form("rights.{topic}"), on_failure=way) for way in ("stop", "skip")
-    ]
-    await beside(node, lambda it: Bridges().out(it, "out", settings[0], topics="order.#", actor="test"))
+    settings = OutSettings("nats", secure.nats.url, Form("rights.{topic}"))
+    await beside(node, lambda it: Bridges().out(it, "out", settings, topics="order.#", actor="test"))
     topics = ["paid", "secret", "paid", "secret", "secret", "paid"]
     with node.connection.transaction():
         Outbox().send_many(node.connection, [Outgoing(f"order.{topic}", n) for n, topic in enumerate(topics)])
@@ -235,7 +233,7 @@ async def test_right_that_is_denied_for_a_subject_concerns_its_records_only(
         assert "row 2 cannot be published: the server denies this client the right to publish to rights.order." in why
         assert "--on-failure skip" in why
         assert out_state(node).acked == 1
-        await beside(node, lambda it: Bridges().out(it, "out", settings[1], actor="test"))
+        set_bridge(node, "out", on_failure="skip")
         await lane.follow_until(lambda: out_state(node).acked == 6)
         await eventually_async(lambda: out_state(node).state == "open")
     assert [stage for _, stage, _ in node.dead()] == ["publish"] * 3

@@ -20,7 +20,7 @@ from mailroom.sql.runner import run
 from mailroom.status import status
 from mailroom.testing import publish
 from outbox import Outbox
-from tests.bridges.tended import NUMBERED, Lane, beside, bridge_in, bridge_out, out_state, tended
+from tests.bridges.tended import NUMBERED, Lane, beside, bridge_in, bridge_out, out_state, set_bridge, tended
 from tests.support.command import mailroom
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
@@ -215,7 +215,7 @@ async def test_message_without_a_record_holds_up_or_is_skipped_but_never_lost(no
     async with tended(node) as lane:
         await eventually_async(lambda: out_state(node).state == "stopped")
         assert acked(node) == 1
-        bridge_out(node, on_failure="skip")
+        set_bridge(node, "out", on_failure="skip")
         await lane.follow_until(lambda: acked(node) == 3)
     assert log.ids() == [first, last]
     assert node.value("SELECT message_id FROM mailroom.dead_letter WHERE stage = 'publish'") == twice

@@ -22,7 +22,7 @@ from mailroom.bridges.settings import InSettings, OnFailure, OutSettings
 from mailroom.bridges.source import BrokerPosition, InBridge
 from outbox import Outbox, Outgoing
 from tests.bridges.messages import SENDER, message
-from tests.bridges.tended import beside, in_state, out_state, tended
+from tests.bridges.tended import in_state, out_state, set_bridge, tended
 from tests.support.command import error_of, mailroom
 from tests.support.node import Node
 from tests.support.proxy import Proxy
@@ -214,12 +214,12 @@ async def test_message_that_no_queue_gets_is_never_overtaken_within_its_key(node
         assert "exchange routed has no queue for order.lost" in why
         assert "Bind one" in why
         assert b"3" not in await drained(rabbitmq, "routed")
-        bridged(node, rabbitmq, "routed", on_failure="skip")
+        set_bridge(node, "out", on_failure="skip")
         await lane.follow_until(lambda: out_state(node).acked == 4)
     assert [stage for _, stage, _ in node.dead()] == ["publish"]
     left = await drained(rabbitmq, "routed")
     assert left[left.index(b"3") :] in ([b"3", b"4"], [b"3"])
-    bridged(node, rabbitmq, "", topic="nowhere")
+    set_bridge(node, "out", own={"exchange": ""}, topic="nowhere", on_failure="stop")
     told = Outgoing("order.bound", 5, key="a")
     with node.connection.transaction():
         Outbox().send_many(node.connection, [told])
@@ -329,8 +329,8 @@ async def test_what_is_missing_or_forbidden_is_told_and_a_password_is_shown_nowh
         await eventually_async(lambda: "there is no queue absent" in (in_state(node).why or ""))
         await create(rabbitmq, "absent")
         await lane.follow_until(lambda: len(came(node)) == 3)
-        elsewhere = OutSettings("rabbitmq", f"amqp://127.0.0.1:{rabbitmq.port}/none", own={"exchange": "absent"})
-        await beside(node, lambda it: Bridges().out(it, "out", elsewhere, actor="test"))
+        elsewhere = f"amqp://127.0.0.1:{rabbitmq.port}/none"
+        set_bridge(node, "out", address=elsewhere)
         await lane.follow_until(lambda: "it has no virtual host none" in (out_state(node).why or ""))
 
 

@@ -17,7 +17,7 @@ from mailroom.sql.runner import run
 from mailroom.testing import publish
 from outbox import Outbox
 from tests.bridges.log import Log
-from tests.bridges.tended import beside, bridge_in, bridge_out, in_state, tended, why_stopped
+from tests.bridges.tended import beside, bridge_in, bridge_out, in_state, set_bridge, tended, why_stopped
 from tests.support.command import mailroom
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually_async
@@ -211,7 +211,7 @@ async def test_record_that_is_no_message_becomes_a_dead_letter_that_says_where_i
 
 
 async def test_bridge_may_stop_at_such_a_record(node: Node, log: Log) -> None:
-    bridge_in(node, on_failure="stop")
+    set_bridge(node, "in", on_failure="stop")
     log.add("log", b"1")
     log.add("log", b"\xff", content_type="application/json")
     log.add("log", b"3")
@@ -225,7 +225,7 @@ async def test_bridge_may_stop_at_such_a_record(node: Node, log: Log) -> None:
             seen.add(in_state(node).state)
             await asyncio.sleep(0)
         assert seen == {"stopped"}
-        bridge_in(node)
+        set_bridge(node, "in", on_failure="skip")
         await lane.follow_until(lambda: taken(node) == [1, 3])
         await eventually_async(lambda: in_state(node).state == "open")
 
@@ -244,7 +244,7 @@ async def test_clock_that_no_node_has_holds_up_nobody(node: Node, log: Log) -> N
 async def test_origins_that_are_made_up_take_no_room_without_end_and_no_mark_of_another_one(
     node: Node, log: Log
 ) -> None:
-    bridge_in(node, max_origins=2)
+    set_bridge(node, "in", max_origins=2)
     other = uuid4()
     ours(log, 11)
     for clock, sender in ((12, other), (13, uuid4()), (14, OURS), (12, other), (15, uuid4())):
@@ -256,7 +256,7 @@ async def test_origins_that_are_made_up_take_no_room_without_end_and_no_mark_of_
     reasons = [reason for _, _, reason in node.dead()]
     assert len(reasons) == 2
     assert all("one more origin than the 2 that the bridge may know" in reason for reason in reasons)
-    bridge_in(node, max_origins=3)
+    set_bridge(node, "in", max_origins=3)
     ours(log, 16, sender=uuid4())
     async with tended(node):
         await eventually_async(lambda: taken(node) == [11, 12, 14, 16])

@@ -5,10 +5,11 @@ import json
 import pytest
 
 from mailroom import subscribe
+from mailroom.bridges import Bridges
 from mailroom.bridges.settings import InSettings, OutSettings
 from mailroom.errors import ConfigurationError
 from tests.bridges.webhooks import SECRET
-from tests.support.command import done, error_of, json_of, mailroom
+from tests.support.command import done, error_of, json_of, mailroom, untold
 from tests.support.node import Node
 
 
@@ -34,8 +35,7 @@ def test_bridge_out_is_made_shown_changed_cut_and_removed(node: Node) -> None:
     assert "ce_type" in whole
     [record] = json_of("bridge", "show", "orders", "--values", dsn=node.dsn)
     assert (record["key"], record["headers"]["ce_type"]) == ("k", "order.paid")
-    changed = done(*out, "--encode", "cbor", dsn=node.dsn)
-    assert "is changed" in changed
+    assert "encode json -> cbor." in done("bridge", "set", "orders", "--encode", "cbor", dsn=node.dsn)
     assert json_of("bridge", "status", dsn=node.dsn)["out"][0]["topics"] == ["order.#"]
     assert "Nothing was wrong" in done("bridge", "resume", "orders", dsn=node.dsn)
     assert "would be cut; 1 message" in done("bridge", "cut", "orders", "--dry-run", dsn=node.dsn)
@@ -75,6 +75,59 @@ def test_bridge_in_is_made_shown_and_told_where_to_go_on(node: Node) -> None:
     assert "b/3=99" in done("bridge", "status", dsn=node.dsn)
     assert "is not a place" in mailroom("bridge", "resume", "stock", "--at", "b3", dsn=node.dsn).output
     done("bridge", "remove", "stock", dsn=node.dsn)
+
+
+def test_bridge_that_exists_stays_as_it_is_until_it_is_set(node: Node) -> None:
+    made = {
+        "hooks": ("bridge", "out", "hooks", "--webhook", "https://h.example/"),
+        "mail": ("bridge", "out", "mail", "--rabbitmq", "h:1"),
+        "stock": ("bridge", "in", "stock", "--kafka", "h:1", "--from", "a,b"),
+    }
+    with_more = {
+        "hooks": ("--topic", "t", "--max-rows", "9"),
+        "mail": ("--exchange", "shop"),
+        "stock": ("--as-topic", "x", "--decode", "text"),
+    }
+    for name, command in made.items():
+        assert json_of(*command, *with_more[name], dsn=node.dsn)["is_new"]
+    for table in ("bridge_out", "origin"):
+        node.connection.execute(f"UPDATE mailroom.{table} SET state = 'stopped', why = 'too large.', since = now()")
+    for name, given, change in (
+        ("hooks", ("--topic", "u"), "topic t -> u"),
+        ("hooks", ("--subscribe", "b", "--subscribe", "a"), "topics # -> a b"),
+        ("hooks", ("--on-failure", "skip", "--max-rows", "0"), "on_failure stop -> skip, max_rows 9 -> none"),
+        ("hooks", ("--tombstones",), "tombstones no -> yes"),
+        ("mail", ("--exchange", "x"), "own exchange=shop -> exchange=x"),
+        ("stock", ("--key", "path:id", "--max-origins", "1"), "key record -> path:id, max_origins 1000 -> 1"),
+    ):
+        refused = error_of(mailroom(*made[name], *given, dsn=node.dsn))
+        assert f"stays as it is: {change}. To change them: mailroom bridge set {name}" in refused
+        set_ = ("bridge", "set", name, *given, "--actor", "ada")
+        assert done(*set_, dsn=node.dsn) == f"Bridge {name}: {change}.\n"
+        assert json_of(*set_, dsn=node.dsn)["change"] is None
+        for again in ((), given):
+            assert not json_of(*made[name], *again, dsn=node.dsn)["is_new"]
+        audited = node.rows("SELECT action, key, change FROM mailroom.audit ORDER BY id DESC LIMIT 1")
+        assert audited == [("bridge set", name, change)]
+    ended = done("bridge", "set", "stock", "--as-topic", "", "--from", "b", dsn=node.dsn)
+    assert ended == "Bridge stock: topics a b -> b, as_topic x -> none.\n"
+    assert "own exchange=x -> none" in done("bridge", "set", "mail", "--exchange", "", dsn=node.dsn)
+    assert node.rows("SELECT topic FROM mailroom.link_topic WHERE link = 1 ORDER BY topic") == [("a",), ("b",)]
+    states = json_of("bridge", "status", dsn=node.dsn, exit_code=1)
+    assert [each["state"] for each in (*states["out"], *states["into"])] == ["stopped"] * 3
+    with node.connection.transaction(), pytest.raises(TypeError, match="'broker'"):
+        Bridges().set(node.connection, "mail", actor="ada", broker="nats")  # type: ignore[call-arg]  # wrong on purpose
+    wrong = [
+        (("set", "stock", "--keep-s", "1"), "stock is a bridge into this node, which has no keep_s"),
+        (("set", "mail", "--decode", "text"), "mail is a bridge out of this node, which has no decode"),
+        (("set", "stock", "--subscribe", "a"), "its topics are those of --from"),
+        (("set", "mail", "--from", "a"), "its topics are those of --subscribe"),
+        (("set", "mail"), "Give a setting to change"),
+        (("set", "hooks", "--address", "h:1"), "https"),
+        (("out", "mail", "--nats", "h:1"), "the broker (rabbitmq), exactly_once"),
+        (("in", "stock", "--nats", "h:1", "--from", "b"), "is at another broker"),
+    ]
+    assert untold([(["bridge", *words], 2, told) for words, told in wrong], node.dsn) == []
 
 
 WRONG = [

@@ -23,9 +23,11 @@ def test_unknown_name_is_refused_with_the_near_one_of_its_kind(node: Node) -> No
     wrong = {
         "shipping": ["inbox set shiping --rate 1", "inbox drop shiping", "parked list shiping", "inbox peek shiping",
                      "grant reaper me --inbox shiping --print"],
-        "south": ["link cut souht", "link remove souht", "link remove souht --reader", "link moved souht"],
-        "north": ["link exclude nort", "link resume nort", "link report nort", "link remove nort --source"],
-        "hooks": ["bridge cut hoks", "bridge show hoks", "bridge test hoks"],
+        "south": ["link cut souht", "link set souht --keep-s 0", "link remove souht", "link remove souht --reader",
+                  "link moved souht"],
+        "north": ["link exclude nort", "link set nort --service hq", "link resume nort", "link report nort",
+                  "link remove nort --source"],
+        "hooks": ["bridge cut hoks", "bridge set hoks --keep-s 0", "bridge show hoks", "bridge test hoks"],
         "stock": ["bridge resume stok", "bridge test stok"],
         "nightly": ["periodic pause nightl", "periodic next nightl"],
     }  # fmt: skip

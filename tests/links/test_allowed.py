@@ -86,16 +86,16 @@ def test_settings_of_topics_replace_those_before_and_hold_for_what_was_asked(sou
     do(source, "allow", "lyon")
     for topic in ("a", "b.*", "c"):
         source.connection.execute(ASK, [topic, "lyon"])
-    do(source, "allow", "lyon", topics=["a", "c"])
+    do(source, "set", "lyon", topics=["a", "c"])
     assert topics(source) == [("a", True), ("c", True)]
-    do(source, "allow", "lyon", keep_s=60)
+    do(source, "set", "lyon", keep_s=60)
     assert topics(source) == [("a", True), ("c", True)]
-    do(source, "allow", "lyon", topics="#")
+    do(source, "set", "lyon", topics="#")
     assert topics(source) == [("a", False), ("c", False)]
     with pytest.raises(ConfigurationError, match="'#' for all"):
-        do(source, "allow", "lyon", topics=[])
+        do(source, "set", "lyon", topics=[])
     with pytest.raises(InvalidMessage):
-        do(source, "allow", "lyon", topics="#.a")
+        do(source, "set", "lyon", topics="#.a")
     assert len(audited(source)) == 4
 
 
@@ -107,7 +107,7 @@ def test_reader_that_asks_while_it_is_limited_gets_no_more(source: Node, first: 
         session.execute(ASK, ["secret", "lyon"])
 
     def limit(session: psycopg.Connection) -> None:
-        Links().allow(session, "lyon", topics="order.#", actor="ada")
+        Links().set(session, "lyon", topics="order.#", actor="ada")
 
     steps = [ask, limit] if first == "the reader" else [limit, ask]
     with psycopg.connect(source.dsn) as one, psycopg.connect(source.dsn) as other, ThreadPoolExecutor(1) as thread:
@@ -125,7 +125,7 @@ def test_reader_that_asks_while_it_is_limited_gets_no_more(source: Node, first: 
 
 @pytest.mark.slow
 async def test_reader_is_told_what_it_is_refused_until_it_is_allowed(source: Node, reader: Node) -> None:
-    do(source, "allow", "lyon", topics="order.#")
+    do(source, "set", "lyon", topics="order.#")
     follow(reader, "order.paid", "secret")
     async with running(reader):
         with pytest.raises(NotSubscribed, match="paris does not allow secret to this node"):
@@ -135,14 +135,14 @@ async def test_reader_is_told_what_it_is_refused_until_it_is_allowed(source: Nod
         assert (shown["state"], shown["refused"], shown["pending"]) == ("open", ["secret"], [])
         said = done("link", "status", dsn=reader.dsn, exit_code=1)
         assert "secret (refused)" in said
-        assert "does not allow secret; there: mailroom link allow lyon --topics" in said
+        assert "does not allow secret; there: mailroom link set lyon --topics" in said
         source.send("order.paid", key="k")
         await asyncio.to_thread(source.deliver_all)
         await eventually_async(lambda: reader.delivered("key") == [("k",)])
-        do(source, "allow", "lyon", topics=["order.#", "secret"])
+        do(source, "set", "lyon", topics=["order.#", "secret"])
         await eventually_async(lambda: stamped(source) == ["order.paid", "secret"])
         await eventually_async(lambda: reader.rows("SELECT FROM mailroom.origin WHERE refused = '{}'"))
-        do(source, "allow", "lyon", topics="secret")
+        do(source, "set", "lyon", topics="secret")
         await eventually_async(lambda: reader.rows("SELECT FROM mailroom.origin WHERE cardinality(refused) = 1"))
 
 

@@ -30,9 +30,11 @@ def test_two_nodes_are_linked_and_say_so(source: Node, target: Node) -> None:
     )
     assert link(source, "allow", "south") == "south could read this node already.\n"
     assert link(target, "add", "north", "--as", "south") == "The dispatcher reads north now, by MAILROOM_DSN_NORTH.\n"
-    assert link(target, "add", "north", "--service", "hq") == (
-        "The dispatcher reads north already, by the service hq.\n"
-    )
+    assert link(target, "add", "north") == "The dispatcher reads north already, by MAILROOM_DSN_NORTH.\n"
+    assert link(target, "set", "north", "--service", "hq") == "Link to north: service none -> hq.\n"
+    assert link_json(source, "set", "south", "--keep-s", "60")["change"] is None
+    for wrong in ((), ("--service", "hq", "--keep-s", "1")):
+        assert mailroom("link", "set", "south", *wrong, dsn=source.dsn).exit_code == 2
     assert audited(source)[0] == ("link allow", "south", 0, "ada", "new shop")
     [reader] = status(source)["readers"]
     assert (reader["name"], reader["keep_s"], reader["max_rows"]) == ("south", 60, 1_000)

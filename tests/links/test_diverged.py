@@ -280,7 +280,7 @@ async def test_source_put_back_to_before_it_allowed_its_reader(
     pair.restore(source, dump)
     if number == "higher":
         others(source, 2)
-    transacted(source, allowing(SCHEMA, "south", keep_s=None, max_rows=None, actor="ada", why=None))
+    transacted(source, allowing(SCHEMA, "south", {}, actor="ada", why=None))
     came = await pair.turns()
     while "mailroom link remove south" in came[-1]:
         for act in ("remove", "allow"):
@@ -609,7 +609,7 @@ async def test_link_that_was_removed_and_allowed_again_brings_nothing_old(pair: 
     pair.stamp("never read")
     transacted(pair.source, removing_reader(SCHEMA, "south", actor="ada", why=None, dry_run=False))
     assert "mailroom link allow south" in (await pair.turns())[0]
-    transacted(pair.source, allowing(SCHEMA, "south", keep_s=None, max_rows=None, actor="ada", why=None))
+    transacted(pair.source, allowing(SCHEMA, "south", {}, actor="ada", why=None))
     pair.stamp("before the hello")
     assert await pair.turns() == ["read"]
     pair.stamp("c")

@@ -7,7 +7,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from mailroom import AsyncLinks, Links
+from mailroom import AsyncLinks, Bridges, Links
+from mailroom.bridges import OutSettings
 from mailroom.errors import (
     ConfigurationError,
     InvalidMessage,
@@ -67,24 +68,25 @@ def test_reader_is_allowed_once(source: Node) -> None:
     assert not do(source, "allow", "south", why="again")
     [reader] = do(source, "status").readers
     assert (reader.name, reader.state, reader.keep_s, reader.max_rows) == ("south", "open", 172_800, None)
-    assert audited(source) == [
-        ("link allow", "south", 0, "ada", None),
-        ("link allow", "south", 0, "ada", "again"),
-    ]
+    assert audited(source) == [("link allow", "south", 0, "ada", None)]
 
 
 def test_settings_that_are_given_replace_those_of_a_reader(source: Node) -> None:
     do(source, "allow", "south", keep_s=60, max_rows=1_000)
-    do(source, "allow", "south", keep_s=0)
-    do(source, "allow", "south")
-
-    def settings() -> tuple[float, int | None]:
-        [reader] = do(source, "status").readers
-        return reader.keep_s, reader.max_rows
-
-    assert settings() == (0, 1_000)
-    do(source, "allow", "south", max_rows=0)
-    assert settings() == (0, None)
+    assert not do(source, "allow", "south", keep_s=60)
+    with pytest.raises(ConfigurationError, match=r"stays as it is: keep_s 60 -> 0\. To .* mailroom link set south"):
+        do(source, "allow", "south", keep_s=0, max_rows=1_000)
+    assert do(source, "set", "south", keep_s=0) == "keep_s 60 -> 0"
+    assert do(source, "set", "south", max_rows=0, keep_s=0) == "max_rows 1000 -> none"
+    assert do(source, "set", "south", max_rows=0) == ""
+    [reader] = do(source, "status").readers
+    assert (reader.keep_s, reader.max_rows) == (0, None)
+    assert [row[0] for row in audited(source)] == ["link allow", "link set", "link set"]
+    for wrong in ({}, {"keep_s": 1, "service": "hq"}):
+        with pytest.raises(ConfigurationError, match="Give settings of one link"):
+            do(source, "set", "south", **wrong)
+    with pytest.raises(UnknownLink, match="This node reads no node south"):
+        do(source, "set", "south", service="hq")
 
 
 def test_settings_that_make_no_sense_are_refused(source: Node) -> None:
@@ -108,10 +110,34 @@ def test_names_are_checked_before_anything_else(source: Node) -> None:
 
 def test_source_is_added_once(target: Node) -> None:
     assert do(target, "add", "north", service="hq", reader="south")
-    assert not do(target, "add", "north", service="hq2")
+    assert not do(target, "add", "north")
+    with pytest.raises(ConfigurationError, match=r"stays as it is: service hq -> hq2, .* mailroom link set north"):
+        do(target, "add", "north", service="hq2", source_schema="shop")
+    assert do(target, "set", "north", service="hq2") == "service hq -> hq2"
     [found] = do(target, "status").sources
     assert (found.name, found.state, found.service, found.reader) == ("north", "open", "hq2", "south")
-    assert [row[:2] for row in audited(target)] == [("link add", "north")] * 2
+    assert do(target, "set", "north", service="", reader="me") == "service hq2 -> none, reader south -> me"
+    assert [row[:2] for row in audited(target)] == [("link add", "north"), *[("link set", "north")] * 2]
+    with pytest.raises(UnknownLink, match="No node north may read this one"):
+        do(target, "set", "north", keep_s=1)
+
+
+def test_what_another_session_is_making_stays_as_that_one_makes_it(source: Node) -> None:
+    hooks = [OutSettings("webhook", f"https://{host}.example/") for host in "ab"]
+    calls: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
+        (LINKS.allow, {"reader": "south", "keep_s": 60}, {"reader": "south", "keep_s": 0}),
+        (LINKS.add, {"source": "south", "service": "a"}, {"source": "south", "service": "b"}),
+        (Bridges().out, {"name": "hooks", "settings": hooks[0]}, {"name": "hooks", "settings": hooks[1]}),
+    ]
+    with psycopg.connect(source.dsn) as one, psycopg.connect(source.dsn) as other, ThreadPoolExecutor(1) as thread:
+        for make, first, second in calls:
+            assert make(one, **first, **ME)
+            waiting = thread.submit(make, other, **second, **ME)
+            wait_until_blocked(source.connection, other.info.backend_pid)
+            one.commit()
+            with pytest.raises(ConfigurationError, match="stays as it is"):
+                waiting.result()
+            other.rollback()
 
 
 def test_reader_keeps_the_name_that_its_node_had(target: Node) -> None:
@@ -126,9 +152,10 @@ def test_reader_keeps_the_name_that_its_node_had(target: Node) -> None:
 def test_source_that_was_reached_keeps_its_link(source: Node, target: Node) -> None:
     meet(source, target)
     for changed in ({"reader": "lyon"}, {"source_schema": "shop"}):
-        with pytest.raises(ConfigurationError, match="mailroom link remove north --source"):
-            do(target, "add", "north", **changed)
-    do(target, "add", "north", service="elsewhere", reader="south")
+        for method in ("add", "set"):
+            with pytest.raises(ConfigurationError, match="mailroom link remove north --source"):
+                do(target, method, "north", **changed)
+    do(target, "set", "north", service="elsewhere", reader="south")
 
 
 def test_what_is_no_service_is_refused_and_not_shown(target: Node) -> None:
@@ -365,7 +392,7 @@ def test_link_that_is_not_there_is_told(target: Node) -> None:
 
 def test_calls_are_part_of_a_transaction(source: Node) -> None:
     calls: list[tuple[str, dict[str, Any]]] = [
-        ("allow", {}), ("add", {}), ("remove", {}), ("exclude", {}), ("include", {}),
+        ("allow", {}), ("add", {}), ("set", {"keep_s": 0}), ("remove", {}), ("exclude", {}), ("include", {}),
     ]  # fmt: skip
     for method, named in calls:
         with pytest.raises(NotInTransaction):
@@ -395,6 +422,7 @@ def test_every_call_on_every_kind_of_connection(source: Node, kind: str) -> None
     with opened(source.dsn, kind) as connection:
         assert LINKS.allow(connection, "south", keep_s=60, max_rows=10, **ME)
         assert LINKS.add(connection, "north", service="hq", reader="me", **ME)
+        assert LINKS.set(connection, "south", keep_s=0, **ME) == "keep_s 60 -> 0"
         assert LINKS.exclude(connection, "north", **ME)
         found = LINKS.status(connection)
         assert [each.name for each in found.readers] == ["south"]
@@ -413,6 +441,7 @@ async def test_every_call_on_every_kind_of_async_connection(source: Node, kind: 
     async with opened_async(source.dsn, kind) as connection:
         assert await links.allow(connection, "south", keep_s=60, max_rows=10, **ME)
         assert await links.add(connection, "north", service="hq", reader="me", **ME)
+        assert await links.set(connection, "north", service="", **ME) == "service hq -> none"
         assert await links.exclude(connection, "north", **ME)
         assert [each.state for each in (await links.status(connection)).sources] == ["excluded"]
         assert await links.include(connection, "north", **ME)

@@ -22,7 +22,7 @@ def test_environment_leads_to_a_source_without_a_service() -> None:
 
 
 def test_missing_way_to_a_source_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"set MAILROOM_DSN_PARIS .* mailroom link add paris --service ENTRY"):
+    with pytest.raises(ConfigurationError, match=r"set MAILROOM_DSN_PARIS .* mailroom link set paris --service ENTRY"):
         source_dsn("paris", None, {"MAILROOM_DSN": "postgresql://other/db", "PGDATABASE": "db"})
 
 

@@ -88,32 +88,32 @@ def test_what_makes_and_changes_is_audited_with_what_is_different(node: Node) ->
 def test_links_and_bridges_are_audited_with_what_is_different(node: Node) -> None:
     for command in (
         ("link", "allow", "south", "--topics", "order.#"),
-        ("link", "allow", "south", "--max-rows", "1000"),
+        ("link", "set", "south", "--max-rows", "1000"),
         ("link", "add", "north", "--service", "hq", "--as", "me"),
-        ("link", "add", "north", "--service", "hq2", "--as", "me"),
+        ("link", "set", "north", "--service", "hq2", "--as", "me"),
         ("bridge", "out", "hooks", "--webhook", "https://shop.example/hooks", "--subscribe", "order.paid"),
-        ("bridge", "out", "hooks", "--webhook", "https://shop.example/new", "--keep-s", "60"),
+        ("bridge", "set", "hooks", "--address", "https://shop.example/new", "--keep-s", "60"),
         ("bridge", "in", "stock", "--kafka", "localhost:9092", "--from", "stock"),
-        ("bridge", "in", "stock", "--kafka", "localhost:9092", "--from", "stock,levels", "--on-failure", "stop"),
+        ("bridge", "set", "stock", "--from", "stock,levels", "--on-failure", "stop"),
     ):
         done(*command, "--actor", "ada", dsn=node.dsn)
     rows = node.rows("SELECT action, key, change FROM mailroom.audit WHERE actor = 'ada' ORDER BY id")
     assert rows == [
         ("link allow", "south", "keep_s 172800, topics order.#"),
-        ("link allow", "south", "max_rows none -> 1000"),
-        ("link add", "north", "service hq, schema mailroom, reader me"),
-        ("link add", "north", "service hq -> hq2"),
+        ("link set", "south", "max_rows none -> 1000"),
+        ("link add", "north", "service hq, source_schema mailroom, reader me"),
+        ("link set", "north", "service hq -> hq2"),
         (
             "bridge out", "hooks", ("broker webhook, address https://shop.example/hooks, topic {topic}, "
             "format cloudevents, encode json, tombstones no, exactly_once no, on_failure stop, keep_s 0, "
             "topics order.paid"),
         ),
-        ("bridge out", "hooks", "address https://shop.example/hooks -> https://shop.example/new, keep_s 0 -> 60"),
+        ("bridge set", "hooks", "address https://shop.example/hooks -> https://shop.example/new, keep_s 0 -> 60"),
         (
             "bridge in", "stock", ("broker kafka, address localhost:9092, topics stock, key record, decode auto, "
             "start earliest, on_failure skip, max_origins 1000"),
         ),
-        ("bridge in", "stock", "topics stock -> stock levels, on_failure skip -> stop"),
+        ("bridge set", "stock", "topics stock -> stock levels, on_failure skip -> stop"),
     ]  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """`mailroom link`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 import click
 
@@ -17,7 +18,8 @@ from mailroom.links.service import service_name, variable
 from mailroom.links.states import LinkStates, ReaderState, SourceState
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 
-SERVICE, SCHEMA = map(checked, (service_name, schema_name))
+SERVICE, SCHEMA = map(checked, (lambda text: text and service_name(text), schema_name))
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group(cls=Group)
@@ -39,30 +41,57 @@ def link() -> None:
     """
 
 
+def reader_options(command: F) -> F:
+    """Add the options of a link to a reader, each None or empty unless it is given."""
+    for option in (
+        click.option(
+            "--max-rows",
+            metavar="N",
+            type=WholeNumber(0, MAX_ROWS),
+            help="Cut the link once more than N messages wait for the reader, and give them up; 0 for no limit. "
+            "[no limit]",
+        ),
+        click.option(
+            "--keep-s",
+            metavar="S",
+            type=seconds,
+            help="How many seconds to keep what the reader has received, in case its database is put back in time. "
+            "[172800: two days]",
+        ),
+        click.option(
+            "--topics",
+            metavar="PATTERN",
+            type=PATTERN,
+            multiple=True,
+            help="What the reader may ask for; repeatable. It gets commands and replies of a topic only if that is "
+            "allowed by its exact name. [#: all messages and events]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def source_options(command: F) -> F:
+    """Add the options of a link to a source, each None unless it is given."""
+    for option in (
+        click.option("--source-schema", metavar="NAME", type=SCHEMA, help=f"The source's schema. [{DEFAULT_SCHEMA}]"),
+        click.option(
+            "--as", "reader", metavar="READER", type=NODE, help="This node's name at the source. [its own name]"
+        ),
+        click.option(
+            "--service",
+            metavar="ENTRY",
+            type=SERVICE,
+            help="The entry of libpq's service file that leads to the source. [the variable MAILROOM_DSN_<SOURCE>]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 @link.command()
 @click.argument("reader", metavar="READER", type=NODE)
-@click.option(
-    "--topics",
-    "topics",
-    metavar="PATTERN",
-    type=PATTERN,
-    multiple=True,
-    help="What READER may ask for; repeatable. It gets commands and replies of a topic only if that is allowed "
-    "by its exact name. [#: all messages and events]",
-)
-@click.option(
-    "--keep-s",
-    metavar="S",
-    type=seconds,
-    help="How many seconds to keep what READER has received, in case its database is put back in time. "
-    "[172800: two days]",
-)
-@click.option(
-    "--max-rows",
-    metavar="N",
-    type=WholeNumber(0, MAX_ROWS),
-    help="Cut the link once more than N messages wait for READER, and give them up; 0 for no limit. [no limit]",
-)
+@reader_options
 @answering
 @pass_call
 def allow(
@@ -76,8 +105,8 @@ def allow(
 ) -> None:
     """Allow the node READER to read messages of this one.
 
-    READER itself says which of the allowed topics it wants; if it asks for others, it is told. If it is allowed
-    already, the given options replace its settings.
+    READER itself says which of the allowed topics it wants; if it asks for others, it is told. Repeating the command is
+    harmless. With other settings than the link has it fails, and mailroom link set changes them.
 
     Commands and replies of a topic leave this node only if no inbox here gets them, and only for a reader that is
     allowed the topic by its exact name. If there are several, the one that was allowed first gets them.
@@ -94,9 +123,7 @@ def allow(
             connection, reader, topics=topics or None, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why
         )
         readers = links.status(connection).readers
-    for each in readers:
-        if each.name != reader and (others := sorted(set(each.commands).intersection(topics))):
-            note(f"Commands and replies of {', '.join(others)} go to {each.name}, which was allowed them first.")
+    _tell_whose(readers, reader, topics)
     if call.json:
         document({"reader": reader, "is_new": is_new})
     elif is_new:
@@ -105,28 +132,27 @@ def allow(
         say(f"{reader} could read this node already.")
 
 
+def _tell_whose(readers: Iterable[ReaderState], reader: str, topics: tuple[str, ...]) -> None:
+    for each in readers:
+        if each.name != reader and (others := sorted(set(each.commands).intersection(topics))):
+            note(f"Commands and replies of {', '.join(others)} go to {each.name}, which was allowed them first.")
+
+
 @link.command()
 @click.argument("source", metavar="SOURCE", type=NODE)
-@click.option(
-    "--service",
-    metavar="ENTRY",
-    type=SERVICE,
-    help="The entry of libpq's service file that leads there. [the variable MAILROOM_DSN_<SOURCE>]",
-)
-@click.option("--as", "reader", metavar="READER", type=NODE, help="This node's name there. [its own name]")
-@click.option(
-    "--source-schema", metavar="NAME", type=SCHEMA, default=DEFAULT_SCHEMA, show_default=True, help="SOURCE's schema."
-)
+@source_options
 @answering
 @pass_call
 def add(
-    call: Call, source: str, service: str | None, reader: str | None, source_schema: str, actor: str, why: str | None
-) -> None:
+    call: Call, source: str, service: str | None, reader: str | None, source_schema: str | None, actor: str,
+    why: str | None,
+) -> None:  # fmt: skip
     """Read messages of the node SOURCE.
 
     SOURCE is this node's name for it, in `--origin SOURCE` and in the variable MAILROOM_DSN_<SOURCE> (upper case, with
     _ for all but letters and digits). Passwords belong in the service file, in libpq's passfile, or in that variable
-    where the dispatcher runs: none is stored here. If SOURCE is read already, another --service replaces its own.
+    where the dispatcher runs: none is stored here. Repeating the command is harmless. With other settings than the link
+    has it fails, and mailroom link set changes them.
 
     \b
     Examples:
@@ -134,14 +160,58 @@ def add(
       MAILROOM_DSN_PARIS=postgresql://reader@paris.example/shop mailroom dispatcher run
     """
     with call.connection("link add") as connection:
-        is_new = Links(schema=call.schema).add(
+        links = Links(schema=call.schema)
+        is_new = links.add(
             connection, source, service=service, reader=reader, source_schema=source_schema, actor=actor, why=why
         )
+        [service] = [each.service for each in links.status(connection).sources if each.name == source]
     if call.json:
         document({"source": source, "is_new": is_new})
         return
     way = f"the service {service}" if service else variable(source)
     say(f"The dispatcher reads {source} {'now' if is_new else 'already'}, by {way}.")
+
+
+@link.command("set")
+@click.argument("name", metavar="NODE", type=NODE)
+@reader_options
+@source_options
+@answering
+@pass_call
+def set_(
+    call: Call, name: str, topics: tuple[str, ...], keep_s: float | None, max_rows: int | None, service: str | None,
+    reader: str | None, source_schema: str | None, actor: str, why: str | None,
+) -> None:  # fmt: skip
+    """Change settings of the link to NODE, and print what is different now.
+
+    --topics, --keep-s and --max-rows are settings of a node that reads this one; --service, --as and --source-schema of
+    one that this node reads. Settings that are not given stay. --as and --source-schema cannot change once the source
+    was reached; an empty --service goes back to the variable.
+
+    \b
+    Examples:
+      mailroom link set lyon --topics 'order.#' --topics invoice.print
+      mailroom link set lyon --max-rows 0 --why "the disk is larger now"
+      mailroom link set paris --service paris-replica
+    """
+    of_reader, of_source = (topics or None, keep_s, max_rows), (service, reader, source_schema)
+    if (of_reader == (None,) * 3) is (of_source == (None,) * 3):
+        raise click.UsageError(
+            "Give --topics, --keep-s or --max-rows for a node that reads this one; or --service, --as or "
+            "--source-schema for one that this node reads."
+        )
+    with call.connection("link set") as connection:
+        links = Links(schema=call.schema)
+        change = links.set(
+            connection, name, topics=topics or None, keep_s=keep_s, max_rows=max_rows, service=service, reader=reader,
+            source_schema=source_schema, actor=actor, why=why,
+        )  # fmt: skip
+        readers = links.status(connection).readers
+    _tell_whose(readers, name, topics)
+    if call.json:
+        document({"node": name, "schema": call.schema, "change": change or None})
+    else:
+        say(f"Link to {name}: {change or 'nothing to change'}.")
 
 
 @link.command()
@@ -215,7 +285,7 @@ def _troubles(each: SourceState) -> Iterator[str]:
         since = "" if each.since is None else f" since {_ago(each.since)}"
         yield f"{each.state}{since}: {each.why}"
     if each.refused:
-        yield f"does not allow {', '.join(each.refused)}; there: mailroom link allow {each.reader} --topics ..."
+        yield f"does not allow {', '.join(each.refused)}; there: mailroom link set {each.reader} --topics ..."
 
 
 def _ago(at: datetime | None) -> str:
