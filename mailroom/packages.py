@@ -5,6 +5,7 @@ Python imports the first module of a name that it finds, and looks in the progra
 
 import os
 import warnings
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -44,6 +45,23 @@ def declared(group: str) -> tuple[EntryPoint, ...]:
     Python opens a file of every installed distribution for that: 20 ms among 150, and a list of commands asks 30 times.
     """
     return tuple(entry_points(group=group))
+
+
+def package_of(found: EntryPoint) -> str:
+    """Return the name of the package that declares an entry point."""
+    return found.dist.name if found.dist else found.module.partition(".")[0]
+
+
+def sole(found: Iterable[EntryPoint], name: str, code: str) -> EntryPoint | None:
+    """Return the entry point of a name, None if there is none. If packages declare different ones, it is an error.
+
+    Which one Python lists last is an accident of the path, so neither is taken.
+    """
+    named = {each.value: each for each in found if each.name == name}
+    if len(named) > 1:
+        packages = " and ".join(sorted(f"{package_of(each)} ({each.value})" for each in named.values()))
+        raise ConfigurationError(f"{name} is declared by {packages}. Uninstall one of these packages.", code=code)
+    return next(iter(named.values()), None)
 
 
 def load(found: EntryPoint) -> Any:

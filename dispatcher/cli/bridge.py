@@ -481,5 +481,5 @@ def _tell(call: Call, name: str, done: str, given_up: int, *, dry_run: bool) -> 
     say(f"The bridge {name} {would_be} {done}; {counted(given_up, 'message')} that waited {would_be} given up.")
 
 
-for _command in (list_brokers, *own_commands()):
+for _command in (list_brokers, *own_commands({*bridge.commands, str(list_brokers.name)})):
     bridge.add_command(_command)

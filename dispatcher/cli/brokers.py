@@ -1,14 +1,16 @@
 """What `mailroom bridge` has of each broker that is installed: its options and commands, and the list of them all."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import click
 
-from mailroom.bridges.broker import Broker, OwnSetting, broker_of, brokers
+from mailroom.bridges.broker import Broker, OwnSetting, bringing, broker_of, brokers
 from mailroom.cli.call import Call, pass_call
+from mailroom.cli.options import SHARED
 from mailroom.cli.output import document, table
 from mailroom.errors import ConfigurationError
 
@@ -52,13 +54,51 @@ def _own(setting: str) -> str:
     return f"own_{setting.replace('-', '_')}"
 
 
+def _clashes(way: Way, own: Collection[click.Parameter]) -> dict[str, str]:
+    """Return which brokers a command cannot offer, and why: an option of theirs would mean two things.
+
+    `own` are the command's parameters. A setting that several brokers have is one option, since only one of them is
+    chosen. But an option is no address of one broker and setting of another, and none of the command's own.
+    """
+    command = {name for each in (*own, *SHARED) if not _is_of_broker(each) for name in each.opts} | {"--broker"}
+    users = defaultdict[str, list[tuple[str, str]]](list)
+    for broker in _able(way):
+        users[f"--{broker.name}"].append((broker.name, "address"))
+        for each in _settings(broker, way) or ():
+            users[f"--{each.name}"].append((broker.name, "setting"))
+    clashes: dict[str, str] = {}
+    for option, uses in users.items():
+        meant = [f"the {what} of {name} (package {bringing(name)})" for name, what in uses]
+        if option in command:
+            meant.append("the command itself (package pg-mailroom)")
+        elif len({what for _, what in uses}) == 1:
+            continue
+        for name, _ in uses:
+            clashes[name] = (
+                f"The broker {name} cannot be used in this command: {option} is of {' and of '.join(meant)}."
+            )
+    return clashes
+
+
+def _is_of_broker(parameter: click.Parameter) -> bool:
+    return (parameter.name or "").startswith(("at_", "own_"))
+
+
 def broker_options(way: Way) -> Callable[[F], F]:
-    """Give a command an option for each broker that can do it, whose value is the address, and for their settings."""
+    """Give a command an option for each broker that can do it, whose value is the address, and for their settings.
+
+    It is applied after the command's own options, with which no broker's may clash.
+    """
 
     def decorate(command: F) -> F:
+        clashes = _clashes(way, getattr(command, "__click_params__", ()))
+        for text in clashes.values():
+            log.warning("%s", text)
         command = click.option("--broker", "by_name", nargs=2, metavar="BROKER ADDRESS", help=_any_help(way))(command)
         command = own_options(way)(command)
         for broker in reversed(_able(way)):
+            if broker.name in clashes:
+                continue
             about = f"; {broker.about}" if broker.about else ""
             text = f"{VERBS[way]} {broker.title}{about}."
             command = click.option(f"--{broker.name}", _at(broker.name), metavar=broker.address, help=text)(command)
@@ -68,18 +108,29 @@ def broker_options(way: Way) -> Callable[[F], F]:
 
 
 def own_options(*ways: Way) -> Callable[[F], F]:
-    """Give a command an option for each setting that only some brokers have."""
+    """Give a command an option for each setting that only some brokers have, after the command's own options."""
 
     def decorate(command: F) -> F:
-        for each in reversed(_all_own(ways).values()):
-            command = click.option(f"--{each.name}", _own(each.name), metavar=each.metavar, help=each.help)(command)
+        settings = defaultdict[str, dict[str, tuple[Broker, OwnSetting]]](dict)
+        own = getattr(command, "__click_params__", ())
+        for way in ways:
+            clashes = _clashes(way, own)
+            for broker in _able(way):
+                for each in () if broker.name in clashes else _settings(broker, way) or ():
+                    settings[each.name].setdefault(broker.name, (broker, each))
+        for name, uses in reversed(settings.items()):
+            command = _setting_option(name, list(uses.values()))(command)
         return command
 
     return decorate
 
 
-def _all_own(ways: Sequence[Way]) -> dict[str, OwnSetting]:
-    return {each.name: each for way in ways for broker in _able(way) for each in _settings(broker, way) or ()}
+def _setting_option(name: str, uses: Sequence[tuple[Broker, OwnSetting]]) -> Callable[[F], F]:
+    """Return the option of a setting. If several brokers have it, its help says what it is at each."""
+    texts = [each.help if len(uses) == 1 else f"{broker.sentence}: {each.help}" for broker, each in uses]
+    metavars = {each.metavar for _, each in uses}
+    metavar = metavars.pop() if len(metavars) == 1 else "TEXT"
+    return click.option(f"--{name}", _own(name), metavar=metavar, help=" ".join(texts))
 
 
 def _any_help(way: Way) -> str:
@@ -98,6 +149,8 @@ def chosen(way: Way, by_name: tuple[str, str] | None, given: Mapping[str, Any]) 
         options = ", ".join(f"--{name}" for name in names)
         raise ConfigurationError(f"Name one broker: {options}, or --broker.", code="MR-arguments-conflict")
     [(name, address)] = found
+    if why := _clashes(way, click.get_current_context().command.params).get(name):
+        raise ConfigurationError(why, code="MR-bridge-no-client")
     at = {_at(each) for each in names}
     others = {option: value for option, value in given.items() if option not in at}
     return {"broker": name, "address": address} | settled((way,), others)
@@ -105,7 +158,8 @@ def chosen(way: Way, by_name: tuple[str, str] | None, given: Mapping[str, Any]) 
 
 def settled(ways: Sequence[Way], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that are given, in which `own` are those that only some brokers have."""
-    options = {_own(each): each for each in sorted(_all_own(ways))}
+    names = {each.name for way in ways for broker in _able(way) for each in _settings(broker, way) or ()}
+    options = {_own(each): each for each in sorted(names)}
     own = {options[name]: value for name, value in given.items() if name in options and value is not None}
     others = {name: value for name, value in given.items() if name not in options and value not in (None, ())}
     return others | ({"own": own} if own else {})
@@ -162,17 +216,26 @@ def _names(settings: Sequence[OwnSetting]) -> list[str]:
     return [each.name for each in settings]
 
 
-def own_commands() -> list[click.Command]:
-    """Return the commands that brokers bring. One that cannot be imported is logged, and the others stay usable."""
-    found = []
+def own_commands(taken: Collection[str]) -> list[click.Command]:
+    """Return the commands that brokers bring. One that cannot be used is logged, and the others stay usable.
+
+    `taken` are the names of other commands. A name that brokers of two packages have is of none of them.
+    """
+    found = defaultdict[str, list[tuple[str, click.Command]]](list)
     for broker in brokers():
         for place in broker.commands:
             module, _, name = place.partition(":")
             try:
-                found.append(getattr(import_module(module), name))
+                command: click.Command = getattr(import_module(module), name)
+                found[str(command.name)].append((bringing(broker.name), command))
             except Exception as error:
                 log.warning("The command %s of %s is not imported: %s", place, broker.name, error)
-    return found
+    for name, uses in found.items():
+        packages = [*(["pg-mailroom"] if name in taken else []), *(package for package, _ in uses)]
+        if len(packages) > 1:
+            names = " and ".join(packages)
+            log.warning("The packages %s have each a command mailroom bridge %s: a broker's is left out.", names, name)
+    return [uses[0][1] for name, uses in found.items() if len(uses) == 1 and name not in taken]
 
 
 def is_asked(name: str, way: Way) -> bool:

@@ -2,16 +2,28 @@
 
 import logging
 from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
 
 import psycopg
 
 from mailroom import shell
-from mailroom.sql.operation import Operation, Row, Sql
+from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
 
 log = logging.getLogger("mailroom.dispatcher")
 
 TOLD = 20  # of one transaction; the others are counted
+
+
+class _Dead(NamedTuple):
+    id: int
+    inbox: str | None
+    message_id: UUID
+    topic: str
+    key: str
+    reason: str
+
 
 # In a statement of its own after the commit, since a delivery returns counts only and mostly has none of these. With
 # others who make dead letters of the same stage at the same time, it may tell of theirs.
@@ -21,13 +33,13 @@ SELECT id, inbox, message_id, topic, key,
        CASE WHEN reason LIKE 'RaiseException (P0001)%%' THEN 'RaiseException (P0001)' ELSE reason END
 FROM {schema}.dead_letter WHERE stage = ANY (%(stages)s::text[]) ORDER BY id DESC LIMIT %(limit)s::bigint
 """,
-    columns=("bigint", "text", "uuid", "text", "text", "text"),
+    into=_Dead,
 )
 
 
-def _newest(schema: str, stages: Sequence[str], limit: int) -> Operation[list[Row]]:
+def _newest(schema: str, stages: Sequence[str], limit: int) -> Operation[list[_Dead]]:
     # A list, for sessions that share connections: the rows are read before the next statement.
-    return list((yield NEWEST.at(schema=schema)(stages=list(stages), limit=limit)))
+    return NEWEST.named((yield NEWEST.at(schema=schema)(stages=list(stages), limit=limit)))
 
 
 async def tell_of_dead(connection: psycopg.AsyncConnection, schema: str, stages: Sequence[str], count: int) -> None:
@@ -38,14 +50,14 @@ async def tell_of_dead(connection: psycopg.AsyncConnection, schema: str, stages:
         rows = await run_async(connection, _newest(schema, stages, min(count, TOLD)))
     except psycopg.errors.InsufficientPrivilege:
         rows = []  # a role that may make dead letters and not read them: the count says enough
-    for number, inbox, message_id, topic, key, reason in reversed(rows):
-        command = shell.command("dead-letter", "show", number, schema=schema)
+    for each in reversed(rows):
+        command = shell.command("dead-letter", "show", each.id, schema=schema)
         log.error(
             "message %s (topic %s, key %r) is a dead letter now: %s. See: %s",
-            message_id, topic, key, reason.removesuffix("."), command,
+            each.message_id, each.topic, each.key, each.reason.removesuffix("."), command,
             extra={
-                "inbox": inbox, "message_id": message_id, "topic": topic, "key": key, "error": reason,
-                "outcome": "dead", "command": command,
+                "inbox": each.inbox, "message_id": each.message_id, "topic": each.topic, "key": each.key,
+                "error": each.reason, "outcome": "dead", "command": command,
             },
         )  # fmt: skip
     if count > len(rows):

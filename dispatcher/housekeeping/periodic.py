@@ -69,7 +69,16 @@ WHERE NOT paused AND next_at <= m.now AND p.name <> ALL (%(held)s::text[])
   AND (%(only)s::text IS NULL OR p.name = %(only)s::text)
 ORDER BY next_at LIMIT %(rows)s::bigint FOR UPDATE OF p SKIP LOCKED
 """,
-    columns=("text", "text", "text", "text", "float8", "timestamptz", "uuid", "timestamptz"),
+    columns={
+        "name": "text",
+        "cron": "text",
+        "time_zone": "text",
+        "missed": "text",
+        "jitter_s": "float8",
+        "due_at": "timestamptz",
+        "node": "uuid",
+        "now": "timestamptz",
+    },
 )
 SEND = Sql(
     """
@@ -107,21 +116,21 @@ def sending_due(
 
     In a READ COMMITTED transaction. Of one that was missed many times not all may be sent, and it stays due.
     """
-    taken = yield TAKE.at(schema=schema)(rows=rows, held=held or [], only=only, now=now)
+    taken = TAKE.named((yield TAKE.at(schema=schema)(rows=rows, held=held or [], only=only, now=now)))
     names: list[str] = []
     ids: list[UUID] = []
     dues: list[str] = []
     moved = []
     more = len(taken) == rows
-    for name, cron, time_zone, missed, jitter_s, due, node, moment in taken:
-        schedule = Schedule(name, cron, time_zone, missed, jitter_s)
-        found, next_due = schedule.by(due, moment)
+    for each in taken:
+        schedule = Schedule(each.name, each.cron, each.time_zone, each.missed, each.jitter_s)
+        found, next_due = schedule.by(each.due_at, each.now)
         next_at = schedule.sent_at(next_due)
-        more = more or next_at <= moment
-        names += [name] * len(found)
+        more = more or next_at <= each.now
+        names += [each.name] * len(found)
         dues += map(due_text, found)
-        ids += [message_id(node, name, each) for each in found]
-        moved.append((name, next_due, next_at, found[-1] if found else None))
+        ids += [message_id(each.node, each.name, due) for due in found]
+        moved.append((each.name, next_due, next_at, found[-1] if found else None))
     if names:
         yield SEND.at(schema=schema)(names=names, ids=ids, dues=dues)
     if moved:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from mailroom.bridges.record import Format, IsReserved, reserving
 from mailroom.errors import ConfigurationError
-from mailroom.packages import declared, load
+from mailroom.packages import declared, load, package_of, sole
 
 log = logging.getLogger("mailroom.bridges")
 
@@ -23,6 +23,8 @@ log = logging.getLogger("mailroom.bridges")
 GROUP = "mailroom.brokers"
 # A class of a user's own, which has no descriptor: `module:Class`.
 OWN_BROKER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z", re.ASCII)
+# A broker and its settings are options of the command, so their names are in one form, which no two of them share.
+NAME = re.compile(r"[a-z][a-z0-9-]*\Z", re.ASCII)
 # A user and a password before the host. A broker's address is stored and shown.
 USERINFO = re.compile(r"(^|/|,)[^/,@\s]*@")
 
@@ -51,7 +53,8 @@ def _anything(_text: str) -> None:
 class OwnSetting:
     """A setting that only this broker has: it is stored with those of a bridge, and is an option of the command line.
 
-    `check` raises `ConfigurationError` for a text that it cannot be. An empty text is no setting.
+    `name` is of small letters, digits and hyphens. `check` raises `ConfigurationError` for a text that it cannot be.
+    An empty text is no setting.
     """
 
     name: str
@@ -170,28 +173,43 @@ def broker_of(name: str) -> Broker:
     """
     if OWN_BROKER.match(name):
         return _plain(name)
-    declarations = {each.name: each for each in declared(GROUP)}
-    if name not in declarations:
-        known = f"give one of {', '.join(sorted(declarations))}" if declarations else "none is declared here"
+    declaration = sole(declared(GROUP), name, "MR-bridge-no-client")
+    if declaration is None:
+        names = sorted({each.name for each in declared(GROUP)})
+        known = f"give one of {', '.join(names)}" if names else "none is declared here"
         raise ConfigurationError(
             f"{name!r} is no broker: {known}, or a class of your own as module:Class. If a package brings it, install "
             "that; if this is a checkout, install it again, since its brokers are entry points.",
             code="MR-bridge-settings",
         )
     try:
-        found = load(declarations[name])
+        found = load(declaration)
     except Exception as error:  # if one package is broken, the others stay usable
-        raise ConfigurationError(
-            f"The broker {name} cannot be used: {declarations[name].value} is not imported "
-            f"({type(error).__name__}: {error}).",
-            code="MR-bridge-no-client",
-        ) from None
+        why = f"{declaration.value} is not imported ({type(error).__name__}: {error})"
+    else:
+        if not (why := _wrong(found, name)):
+            return found  # type: ignore[no-any-return]
+        why = f"{declaration.value} {why}"
+    raise ConfigurationError(f"The broker {name} cannot be used: {why}.", code="MR-bridge-no-client")
+
+
+def _wrong(found: object, name: str) -> str:
+    """Return what is wrong with a descriptor, empty if nothing is."""
     if not isinstance(found, Broker) or found.name != name:
-        raise ConfigurationError(
-            f"The broker {name} cannot be used: {declarations[name].value} is no Broker of this name.",
-            code="MR-bridge-no-client",
-        )
-    return found
+        return "is no Broker of this name"
+    for can in (found.publishes, found.takes_from):
+        names = [each.name for each in can.settings] if can is not None else []
+        if wrong := [each for each in (name, *names) if not NAME.match(each)]:
+            return f"has the name {wrong[0]!r}, which is not of small letters, digits and hyphens"
+        if len({*names}) < len(names):
+            return "has two settings of one name"
+    return ""
+
+
+def bringing(name: str) -> str:
+    """Return the name of the package that declares a broker."""
+    declaration = sole(declared(GROUP), name, "MR-bridge-no-client")
+    return name if declaration is None else package_of(declaration)
 
 
 def described(name: str) -> Broker:

@@ -14,7 +14,7 @@ from mailroom.cli.failures import Interrupted, tell
 from mailroom.cli.group import Group
 from mailroom.cli.options import share
 from mailroom.errors import ConfigurationError, MailroomError
-from mailroom.packages import declared, is_hidden, load
+from mailroom.packages import declared, is_hidden, load, sole
 
 GROUP = "mailroom.commands"
 # Commands that are distributions of their own, and the extra that brings each.
@@ -68,6 +68,7 @@ class Root(Group):
         if found is None:
             return _of_extra(cmd_name, EXTRAS[cmd_name]) if cmd_name in EXTRAS else None
         try:
+            sole(declared(GROUP), cmd_name, "MR-command-unavailable")
             command: click.Command = load(found)
         except Exception as error:  # if one package is broken, the others stay usable
             return _missing(cmd_name, _explained(cmd_name, found, error))

@@ -7,6 +7,7 @@ is in `alembic/base/13_watch.sql`.
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mailroom.errors import ConfigurationError, InvalidMessage
 from mailroom.names import DEFAULT_SCHEMA, MAX_KEY_BYTES, schema_name, shown, topic_name, utf8
@@ -37,6 +38,18 @@ class Watched:
         return f"topic {self.topic}{prefix}" + (f", without {', '.join(self.without)}" if self.without else "")
 
 
+class _Found(NamedTuple):
+    oid: int
+    kind: str
+    by_row: bool
+    is_partition: bool
+    inherits: bool
+    is_ours: bool
+    is_deferrable: bool
+    columns: str  # JSON: the number of each name
+    key: str | None  # JSON: the names of the primary key
+
+
 # Names are compared as a whole, so that they may have dots. Not by to_regclass, which fails without USAGE on a schema.
 # D-watch-1: The triggers are the only record of a watch.
 TABLE = Sql(
@@ -61,7 +74,7 @@ FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.rel
 WHERE pg_catalog.concat(n.nspname, '.', c.relname) = %(table)s::text
   AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
 """,
-    columns=("bigint", "text", "boolean", "boolean", "boolean", "boolean", "boolean", "text", "text"),
+    into=_Found,
 )
 
 
@@ -87,40 +100,38 @@ def _finding(table: str, without: tuple[str, ...]) -> Operation[_Table]:
             f"Several tables are called {of}, since names of schemas and tables may have dots: rename one.",
             code="MR-table-cannot-be-watched",
         )
-    [(oid, kind, by_row, *facts, columns_json, key_json)] = found
-    if reason := _refusal(table, kind, *facts, has_key=key_json is not None):
+    [it] = TABLE.named(found)
+    if reason := _refusal(table, it):
         raise ConfigurationError(f"{of} {reason}", code="MR-table-cannot-be-watched")
-    columns = json.loads(columns_json)
+    columns = json.loads(it.columns)
     if missing := sorted(set(without) - set(columns)):
         raise ConfigurationError(
             f"{of} has no column {shown(missing[0])} to leave out. Names are case-sensitive.",
             code="MR-table-cannot-be-watched",
         )
-    if keys := sorted(set(without) & set(json.loads(key_json))):
+    if keys := sorted(set(without) & set(json.loads(it.key))):
         raise ConfigurationError(
             f"Column {shown(keys[0])} of {of} is in the primary key, which every message has.",
             code="MR-table-cannot-be-watched",
         )
-    return _Table(oid, by_row, f"{oid}:{','.join(map(str, sorted(columns[name] for name in without)))}")
+    return _Table(it.oid, it.by_row, f"{it.oid}:{','.join(map(str, sorted(columns[name] for name in without)))}")
 
 
-def _refusal(
-    table: str, kind: str, is_partition: bool, inherits: bool, is_ours: bool, is_deferrable: bool, *, has_key: bool
-) -> str | None:
-    if is_ours or table.startswith(("pg_", "information_schema.")):
-        return f"is in a schema of {'Mailroom' if is_ours else 'PostgreSQL'}: give a table of your own."
-    if kind not in ("r", "p"):
+def _refusal(table: str, it: _Found) -> str | None:
+    if it.is_ours or table.startswith(("pg_", "information_schema.")):
+        return f"is in a schema of {'Mailroom' if it.is_ours else 'PostgreSQL'}: give a table of your own."
+    if it.kind not in ("r", "p"):
         return "is a view or a foreign table. Only a table can be watched: give the one behind it."
-    if is_partition:
+    if it.is_partition:
         return "is a partition: watch the table that it is a partition of."
-    if inherits:
+    if it.inherits:
         return (
             "inherits from another table, or others inherit from it, so no key is unique in it. "
             "A partitioned table can be watched."
         )
-    if not has_key:
+    if it.key is None:
         return "has no primary key, which makes the keys of its messages: add one."
-    if is_deferrable:
+    if it.is_deferrable:
         return "has a deferrable primary key, under which rows may share a key for a while: make it one that is not."
     return None
 

@@ -50,7 +50,15 @@ HOLD = Sql(
 SELECT name, cron, time_zone, missed, jitter_s, due_at, paused FROM {schema}.periodic WHERE name = %(name)s::text
 FOR NO KEY UPDATE
 """,
-    columns=("text", "text", "text", "text", "float8", "timestamptz", "boolean"),
+    columns={
+        "name": "text",
+        "cron": "text",
+        "time_zone": "text",
+        "missed": "text",
+        "jitter_s": "float8",
+        "due_at": "timestamptz",
+        "paused": "boolean",
+    },
 )
 FIND = Sql(
     "SELECT name, cron, time_zone FROM {schema}.periodic WHERE name = %(name)s::text", columns=("text", "text", "text")
@@ -261,9 +269,10 @@ class _Operations:
             due = schedule.after((yield from self._now(now)))
             if (yield ADD.at(schema=self.schema)(**given, due_at=due, next_at=schedule.sent_at(due))):
                 return "added", ""  # else another program has added it since, and may have ended it again
-        [(_, expression, time_zone, _, _, due, _)] = held
+        [old] = HOLD.named(held)
+        due = old.due_at
         [before] = [each for each in (yield from self._list()) if each.name == message.name]
-        if (expression, time_zone) != (message.cron, message.time_zone):
+        if (old.cron, old.time_zone) != (message.cron, message.time_zone):
             due = schedule.after((yield from self._now(now)))
         if not (yield OTHERWISE.at(schema=self.schema)(**given)):
             return "unchanged", ""

@@ -6,8 +6,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from dispatcher.cli.brokers import broker_options, chosen, own_commands
 from mailroom.bridges.broker import Broker, broker_of, brokers, described
 from mailroom.bridges.record import Form
 from mailroom.bridges.settings import InSettings, OutSettings
@@ -78,6 +80,7 @@ def test_listing_brokers_imports_no_client() -> None:
 
 
 TAPE = """
+from dispatcher.cli.brokers import broker_options, chosen, own_commands
 from mailroom.bridges.broker import Broker, OwnSetting, PublishesTo
 TAPE = Broker("tape", "Tape", "FOLDER", publishes=PublishesTo(
     "tape_broker:Missing", "bridge", settings=(OwnSetting("reel", "The reel."),)),
@@ -119,6 +122,72 @@ def test_broker_of_another_package_is_as_ours_and_a_broken_one_harms_nobody(
     [state] = json_of("bridge", "status", dsn=node.dsn)["out"]
     assert (state["settings"]["broker"], described("tape").reserved) == ("tape", ())
     assert "'tape' is no broker" in error_of(mailroom("bridge", "test", "played", dsn=node.dsn))
+
+
+CLASHING = """
+import click
+from mailroom.bridges.broker import Broker, OwnSetting, PublishesTo
+def of(name, *settings, commands=()):
+    own = tuple(OwnSetting(each, f"The {each} of {name}.") for each in settings)
+    return Broker(name, name, "FOLDER", publishes=PublishesTo("x:Y", "bridge", settings=own), commands=commands)
+KAFKA, TOPIC, JSON = of("kafka"), of("topic"), of("jay", "json")
+REEL, DISC, TWICE, LOUD = of("reel", "speed"), of("disc", "speed", "side"), of("twice", "a", "a"), of("loud", "A b")
+SIDE = of("side", commands=("clashing:PLAY", "clashing:OUT"))
+PLAY, OUT = click.Command("play"), click.Command("out")
+"""
+CLASHES = "jay = clashing:JSON\n" + "".join(
+    f"{name} = clashing:{name.upper()}\n" for name in ("kafka", "topic", "reel", "disc", "twice", "loud", "side")
+)
+
+
+def test_names_that_mean_two_things_are_errors_that_name_the_packages_and_other_brokers_stay_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def out(by_name: tuple[str, str] | None, **given: str | None) -> tuple[str, str, dict[str, str]]:
+        return chosen("out", by_name, given)
+
+    with plugged(tmp_path, monkeypatch, "clashing", CLASHING, CLASHES):
+        assert {each.name for each in brokers()} == {
+            *("nats", "rabbitmq", "webhook"), *("topic", "jay", "reel", "disc", "side"),
+        }  # fmt: skip
+        for name, why in (("kafka", r"clashing \(.*pg-mailroom \("), ("twice", "two settings"), ("loud", "'A b'")):
+            with pytest.raises(ConfigurationError, match=why):
+                broker_of(name)
+        command = click.command("out")(
+            broker_options("out")(click.option("--topic")(lambda topic, **given: out(**given)))
+        )
+        for name, option, packages in (
+            ("topic", "--topic", "package clashing.*package pg-mailroom"),
+            ("jay", "--json", "package clashing.*package pg-mailroom"),
+            ("disc", "--side", "disc .package clashing.*side .package clashing"),
+            ("side", "--side", "disc .package clashing.*side .package clashing"),
+        ):
+            with pytest.raises(ConfigurationError, match=f"{option} is of .*{packages}"):
+                command.main(["--broker", name, "x"], standalone_mode=False)
+        options = {
+            option: each.help for each in command.params if isinstance(each, click.Option) for option in each.opts
+        }
+        assert {"--nats", "--reel", "--speed"} <= {*options}
+        assert {"--disc", "--side", "--json"}.isdisjoint(options)
+        assert command.main(["--reel", "x", "--speed", "3"], standalone_mode=False) == ("reel", "x", {"speed": "3"})
+        caplog.clear()
+        assert "play" in {each.name for each in own_commands({"out"})}
+        assert "pg-mailroom and clashing have each a command mailroom bridge out" in caplog.text
+
+
+def test_setting_that_two_brokers_have_is_one_option_that_tells_them_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with plugged(
+        tmp_path,
+        monkeypatch,
+        "clashing",
+        CLASHING.replace(', "side"', ""),
+        "reel = clashing:REEL\ndisc = clashing:DISC\n",
+    ):
+        command = click.command()(broker_options("out")(lambda **_: None))
+        [speed] = [each.help for each in command.params if isinstance(each, click.Option) and "--speed" in each.opts]
+        assert speed == "Disc: The speed of disc. Reel: The speed of reel."
 
 
 def test_brokers_are_listed_with_what_they_can_do() -> None:

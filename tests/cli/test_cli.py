@@ -280,6 +280,9 @@ def test_command_that_cannot_be_imported_leaves_the_others_usable(monkeypatch: p
     assert "(not available here)" in done("--help", dsn=dsn)
     done("status", dsn=dsn)
     assert "no_such_package" in error_of(mailroom("ghost", "--any", "thing", dsn=dsn))
+    twice = (*known.values(), EntryPoint("status", "other.cli:status", cli_root.GROUP))
+    monkeypatch.setattr(cli_root, "declared", lambda _group: twice)
+    assert "status is declared by mailroom (mailroom.cli" in error_of(mailroom("status", dsn=dsn))
 
 
 def test_command_of_an_extra_says_which(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:

@@ -110,7 +110,7 @@ def test_each_alert_is_there() -> None:
 
 
 def named(text: str) -> set[str]:
-    return {name.removesuffix("_count").removesuffix("_bucket") for name in re.findall(r"\bmailroom_\w+", text)}
+    return {re.sub("_(count|sum|bucket)$", "", name) for name in re.findall(r"\bmailroom_\w+", text)}
 
 
 def test_alerts_name_metrics_that_exist_and_a_command_to_run_and_a_panel_shows_them() -> None:
@@ -138,6 +138,11 @@ def test_panels_ask_for_metrics_that_exist() -> None:
         assert panel["description"], panel["title"]
         for target in panel["targets"]:
             assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= check(target["expr"]), panel["title"]
+
+
+def test_each_metric_is_on_a_panel() -> None:
+    shown = named(" ".join(target["expr"] for panel in panels() for target in panel["targets"]))
+    assert sorted(PREFIX + name for name in FAMILIES if PREFIX + name not in shown) == []
 
 
 def test_variables_of_the_dashboard_exist() -> None:

@@ -1,5 +1,7 @@
 """Whether a table or function is one that executables may reach: asked of the catalog."""
 
+from typing import NamedTuple
+
 from mailroom.errors import ConfigurationError
 from mailroom.names import shown
 from mailroom.sql.operation import Operation, Sql
@@ -22,6 +24,18 @@ WHERE n.nspname = %(table_schema)s::text AND c.relname = %(table_name)s::text
 """,
     columns=("bigint", "boolean", "boolean", "boolean"),
 )
+
+
+class _Column(NamedTuple):
+    name: str
+    kind: str | None
+    type_name: str
+    is_not_null: bool
+    is_generated: bool
+    is_deterministic: bool
+    is_unique: bool
+
+
 # ON CONFLICT does not accept a unique index that is deferrable or partial.
 TABLE_COLUMNS = Sql(
     """
@@ -35,7 +49,7 @@ FROM pg_catalog.pg_attribute AS a JOIN pg_catalog.pg_type AS t ON t.oid = a.attt
 LEFT JOIN pg_catalog.pg_collation AS o ON o.oid = a.attcollation
 WHERE a.attrelid = %(table)s::bigint::oid AND a.attname = ANY(%(columns)s::text[])
 """,
-    columns=("text", "text", "text", "boolean", "boolean", "boolean", "boolean"),
+    into=_Column,
 )
 
 
@@ -48,7 +62,8 @@ def checking_table(table: tuple[str, str], key: str, value: str | None, number: 
         raise ConfigurationError("Key, value and number must be three different columns.", code="MR-target-unfit")
     of = shown(".".join(table))
     oid = yield from _finding_table(table, of)
-    described = {row[0]: row[1:] for row in (yield TABLE_COLUMNS.at()(table=oid, columns=columns))}
+    rows = TABLE_COLUMNS.named((yield TABLE_COLUMNS.at()(table=oid, columns=columns)))
+    described: dict[str, _Column] = {each.name: each for each in rows}
     if missing := [column for column in columns if column not in described]:
         raise ConfigurationError(
             f"Table {of} has no column {shown(missing[0])}. Names are case-sensitive.", code="MR-target-unfit"
@@ -56,18 +71,18 @@ def checking_table(table: tuple[str, str], key: str, value: str | None, number: 
     for column, what, types in ((key, "key", KEY_TYPES), (value, "value", VALUE_TYPES), (number, "number", INTS)):
         if column is None:
             continue
-        kind, type_name, _, is_generated, _, _ = described[column]
-        if kind not in types:
+        found = described[column]
+        if found.kind not in types:
             allowed = ", ".join(types.values())
             raise ConfigurationError(
-                f"Column {shown(column)} of {of} is {type_name}; the {what} may be {allowed}.", code="MR-target-unfit"
+                f"Column {shown(column)} of {of} is {found.type_name}; the {what} may be {allowed}.",
+                code="MR-target-unfit",
             )
-        if is_generated:
+        if found.is_generated:
             raise ConfigurationError(
                 f"Column {shown(column)} of {of} is generated and cannot be written.", code="MR-target-unfit"
             )
-    _, _, is_not_null, _, is_deterministic, is_unique = described[key]
-    if why := _why_no_key(is_not_null=is_not_null, is_unique=is_unique, is_deterministic=is_deterministic):
+    if why := _why_no_key(described[key]):
         raise ConfigurationError(f"Column {shown(key)} of {of} {why}", code="MR-target-unfit")
 
 
@@ -89,13 +104,13 @@ def _finding_table(table: tuple[str, str], of: str) -> Operation[int]:
     return int(oid)
 
 
-def _why_no_key(*, is_not_null: bool, is_unique: bool, is_deterministic: bool) -> str:
+def _why_no_key(column: _Column) -> str:
     """Return why a column can be no key, "" if it can."""
-    if not is_not_null:
+    if not column.is_not_null:
         return "may be null; a key must be NOT NULL."
-    if not is_unique:
+    if not column.is_unique:
         return "is not unique by itself: it needs a unique index that is neither partial nor deferrable."
-    return "" if is_deterministic else "has a nondeterministic collation, under which two keys can be equal."
+    return "" if column.is_deterministic else "has a nondeterministic collation, under which two keys can be equal."
 
 
 FUNCTION = Sql(
