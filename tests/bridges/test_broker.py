@@ -143,7 +143,7 @@ CLASHES = "jay = clashing:JSON\n" + "".join(
 def test_names_that_mean_two_things_are_errors_that_name_the_packages_and_other_brokers_stay_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def out(by_name: tuple[str, str] | None, **given: str | None) -> tuple[str, str, dict[str, str]]:
+    def out(by_name: tuple[str, str] | None, **given: str | None) -> dict[str, object]:
         return chosen("out", by_name, given)
 
     with plugged(tmp_path, monkeypatch, "clashing", CLASHING, CLASHES):
@@ -169,7 +169,8 @@ def test_names_that_mean_two_things_are_errors_that_name_the_packages_and_other_
         }
         assert {"--nats", "--reel", "--speed"} <= {*options}
         assert {"--disc", "--side", "--json"}.isdisjoint(options)
-        assert command.main(["--reel", "x", "--speed", "3"], standalone_mode=False) == ("reel", "x", {"speed": "3"})
+        made = command.main(["--reel", "x", "--speed", "3"], standalone_mode=False)
+        assert made == {"broker": "reel", "address": "x", "own": {"speed": "3"}}
         caplog.clear()
         assert "play" in {each.name for each in own_commands({"out"})}
         assert "pg-mailroom and clashing have each a command mailroom bridge out" in caplog.text
@@ -178,13 +179,8 @@ def test_names_that_mean_two_things_are_errors_that_name_the_packages_and_other_
 def test_setting_that_two_brokers_have_is_one_option_that_tells_them_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with plugged(
-        tmp_path,
-        monkeypatch,
-        "clashing",
-        CLASHING.replace(', "side"', ""),
-        "reel = clashing:REEL\ndisc = clashing:DISC\n",
-    ):
+    clashing = CLASHING.replace(', "side"', "")
+    with plugged(tmp_path, monkeypatch, "clashing", clashing, "reel = clashing:REEL\ndisc = clashing:DISC\n"):
         command = click.command()(broker_options("out")(lambda **_: None))
         [speed] = [each.help for each in command.params if isinstance(each, click.Option) and "--speed" in each.opts]
         assert speed == "Disc: The speed of disc. Reel: The speed of reel."
