@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from mailroom.lazy import imported
+from mailroom.packages.lazy import imported
 
 if TYPE_CHECKING:
     from dispatcher.daemon import Dispatcher, Executed, Executor, Totals, deliver_all, execute_all

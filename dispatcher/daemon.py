@@ -30,11 +30,11 @@ from dispatcher.lanes.waits import told
 from dispatcher.links.lane import LinksLane
 from mailroom import schema as node
 from mailroom.metrics.leader import LeaderSamples
-from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.session import settings
 from mailroom.session.home import Home
 from mailroom.sql.runner import run_async
 from mailroom.sql.sqlstate import is_held_up
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 # A user waits for the end and sees the progress, so locks and large batches may take as long as they need.
 DRAIN = settings.UNATTENDED | DELIVERY_SESSION | {"statement_timeout": "0", "lock_timeout": "0"}

@@ -7,19 +7,19 @@ from datetime import datetime
 from uuid import UUID
 
 from inbox.order import finding_order
-from mailroom import locks
 from mailroom.errors import ConfigurationError, InvalidMessage
 from mailroom.message.columns import MESSAGE, MOVING, listed
 from mailroom.message.message import COLUMNS, EXPRESSIONS, SELECTED, Message, messages
 from mailroom.message.outgoing import aware
-from mailroom.names import DEFAULT_SCHEMA, Key, inbox_name, key_text, schema_name, topic_name
-from mailroom.numbers import count_or_all
 from mailroom.order.placing import making_room
 from mailroom.schema import acts, finding
 from mailroom.schema.audit import auditing, check_actor
+from mailroom.sql import locks
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.sight import seeing
+from mailroom.values.names import DEFAULT_SCHEMA, Key, inbox_name, key_text, schema_name, topic_name
+from mailroom.values.numbers import count_or_all
 
 log = logging.getLogger("mailroom.choice")
 

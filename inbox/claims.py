@@ -7,8 +7,8 @@ from inbox.by_key.claim import Claimed, Course, Share
 from inbox.by_key.peek import finding
 from inbox.order import Order, reading_order
 from mailroom.message.message import Message
-from mailroom.names import inbox_name, schema_name
 from mailroom.sql.operation import Operation
+from mailroom.values.names import inbox_name, schema_name
 
 
 class Claims:

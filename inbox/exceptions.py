@@ -3,7 +3,7 @@
 The batch is always rolled back, except for a command whose handler raises `Reject`.
 """
 
-from mailroom.numbers import seconds
+from mailroom.values.numbers import seconds
 
 
 class Retry(Exception):

@@ -3,11 +3,11 @@
 from inbox.by_key.claim import Share
 from inbox.named import Named
 from mailroom.message.message import Message
-from mailroom.names import Key, key_text
-from mailroom.numbers import count
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
+from mailroom.values.names import Key, key_text
+from mailroom.values.numbers import count
 
 
 class _Reaped(Named):

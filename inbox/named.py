@@ -5,13 +5,13 @@ from typing import Unpack
 from inbox.by_key.paused_keys import PausedKey
 from inbox.claims import Claims
 from inbox.pausing import listing, pausing, resuming, waiting_for_batches
-from mailroom.names import DEFAULT_SCHEMA, OWN, Key
 from mailroom.registry.drop import dropping
 from mailroom.registry.inboxes import Order, creation, setting
 from mailroom.registry.rename import renaming
 from mailroom.registry.settings import InboxSettings
 from mailroom.registry.subscriptions import Topics, subscription, unsubscription
 from mailroom.sql.operation import Operation
+from mailroom.values.names import DEFAULT_SCHEMA, OWN, Key
 
 
 class Named:
@@ -68,7 +68,7 @@ class Named:
         paused before it has messages; other keys go on.
 
         Returns whether it was not paused before; if it was, nothing changes. `actor` says who acts and `why` gives the
-        reason; both are written to the table `audit`, and `mailroom.status` shows them.
+        reason; both are written to the table `audit`, and `mailroom.node.status` shows them.
 
         In the caller's transaction; commit soon. Raises `UnknownInbox`; `ConfigurationError` for a key of a total
         inbox, which can be paused only as a whole; and `InvalidMessage` for a wrong `key`, `actor` or `why`.

@@ -17,12 +17,12 @@ from mailroom.errors import ConfigurationError
 from mailroom.figures.keys import IS_PARKED
 from mailroom.message.answer import Undone, answering_undone
 from mailroom.message.message import Message
-from mailroom.names import DEFAULT_SCHEMA, Key, inbox_name, key_text, schema_name, utf8
-from mailroom.numbers import count, count_or_all
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, filled
+from mailroom.values.names import DEFAULT_SCHEMA, Key, inbox_name, key_text, schema_name, utf8
+from mailroom.values.numbers import count, count_or_all
 
 log = logging.getLogger("mailroom.choice")
 

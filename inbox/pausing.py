@@ -11,12 +11,12 @@ from inbox.by_key.paused_keys import PausedKey, listing_paused, pausing_key, res
 from inbox.limits import closing
 from inbox.order import finding_order
 from mailroom.errors import ConfigurationError, MailroomError
-from mailroom.names import Key, key_text
-from mailroom.numbers import TEN_YEARS_S, count_or_all, seconds
 from mailroom.registry.breakers import closing_prefixes
 from mailroom.schema import acts, finding
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.values.names import Key, key_text
+from mailroom.values.numbers import TEN_YEARS_S, count_or_all, seconds
 
 PAUSE = Sql(
     """

@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 from mailroom.errors import CommitUnknown, NotAtomic, TokenExpired
-from mailroom.lazy import imported
 from mailroom.message.carry import carrying
-from mailroom.packages import warn_of_hidden
+from mailroom.packages.installed import warn_of_hidden
+from mailroom.packages.lazy import imported
 
 if TYPE_CHECKING:
     from mailroom.bridges.bridges import AsyncBridges, Bridges

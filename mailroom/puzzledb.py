@@ -12,11 +12,11 @@ from datetime import datetime
 from typing import Any, Literal, cast
 from uuid import UUID
 
-from mailroom import codec
 from mailroom.errors import DecodeError, EncodeError, InvalidMessage
 from mailroom.message.message import Message, plain
 from mailroom.message.outgoing import EventType, Kind, MessageType, Outgoing
-from mailroom.names import Key, utf8
+from mailroom.values import codec
+from mailroom.values.names import Key, utf8
 
 __all__ = ["MessageObject", "encode"]
 
@@ -67,7 +67,7 @@ class MessageObject:
         The fields may come in any order, with integers and lengths of any width. The id may be sixteen integers, as
         go-cbor writes it, sixteen bytes, tag 37 or text. Event O is read as D. What is missing is empty, None or 0, as
         for PuzzleDB's own reader. Raises `DecodeError`, and nothing else, for bytes that are no message object: it says
-        what is wrong, never what they hold. The limits are those of `mailroom.codec.decode`.
+        what is wrong, never what they hold. The limits are those of `mailroom.values.codec.decode`.
         """
         with _reading():
             return cls(**_arguments(codec.read_item(raw)))
@@ -134,7 +134,7 @@ class MessageObject:
 def encode(value: Any) -> bytes:
     """Return the object of a message object as go-cbor writes it, every integer in eight bytes.
 
-    It takes what `mailroom.codec.encode` takes, and `mailroom.codec.decode` gives it back equal. But that one writes
+    It takes what `mailroom.values.codec.encode` takes, and `decode` there gives it back equal. But that `encode` writes
     integers as short as they can be, and go-cbor's reader misreads negative ones of them, such as -200. Dates, UUIDs
     and decimals are written as there, and go-cbor's reader refuses them. Raises `EncodeError` for what it would misread
     or not survive: integers below -2^63 and keys that are bytes.

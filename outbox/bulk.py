@@ -16,10 +16,10 @@ from uuid import UUID
 
 from mailroom.errors import MailroomError
 from mailroom.message.columns import CHAR, MESSAGE_ROW, written
-from mailroom.names import shown
-from mailroom.numbers import MAX_INT64
-from mailroom.shell import quoted
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.values.names import shown
+from mailroom.values.numbers import MAX_INT64
+from mailroom.values.shell import quoted
 
 # Other messages queue behind one chunk. A dispatcher delivers this much in a fraction of a second.
 # D-spark-5: A large batch is decided at once and moves in chunks.

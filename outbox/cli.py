@@ -21,9 +21,9 @@ from mailroom.cli.output import document, progress_bar, say, say_whole
 from mailroom.cli.parameters import KEY, TOPIC, OneOf, seconds
 from mailroom.errors import InvalidMessage, MailroomError, coded
 from mailroom.message.outgoing import EventType, MessageType, Outgoing, row_of, sending, sending_many
+from mailroom.node.trace import Location, trace
 from mailroom.session import settings
 from mailroom.sql.runner import run
-from mailroom.trace import Location, trace
 from outbox.cancel import cancelling_by_hand
 from outbox.csv_source import CsvSource
 from outbox.once import identified, sending_once

@@ -7,8 +7,8 @@ from typing import IO, Any
 
 from mailroom.errors import ConfigurationError, InvalidMessage
 from mailroom.message.outgoing import Outgoing, row_of
-from mailroom.names import MAX_VALUE_BYTES, shown
 from mailroom.sql.operation import Row
+from mailroom.values.names import MAX_VALUE_BYTES, shown
 
 
 class CsvSource:

@@ -14,8 +14,8 @@ from mailroom.errors import InvalidMessage
 from mailroom.message.carry import headers_json
 from mailroom.message.executable import ACCOUNTING, MAX_LEVELS, MAX_PART_BYTES, STORE, VERSION
 from mailroom.message.outgoing import aware, clock, given_id
-from mailroom.names import Key, executable_name, key_text, shown, topic_name
-from mailroom.numbers import MAX_INT64, MIN_INT64, whole
+from mailroom.values.names import Key, executable_name, key_text, shown, topic_name
+from mailroom.values.numbers import MAX_INT64, MIN_INT64, whole
 
 Raw: TypeAlias = bytes  # in the class, `bytes` is a field
 Act: TypeAlias = Literal["put", "increment", "delete", "delete_range", "account", "call"]
@@ -130,7 +130,7 @@ def _key(executable: Executable, key: Key) -> str:
 def _part(value: bytes, what: str) -> bytes:
     if not isinstance(value, bytes | bytearray | memoryview):
         raise InvalidMessage(
-            f"{what} is bytes, not {type(value).__name__}: encode it, for example with mailroom.codec.encode. "
+            f"{what} is bytes, not {type(value).__name__}: encode it, for example with mailroom.values.codec.encode. "
             "For a number use increment.",
             code="MR-invalid-executable",
         )

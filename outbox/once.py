@@ -9,8 +9,8 @@ from uuid import UUID, uuid5
 
 from mailroom.errors import InvalidMessage
 from mailroom.message.outgoing import INSERT, Outgoing
-from mailroom.names import topic_name, utf8
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
+from mailroom.values.names import topic_name, utf8
 
 # This must never change: with another one, what was sent once would be sent again.
 NAMESPACE = UUID("4962d28c-5274-4fb8-91db-ec61c171a097")

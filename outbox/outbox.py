@@ -12,9 +12,9 @@ from mailroom.message.answer import Request, answer, refuse_second
 from mailroom.message.headers import given
 from mailroom.message.outgoing import EventType, Fields, MessageType, Outgoing, fresh_ids, row_of, sending, sending_many
 from mailroom.message.topic import Topic, topic_text
-from mailroom.names import DEFAULT_SCHEMA, Key, schema_name
 from mailroom.sql.operation import Operation, Row
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
+from mailroom.values.names import DEFAULT_SCHEMA, Key, schema_name
 from outbox.cancel import cancelling
 from outbox.once import identified, sending_once
 
@@ -187,7 +187,7 @@ class Outbox(_Node):
 
         True means that no inbox gets it once the transaction commits; after a rollback it is delivered as if nothing
         had happened, and no later message of its key has overtaken it. False means that it was delivered, or expired,
-        or that there is no message of this id that is committed: `mailroom.trace` tells where it is.
+        or that there is no message of this id that is committed: `mailroom.node.trace` tells where it is.
 
         With `free_once` the text that was given as `once` is free again: the same message can be sent anew. It is not
         freed where it is too late.

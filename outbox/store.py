@@ -11,10 +11,10 @@ from mailroom.message.columns import EXECUTABLE_ROW
 from mailroom.message.executable import ACCOUNTING, STORE
 from mailroom.message.insert import Insert
 from mailroom.message.outgoing import aware
-from mailroom.names import DEFAULT_SCHEMA, Key, executable_name, key_text, schema_name
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from mailroom.sql.sight import seeing
+from mailroom.values.names import DEFAULT_SCHEMA, Key, executable_name, key_text, schema_name
 from outbox.executable import Executable, Raw, row_of
 
 

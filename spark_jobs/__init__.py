@@ -6,7 +6,7 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from mailroom.lazy import imported
+from mailroom.packages.lazy import imported
 
 if not all(map(find_spec, ("pyspark", "pyarrow"))):
     raise ImportError("spark_jobs needs PySpark and PyArrow: install the extra, pip install 'pg-mailroom[spark]'.")

@@ -16,12 +16,12 @@ from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
 from mailroom.cli.parameters import WholeNumber
 from mailroom.errors import ConfigurationError, MailroomError
-from mailroom.names import inbox_name
-from mailroom.numbers import count, whole
 from mailroom.schema import checking
 from mailroom.session.commit import atomically
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
+from mailroom.values.names import inbox_name
+from mailroom.values.numbers import count, whole
 from spark_jobs.archive.drainer import Drainer
 from spark_jobs.archive.files import SPARK_COLUMNS
 from spark_jobs.archive.folder import full_name, spark_name

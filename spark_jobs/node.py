@@ -12,11 +12,11 @@ from psycopg import conninfo
 
 from mailroom import schema
 from mailroom.errors import ConfigurationError
-from mailroom.names import DEFAULT_SCHEMA, schema_name, shown
 from mailroom.session import settings
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.pooler import PooledConnection
 from mailroom.sql.runner import run
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name, shown
 from outbox.bulk import table_in
 from spark_jobs.seen import Seen, demand_the_same, seeing
 

@@ -6,7 +6,7 @@ from mailroom.cli.acting import counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
 from mailroom.cli.parameters import Number
-from mailroom.names import shown
+from mailroom.values.names import shown
 from spark_jobs.command import dsn_variable, job, main, node_of
 from spark_jobs.write import finishing
 from spark_jobs.write.staging import ABANDONED_AFTER_H, sweep

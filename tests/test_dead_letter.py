@@ -15,14 +15,15 @@ import sqlalchemy
 from dispatcher import Registrations
 from dispatcher.housekeeping.janitor import raising_floor
 from inbox import Inbox, Skip
-from mailroom import codec, locks
-from mailroom.dead_letter import AsyncDeadLetters, DeadLetters
 from mailroom.errors import DecodeError, InvalidMessage, InvalidName, NotInTransaction, UnknownInbox
 from mailroom.message.columns import PARTS, listed
 from mailroom.message.executable import unwired
+from mailroom.node.dead_letter import AsyncDeadLetters, DeadLetters
 from mailroom.order.clock import CEILING_STEP, DISPATCH_LOCK, MAX_CLOCK, ClockOverflow
+from mailroom.sql import locks
 from mailroom.sql.runner import run
 from mailroom.testing import execute
+from mailroom.values import codec
 from outbox import Executable, Store
 from tests.support.command import done, json_of
 from tests.support.databases import Connect

@@ -11,9 +11,10 @@ import pytest_asyncio
 
 from dispatcher import AsyncRegistrations, Registrations
 from inbox import AsyncParked, Parked
-from mailroom import AsyncLinks, Links, schema, status, trace
-from mailroom.dead_letter import AsyncDeadLetters, DeadLetters
+from mailroom import AsyncLinks, Links, schema
 from mailroom.errors import InvalidName, SchemaError
+from mailroom.node import status, trace
+from mailroom.node.dead_letter import AsyncDeadLetters, DeadLetters
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Sql
 from outbox import Outbox

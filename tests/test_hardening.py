@@ -37,15 +37,16 @@ from inbox.by_key import due
 from inbox.by_key.failure import failed, recording
 from inbox.keeping import keeping
 from inbox.total_order import total_claim
-from mailroom import create_inbox, schema, status, subscribe, testing, unsubscribe
-from mailroom import node as identity
-from mailroom import trace as tracing
+from mailroom import create_inbox, schema, subscribe, testing, unsubscribe
 from mailroom.errors import InvalidMessage, InvalidName
 from mailroom.message.insert import Insert
-from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, inbox_name, schema_name
+from mailroom.node import identity as identity
+from mailroom.node import status
+from mailroom.node import trace as tracing
 from mailroom.sql.operation import Sql, filled
 from mailroom.sql.runner import run
 from mailroom.testing import deliver, deliver_async
+from mailroom.values.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, inbox_name, schema_name
 from outbox import AsyncOutbox, Outbox, Outgoing
 from outbox.bulk import EXPRESSIONS as BULK
 from outbox.bulk import NTH
@@ -721,8 +722,8 @@ OF_STATEMENT = {
     "inbox.total_order.total_claim.REAP": OF_WORKER[total_claim],
     "inbox.total_order.total_claim.TAKE": OF_WORKER[total_claim],
     "dispatcher.executor.targets.target.INSERT": {"given": "g.value"},
-    "mailroom.trace.TRACE": {"but": "''"},
-    "mailroom.trace.CAUSED": {"but": "''"},
+    "mailroom.node.trace.TRACE": {"but": "''"},
+    "mailroom.node.trace.CAUSED": {"but": "''"},
     "dispatcher.dashboard.reading.OF_PLACE": {"table": "dead_letter"},
     "dispatcher.dashboard.reading.OF_INBOX": {"table": "inbox"},
     "outbox.bulk.MOVE": {

@@ -11,8 +11,7 @@ from inbox.by_key.parked_keys import moving_parked
 from mailroom.cli import call
 from mailroom.errors import SchemaError
 from mailroom.metrics.look import Watch
-from mailroom.sql.runner import run
-from mailroom.status import (
+from mailroom.node.status import (
     InboxStatus,
     dispatcher_status,
     executable_backlog,
@@ -20,8 +19,9 @@ from mailroom.status import (
     outbox_backlog,
     status,
 )
+from mailroom.node.trace import trace
+from mailroom.sql.runner import run
 from mailroom.testing import execute
-from mailroom.trace import trace
 from outbox import Store
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.databases import Connect

@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from dispatcher import Dispatcher
 from dispatcher.daemon import Executor
 from inbox import Inbox, Message, Worker
-from mailroom import locks
+from mailroom.sql import locks
 from outbox import Store
 from tests.interleavings.sessions import sessions
 from tests.support.databases import Connect

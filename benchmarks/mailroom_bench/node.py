@@ -10,10 +10,11 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 import dispatcher
-from mailroom import create_inbox, locks
+from mailroom import create_inbox
 from mailroom import schema as node_schema
 from mailroom.registry.inboxes import Order
 from mailroom.session import settings
+from mailroom.sql import locks
 
 from .workload import INBOX, KEY, KEYS, VALUE
 

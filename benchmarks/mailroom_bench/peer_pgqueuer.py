@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 
-from mailroom import codec
+from mailroom.values import codec
 
 from .floors import BATCH
 from .latency import AT_MOST, WARM_UP, scheduled

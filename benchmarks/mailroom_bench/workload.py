@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mailroom import codec
+from mailroom.values import codec
 from outbox import Outgoing
 
 INBOX = "bench"  # also the topic: an inbox gets the topic of its own name

@@ -12,7 +12,7 @@ from mailroom.bridges.record import Encoding, Format
 from mailroom.bridges.settings import MAX_ORIGINS, OnFailure
 from mailroom.cli.parameters import PATTERN, OneOf, WholeNumber, seconds
 from mailroom.links.readers import MAX_ROWS
-from mailroom.names import MAX_COUNT
+from mailroom.values.names import MAX_COUNT
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -11,7 +11,6 @@ import click
 from dispatcher import daemon
 from dispatcher.delivery.floor import Scanned
 from dispatcher.lanes.lane import POLL_INTERVAL_S
-from mailroom import status as node_status
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.commands.status import tell_leader
 from mailroom.cli.group import Group
@@ -21,6 +20,7 @@ from mailroom.cli.parameters import seconds_above_0
 from mailroom.cli.serving import metrics_option, serving, statistics_option
 from mailroom.metrics.catalog import reading_catalog
 from mailroom.metrics.process import awake
+from mailroom.node import status as node_status
 from mailroom.session.home import Home
 
 poll_interval = click.option(

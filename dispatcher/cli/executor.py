@@ -10,7 +10,6 @@ import click
 from dispatcher import daemon
 from dispatcher.cli.dispatcher import counted_off, poll_interval
 from dispatcher.executor.targets.registration import RegisteredFunction, RegisteredTarget, Registrations
-from mailroom import status as node_status
 from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.commands.status import tell_leader
@@ -20,6 +19,7 @@ from mailroom.cli.output import document, note, print_listing, say, working
 from mailroom.cli.parameters import seconds_above_0
 from mailroom.cli.serving import metrics_option, serving
 from mailroom.errors import MailroomError
+from mailroom.node import status as node_status
 from mailroom.session.home import Home
 
 

@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias, cast, get_args
 from starlette.requests import Request
 
 from mailroom.errors import ConfigurationError, MailroomError
-from mailroom.names import shown
 from mailroom.schema.audit import check_actor
+from mailroom.values.names import shown
 
 Action: TypeAlias = Literal["replay", "discard", "requeue", "pause", "resume", "cancel"]
 ACTIONS: tuple[Action, ...] = get_args(Action)

@@ -13,7 +13,7 @@ from inbox.inbox import Inbox
 from inbox.parked import Parked
 from mailroom.bridges.bridges import Bridges
 from mailroom.cli.acting import counted
-from mailroom.dead_letter import DeadLetters
+from mailroom.node.dead_letter import DeadLetters
 from mailroom.schema import acts
 from mailroom.sql.runner import run
 from outbox.cancel import cancelling_by_hand

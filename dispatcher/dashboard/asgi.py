@@ -42,9 +42,9 @@ from mailroom.errors import (
     MailroomError,
     UnknownInbox,
 )
-from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.roles.advice import advice, is_denied
 from mailroom.session import settings
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 log = logging.getLogger("mailroom.dashboard")
 

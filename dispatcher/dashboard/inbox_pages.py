@@ -14,16 +14,16 @@ from dispatcher.dashboard.reading import (
 )
 from dispatcher.dashboard.shown import Asked, ShownNode, page_of
 from inbox.parked import Parked
-from mailroom.dead_letter import DeadLetters, Stage
 from mailroom.errors import UnknownInbox
 from mailroom.metrics import minute_statistics
 from mailroom.metrics.look import InboxLook
-from mailroom.names import key_text
+from mailroom.node.dead_letter import DeadLetters, Stage
 from mailroom.order.traits import traits_of
 from mailroom.registry.listing import listing
 from mailroom.schema.checks import nearest_inbox
 from mailroom.sql.locked import locked_inboxes, reading_lock_of, reading_locked
 from mailroom.sql.runner import run
+from mailroom.values.names import key_text
 
 MINUTES = 60
 ATTEMPTS_SHOWN = 20

@@ -7,13 +7,13 @@ import psycopg
 
 from dispatcher.dashboard.reading import reading_content
 from dispatcher.dashboard.shown import Asked, ShownNode
-from mailroom import trace
 from mailroom.cli.commands.trace import described
 from mailroom.cli.messages import content_lines
 from mailroom.cli.output import printable
+from mailroom.node import trace
+from mailroom.node.trace import Location
 from mailroom.sql.locked import locked_inboxes, reading_locked
 from mailroom.sql.runner import run
-from mailroom.trace import Location
 
 TABLES = ("outbox", "scheduled", "dead_letter", "reaped")
 EFFECTS = 100

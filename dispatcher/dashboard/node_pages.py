@@ -19,9 +19,9 @@ from mailroom.doctor.examining import examine
 from mailroom.doctor.finding import Finding
 from mailroom.links.links import Links
 from mailroom.metrics import minute_statistics
-from mailroom.names import topic_name
+from mailroom.node.status import executor_status
 from mailroom.sql.runner import run
-from mailroom.status import executor_status
+from mailroom.values.names import topic_name
 from outbox.periodic.periodic import Periodic
 
 MINUTES = 60

@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from mailroom.dead_letter import DeadLetterContent, content_of
 from mailroom.figures.keys import FIELDS, IN_TROUBLE, IS_PARKED, PARKED
+from mailroom.node.dead_letter import DeadLetterContent, content_of
 from mailroom.registry.routing import CARRIES, FITS, GETS, LINK_ROUTE, OF_THIS_NODE, ROUTE
 from mailroom.schema import finding
 from mailroom.sql.operation import Operation, Sql, columns_of, filled

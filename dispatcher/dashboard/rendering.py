@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from mailroom.cli.acting import counted
 from mailroom.cli.output import duration, shown
 from mailroom.cli.screen import rate
-from mailroom.names import DEFAULT_SCHEMA
+from mailroom.values.names import DEFAULT_SCHEMA
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"

@@ -14,7 +14,7 @@ from dispatcher.dashboard.looks import Looks
 from dispatcher.dashboard.reading import PAGE_ROWS
 from dispatcher.dashboard.sessions import NodeSessions
 from mailroom.metrics.look import Look
-from mailroom.names import inbox_name
+from mailroom.values.names import inbox_name
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ from uuid import UUID
 
 import psycopg
 
-from mailroom import shell
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
+from mailroom.values import shell
 
 log = logging.getLogger("mailroom.dispatcher")
 

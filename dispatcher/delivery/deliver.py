@@ -10,13 +10,13 @@ from typing import Any
 
 from dispatcher.delivery.floor import FIRST, START, ScanStart
 from dispatcher.delivery.plain import DELIVER_PLAIN, PLAIN_RESULT
-from mailroom import locks
 from mailroom.links.marks import IS_WANTED
 from mailroom.message.columns import MESSAGE
 from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.order.total import HAS_BOUNDS, RINGING, raising_stable
 from mailroom.registry.routing import GETS, LINK_ROUTE, ROUTE
 from mailroom.schema.partitions import PARTITIONS
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql, Together
 from mailroom.sql.sight import NODE_ROW, the_one
 

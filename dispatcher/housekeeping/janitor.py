@@ -33,7 +33,6 @@ from mailroom import events
 from mailroom.figures.keys import PARKED
 from mailroom.links.handshake.diverged import finding_claims, renewing
 from mailroom.metrics.recorder import KEPT
-from mailroom.names import shown
 from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.order.expressions import BY_CLOCK
 from mailroom.order.total import R_IS_BOUNDED
@@ -44,6 +43,7 @@ from mailroom.session.settings import refusal
 from mailroom.sql.operation import Operation, Sql, filled
 from mailroom.sql.runner import run_async, run_in_transaction
 from mailroom.sql.sqlstate import Meaning, meaning
+from mailroom.values.names import shown
 from outbox.bulk import ABANDONED_AFTER_S, BulkLost, advancing, listing_left
 
 log = logging.getLogger("mailroom.dispatcher")

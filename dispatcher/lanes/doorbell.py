@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 import psycopg
 
 from dispatcher.delivery.writers import reading_writers, remaining
-from mailroom import locks
 from mailroom.session.listener import Listener, heard
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
 

@@ -27,7 +27,6 @@ from mailroom import events
 from mailroom import schema as node
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.health import Health
-from mailroom.names import schema_name
 from mailroom.roles.advice import advise, noted
 from mailroom.session import backoff, settings
 from mailroom.session.disconnect import answered_within, disconnect
@@ -37,6 +36,7 @@ from mailroom.session.repeats import Repeats, cause
 from mailroom.sql.pooler import is_pooled
 from mailroom.sql.runner import run_async
 from mailroom.sql.sqlstate import OF_THE_SESSION, is_held_up
+from mailroom.values.names import schema_name
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -24,12 +24,12 @@ from dispatcher.links.receiving import Receiving, Room
 from dispatcher.links.visit import Notes, VisitTarget
 from mailroom.links.handshake.target import Origin, reading_origins, wanted_subscriptions
 from mailroom.links.marks import wanting_marks
-from mailroom.names import DEFAULT_SCHEMA
 from mailroom.order.total import having_bounds
 from mailroom.session import settings
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
 from mailroom.sql.runner import run_in_transaction
+from mailroom.values.names import DEFAULT_SCHEMA
 
 FOLLOW_S = 2.0  # between two looks at the origins and at what this node subscribes to
 MARKS_S = 0.2  # between two looks what total inboxes wait for; a node without one does not look

@@ -18,8 +18,8 @@ from examples.coordinator.states import Connection
 from inbox import Worker
 from mailroom.cli.failures import tell
 from mailroom.cli.output import say
-from mailroom.codec import decode
 from mailroom.puzzledb import MessageObject, encode
+from mailroom.values.codec import decode
 
 MESSAGES = 10
 NODES = 3

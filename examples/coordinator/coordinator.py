@@ -11,8 +11,8 @@ from examples.coordinator.states import Connection
 from inbox import Message, Worker
 from mailroom import create_inbox, subscribe, unsubscribe
 from mailroom.message.outgoing import MessageType
-from mailroom.names import topic_name
 from mailroom.puzzledb import MessageObject
+from mailroom.values.names import topic_name
 from outbox import Outbox
 
 Observer: TypeAlias = Callable[[MessageObject, Connection], object]

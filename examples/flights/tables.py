@@ -6,9 +6,9 @@ import psycopg
 
 from mailroom import create_inbox
 from mailroom.errors import ConfigurationError
-from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.schema import migrate
 from mailroom.session import settings
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 INBOX = "flights"
 NODE = "mailroom_demo"

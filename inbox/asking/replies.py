@@ -21,7 +21,6 @@ from inbox.keeping import FITS, keeping
 from inbox.sessions.wakeup import InboxListener
 from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
-from mailroom.names import DEFAULT_SCHEMA
 from mailroom.schema import checking
 from mailroom.session import backoff, settings
 from mailroom.session.disconnect import answered_within
@@ -31,6 +30,7 @@ from mailroom.session.repeats import Repeats, cause
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.pooler import lone_statement
 from mailroom.sql.runner import run_async
+from mailroom.values.names import DEFAULT_SCHEMA
 
 log = logging.getLogger("mailroom.requests")
 

@@ -23,13 +23,13 @@ from mailroom.message.headers import given
 from mailroom.message.message import Message, plain
 from mailroom.message.outgoing import Fields, Outgoing, given_id, row_of, sending
 from mailroom.message.topic import Topic
-from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
-from mailroom.numbers import seconds
 from mailroom.session import settings
 from mailroom.session.home import Home
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, driver_of, run, run_async
 from mailroom.sql.sqlstate import Meaning, meaning
+from mailroom.values.names import DEFAULT_SCHEMA, inbox_name, schema_name
+from mailroom.values.numbers import seconds
 
 T = TypeVar("T")
 A = TypeVar("A")

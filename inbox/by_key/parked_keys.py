@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from inbox.by_key.claim import FITTING
-from mailroom import locks
 from mailroom.errors import ConfigurationError
 from mailroom.message.answer import ASKS
 from mailroom.message.columns import DELIVERED
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Row, Sql
 
 PARTITION_CHANNEL = locks.channel("'{schema}.inbox_{inbox}'::regclass")

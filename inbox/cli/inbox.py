@@ -38,7 +38,7 @@ from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.links.links import Links
 from mailroom.links.unknown import not_read
 from mailroom.message.message import Message
-from mailroom.names import ALL, OWN
+from mailroom.node.status import links_status
 from mailroom.order.traits import traits_of
 from mailroom.registry.drop import drop_inbox
 from mailroom.registry.inboxes import create_inbox, set_inbox
@@ -51,7 +51,7 @@ from mailroom.schema.audit import shown_value
 from mailroom.session.settings import DSN_VARIABLE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
-from mailroom.status import links_status
+from mailroom.values.names import ALL, OWN
 
 origin_option = click.option(
     "--origin",

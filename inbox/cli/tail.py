@@ -12,7 +12,6 @@ import click
 import psycopg
 from psycopg import sql
 
-from mailroom import locks
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.failures import drop_output
 from mailroom.cli.messages import content_lines, message_json
@@ -22,6 +21,7 @@ from mailroom.message.message import COLUMNS, SELECTED, Message, messages
 from mailroom.order.expressions import BY_CLOCK
 from mailroom.schema import finding
 from mailroom.session import settings
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.pooler import is_pooled
 from mailroom.sql.runner import run

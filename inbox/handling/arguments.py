@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from mailroom.errors import ConfigurationError
 from mailroom.message.message import Message
-from mailroom.numbers import whole
+from mailroom.values.numbers import whole
 
 # The result is None and not object: a coroutine is an object too, and a type checker should reject an `async def` here.
 Handler: TypeAlias = Callable[[Message, Any], None]

@@ -22,11 +22,11 @@ from mailroom.message.message import Message
 from mailroom.message.outgoing import sending
 from mailroom.message.patterns import Patterns
 from mailroom.message.topic import Topic
-from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from mailroom.sql.savepoint import SavepointGone, savepoint, savepoint_async
 from mailroom.sql.sqlstate import ABORTED, sqlstate
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 SyncCall: TypeAlias = Callable[[Message, Any], object]
 AsyncCall: TypeAlias = Callable[[Message, Any], Awaitable[object]]

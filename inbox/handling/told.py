@@ -14,8 +14,8 @@ from uuid import UUID
 from inbox.by_key.failure import Recorded
 from inbox.exceptions import Park, Skip
 from inbox.order import Order
-from mailroom import shell
 from mailroom.errors import Coded
+from mailroom.values import shell
 
 
 @dataclass(frozen=True, slots=True)

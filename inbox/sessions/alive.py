@@ -14,8 +14,8 @@ from collections.abc import Callable
 import psycopg
 from psycopg.errors import InsufficientPrivilege
 
-from mailroom import locks
 from mailroom.session.acting import CURRENT, LOGIN, if_acting
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Row, Sql
 from mailroom.sql.pooler import is_pooled
 from mailroom.sql.runner import run

@@ -10,9 +10,9 @@ import asyncio
 
 import psycopg
 
-from mailroom import locks
 from mailroom.session.home import Home
 from mailroom.session.listener import HEARTBEAT_S, Listener, heard
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
 

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from inbox.worker.tasks import all_cancelled, first_error
 from mailroom.errors import ConfigurationError, ConnectionFailed, coded
-from mailroom.packages import declared, load
+from mailroom.packages.installed import declared, load
 from mailroom.session import backoff, settings
 from mailroom.session.home import Home
 from mailroom.session.listener import heard

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from inbox.handling import arguments
-from mailroom.numbers import seconds
 from mailroom.session import settings
+from mailroom.values.numbers import seconds
 
 
 @dataclass(frozen=True, slots=True)

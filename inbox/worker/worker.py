@@ -52,7 +52,6 @@ from mailroom import events
 from mailroom import schema as node
 from mailroom.health import Health
 from mailroom.message.message import Message
-from mailroom.names import DEFAULT_SCHEMA
 from mailroom.roles.advice import advise
 from mailroom.session import backoff, settings
 from mailroom.session.home import Home
@@ -61,6 +60,7 @@ from mailroom.session.repeats import Repeats
 from mailroom.sql import encoding
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import driver_of, run, run_async
+from mailroom.values.names import DEFAULT_SCHEMA
 
 log = logging.getLogger("mailroom.worker")
 

@@ -16,7 +16,7 @@ from mailroom.bridges.record import CONTENT_TYPES, fill
 from mailroom.bridges.states import BridgeStates, InState, OutState
 from mailroom.errors import ConfigurationError
 from mailroom.message.topic import SCHEMA, Topic
-from mailroom.names import MANY, ONE, fits
+from mailroom.values.names import MANY, ONE, fits
 
 SPECIFICATION = "3.0.0"
 NODE = "node"

@@ -26,14 +26,14 @@ from hashlib import sha256
 from typing import Literal, TypeAlias, TypeVar, cast, get_args
 from uuid import UUID, uuid4, uuid5
 
-from mailroom import codec
 from mailroom.bridges.json_form import NotJson, of_json
 from mailroom.bridges.record import CONTENT_TYPE, IsReserved, checked_template, fill, is_reserved, one_of
 from mailroom.errors import ConfigurationError, DecodeError, EncodeError, InvalidMessage, MailroomError
 from mailroom.message.headers import as_json, checked
 from mailroom.message.outgoing import aware
-from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, MAX_VALUE_BYTES, TOPIC, key_text, shown, topic_name
-from mailroom.numbers import MAX_INT64
+from mailroom.values import codec
+from mailroom.values.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, MAX_VALUE_BYTES, TOPIC, key_text, shown, topic_name
+from mailroom.values.numbers import MAX_INT64
 
 T = TypeVar("T")
 

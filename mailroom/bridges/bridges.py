@@ -14,13 +14,13 @@ from mailroom.errors import ConfigurationError, UnknownBridge
 from mailroom.links.readers import LINK, removing_reader
 from mailroom.links.resume import cutting
 from mailroom.links.sources import removing_source
-from mailroom.names import DEFAULT_SCHEMA, meant, node_name, schema_name
 from mailroom.registry.subscriptions import Topics
 from mailroom.schema import acts
 from mailroom.schema.audit import check_actor
 from mailroom.schema.checks import checking
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation
+from mailroom.values.names import DEFAULT_SCHEMA, meant, node_name, schema_name
 
 
 class _Operations:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from mailroom.bridges.record import Format, IsReserved, reserving
 from mailroom.errors import ConfigurationError
-from mailroom.packages import declared, load, package_of, sole
+from mailroom.packages.installed import declared, load, package_of, sole
 
 log = logging.getLogger("mailroom.bridges")
 

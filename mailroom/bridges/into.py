@@ -9,7 +9,6 @@ from mailroom.bridges.settings import InSettings, with_given
 from mailroom.bridges.source import BrokerPosition
 from mailroom.errors import ConfigurationError, MailroomError, UnknownBridge
 from mailroom.links.start import noting_place
-from mailroom.names import node_name
 from mailroom.order import clock
 from mailroom.order.clock import DURABLE
 from mailroom.order.total import R_IS_BOUNDED
@@ -18,6 +17,7 @@ from mailroom.schema.audit import auditing, check_actor, differences
 from mailroom.schema.checks import checking
 from mailroom.schema.otherwise import check_same
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.values.names import node_name
 
 TAKEN = Sql(
     """

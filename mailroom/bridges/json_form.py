@@ -20,9 +20,9 @@ from types import NoneType
 from typing import Any, NoReturn
 from uuid import UUID
 
-from mailroom.codec import MAX_DECIMAL_DIGITS, MAX_INT, MAX_ITEMS, MIN_INT
 from mailroom.errors import DecodeError
 from mailroom.message.headers import TEXT
+from mailroom.values.codec import MAX_DECIMAL_DIGITS, MAX_INT, MAX_ITEMS, MIN_INT
 
 # A longer number has more digits than a decimal of ours: sign, digits, point, and an exponent of four digits.
 LONG = re.compile(r"[0-9]{19}")

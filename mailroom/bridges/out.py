@@ -20,14 +20,14 @@ from mailroom.links.readers import (
     reading_settings,
 )
 from mailroom.message.columns import MESSAGE
-from mailroom.names import meant, node_name
-from mailroom.numbers import whole
 from mailroom.order.clock import DURABLE
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor, differences
 from mailroom.schema.checks import checking
 from mailroom.schema.otherwise import check_same
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.values.names import meant, node_name
+from mailroom.values.numbers import whole
 
 KEEP_S = 0.0  # what the broker has acknowledged is not kept any longer
 

@@ -46,11 +46,11 @@ from functools import cache, lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 from uuid import UUID
 
-from mailroom import codec
 from mailroom.bridges.json_form import NotJson, as_json, of_json
 from mailroom.errors import ConfigurationError, DecodeError, EncodeError, MailroomError
 from mailroom.links.handshake.wire import MARK, WIRE_COLUMNS
-from mailroom.names import shown
+from mailroom.values import codec
+from mailroom.values.names import shown
 
 Format: TypeAlias = Literal["cloudevents", "debezium", "plain"]
 Encoding: TypeAlias = Literal["json", "cbor"]

@@ -9,9 +9,9 @@ from mailroom.bridges.arrival import Decoding, Intake
 from mailroom.bridges.broker import Broker, OwnSetting, Start, broker_of
 from mailroom.bridges.record import Encoding, Form, Format
 from mailroom.errors import ConfigurationError
-from mailroom.names import MAX_COUNT, shown
-from mailroom.numbers import whole
 from mailroom.registry.subscriptions import Topics
+from mailroom.values.names import MAX_COUNT, shown
+from mailroom.values.numbers import whole
 
 OnFailure: TypeAlias = Literal["stop", "skip"]
 

@@ -4,8 +4,8 @@ from mailroom.bridges.broker import broker_of
 from mailroom.bridges.out import OutRow
 from mailroom.bridges.record import Record, Sender, carried, record_of
 from mailroom.links.handshake.wire import GATHERED, NAMES, TYPES, WIRE_COLUMNS
-from mailroom.numbers import count_or_all
 from mailroom.sql.operation import Operation, Sql
+from mailroom.values.numbers import count_or_all
 
 LIMIT = 100
 

@@ -13,10 +13,10 @@ from mailroom import schema as node
 from mailroom.cli.logs import LogFormat
 from mailroom.embedded import embedded_server
 from mailroom.errors import ConfigurationError
-from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.session import settings
 from mailroom.sql.locked import LOCK_TIMEOUT, reading_locked
 from mailroom.sql.runner import run
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 # For commands that look: they wait for no lock for long, and say who has it.
 LOOKING = settings.SESSION | {"lock_timeout": LOCK_TIMEOUT}

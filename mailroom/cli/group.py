@@ -2,7 +2,7 @@
 
 import click
 
-from mailroom.names import meant
+from mailroom.values.names import meant
 
 
 class Group(click.Group):

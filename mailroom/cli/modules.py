@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from mailroom.errors import ConfigurationError, MailroomError
-from mailroom.packages import NAMES, warn_of_hidden
+from mailroom.packages.installed import NAMES, warn_of_hidden
 
 
 def imported(name: str) -> ModuleType:

@@ -10,9 +10,9 @@ from mailroom.cli.call import Call
 from mailroom.cli.help import Context
 from mailroom.cli.logs import LogFormat
 from mailroom.cli.parameters import OneOf
-from mailroom.names import DEFAULT_SCHEMA
 from mailroom.schema.checks import HEAD
 from mailroom.session import settings
+from mailroom.values.names import DEFAULT_SCHEMA
 
 LOG_FORMAT_VARIABLE = "MAILROOM_LOG_FORMAT"
 

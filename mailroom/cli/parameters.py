@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from mailroom.errors import MailroomError, coded
-from mailroom.names import (
+from mailroom.values.names import (
     MAX_COUNT,
     inbox_name,
     key_text,

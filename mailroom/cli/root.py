@@ -14,7 +14,7 @@ from mailroom.cli.failures import Interrupted, tell
 from mailroom.cli.group import Group
 from mailroom.cli.options import share
 from mailroom.errors import ConfigurationError, MailroomError
-from mailroom.packages import declared, is_hidden, load, sole
+from mailroom.packages.installed import declared, is_hidden, load, sole
 
 GROUP = "mailroom.commands"
 # Commands that are distributions of their own, and the extra that brings each.

@@ -10,7 +10,7 @@ from django.db import connections
 from psycopg import conninfo, pq
 
 from mailroom.errors import InvalidName
-from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 SETTING = "MAILROOM"
 NAMES = ("DATABASE", "SCHEMA")

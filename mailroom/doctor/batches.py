@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from mailroom.doctor.finding import DoctorCheck, Found, Limits
-from mailroom.names import shown
-from mailroom.shell import quoted
 from mailroom.sql.operation import Operation, Sql
+from mailroom.values.names import shown
+from mailroom.values.shell import quoted
 
 
 class _Stuck(NamedTuple):

@@ -19,11 +19,11 @@ from mailroom.doctor.causes import WaitCause, caused, reading_causes
 from mailroom.doctor.finding import DoctorCheck, Finding, Found, Limits, finding
 from mailroom.doctor.kinds import KINDS
 from mailroom.errors import SchemaError
-from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.roles.advice import grant_command, is_denied
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.sqlstate import Meaning, meaning, primary_message
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 NOT_SEEN = "M000"
 POOLED = "M032"

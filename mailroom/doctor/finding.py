@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 from mailroom.errors import ConfigurationError
-from mailroom.numbers import seconds, whole
 from mailroom.sql.operation import PARAMETER, Operation, Sql
+from mailroom.values.numbers import seconds, whole
 
 SHOWN = 10  # lines of evidence of one finding; a node has thousands of tables
 MOST = 2**62

@@ -1,7 +1,7 @@
 """Those who reap: batches that do not end, batches of the dead, and inboxes that no worker reaps."""
 
-from mailroom import locks
 from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Limits, asking
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql
 
 DATABASE = "(SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())"

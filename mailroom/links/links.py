@@ -17,8 +17,6 @@ from mailroom.links.sources import (
 from mailroom.links.states import LinkStates, reading_states
 from mailroom.links.told import waiting_told
 from mailroom.links.unknown import unknown_link
-from mailroom.names import DEFAULT_SCHEMA, inbox_name, node_name, schema_name
-from mailroom.numbers import count_or_all
 from mailroom.order.total import resuming_order
 from mailroom.registry.subscriptions import Topics, topic_texts
 from mailroom.schema import acts
@@ -26,6 +24,8 @@ from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.checks import checking
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.values.names import DEFAULT_SCHEMA, inbox_name, node_name, schema_name
+from mailroom.values.numbers import count_or_all
 
 Side: TypeAlias = Literal["reader", "source"]
 

@@ -5,10 +5,10 @@ there was stamped before. The reader asks for one only while it holds messages t
 when an inbox joins. So idle nodes write nothing.
 """
 
-from mailroom import locks
 from mailroom.order.clock import DISPATCH_LOCK, DURABLE, raising_ceiling
 from mailroom.order.expressions import BY_SENT
 from mailroom.order.total import BOUNDS, ORIGINS
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql
 
 # -- At the target ----------------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ from typing import Any
 from mailroom.errors import ConfigurationError
 from mailroom.links.start import noting_place
 from mailroom.links.unknown import unknown_link
-from mailroom.names import node_name
-from mailroom.numbers import TEN_YEARS_S, seconds, whole
 from mailroom.order import clock
 from mailroom.registry.subscriptions import Topics, topic_texts
 from mailroom.schema import acts
@@ -15,6 +13,8 @@ from mailroom.schema.audit import auditing, check_actor, differences
 from mailroom.schema.checks import checking
 from mailroom.schema.otherwise import check_same
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.values.names import node_name
+from mailroom.values.numbers import TEN_YEARS_S, seconds, whole
 
 KEEP_S = 172_800.0
 MAX_ROWS = 2**62

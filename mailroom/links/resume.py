@@ -8,12 +8,12 @@ from mailroom.errors import MailroomError, UnknownLink
 from mailroom.links.handshake.diverged import BY_HAND, Ending, cutting_receipts, finding_unknown, holding, reading_ends
 from mailroom.links.readers import MAX_ROWS
 from mailroom.links.unknown import unknown_link
-from mailroom.numbers import whole
 from mailroom.order.clock import DURABLE
 from mailroom.order.total import resuming_order
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.values.numbers import whole
 
 LOST_AT_MOST = 1_000  # ids that a report lists unless it is told otherwise
 

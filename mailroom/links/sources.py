@@ -8,7 +8,6 @@ from mailroom.errors import ConfigurationError
 from mailroom.links.service import service_name
 from mailroom.links.start import noting_place
 from mailroom.links.unknown import unknown_link
-from mailroom.names import DEFAULT_SCHEMA, node_name, schema_name
 from mailroom.order import clock
 from mailroom.order.total import guarding_order, raising_stable, starting_origin
 from mailroom.schema import acts
@@ -16,6 +15,7 @@ from mailroom.schema.audit import auditing, check_actor, differences
 from mailroom.schema.checks import checking
 from mailroom.schema.otherwise import check_same
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.values.names import DEFAULT_SCHEMA, node_name, schema_name
 
 BEFORE = Sql(
     """

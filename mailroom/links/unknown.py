@@ -3,8 +3,8 @@
 from collections.abc import Collection
 
 from mailroom.errors import UnknownLink
-from mailroom.names import meant
 from mailroom.sql.operation import Operation, Sql
+from mailroom.values.names import meant
 
 SIDES = ("reader", "source")
 # Nodes of each side. A bridge is none.

@@ -2,7 +2,7 @@
 
 It is sent in the transaction that ends the command, so it exists if and only if the command has ended that way. This is
 the one place of that rule: 200 and 400 come from a handler (`inbox.handling.handlers`), 500 comes from the code that
-ends a command that will not be done (`inbox.by_key.due`, `inbox.parked`, `mailroom.dead_letter`).
+ends a command that will not be done (`inbox.by_key.due`, `inbox.parked`, `mailroom.node.dead_letter`).
 """
 
 import json
@@ -17,16 +17,16 @@ from mailroom.errors import InvalidMessage
 from mailroom.message.carry import answering
 from mailroom.message.headers import given
 from mailroom.message.outgoing import INSERT, Fields, Outgoing, row_of, sending
-from mailroom.names import MAX_KEY_BYTES, TOPIC
 from mailroom.sql.operation import Operation, Row, filled
+from mailroom.values.names import MAX_KEY_BYTES, TOPIC
 
 DONE, REJECTED, FAILED = 200, 400, 500
 
 # The error of a discarded command that never failed, or failed so long ago that its history is gone.
 DISCARDED = "Discarded"
 
-# Whether a row is a command that is to be answered. The topic's alphabet is that of `mailroom.names.TOPIC`: what is no
-# topic counts as none, or such a command could never be ended.
+# Whether a row is a command that is to be answered. The topic's alphabet is that of
+# `mailroom.values.names.TOPIC`: what is no topic counts as none, or such a command could never be ended.
 ASKS = """(kind = 'C' AND (headers ->> 'reply_to'::text) COLLATE pg_catalog."C" ~ '^[A-Za-z][A-Za-z0-9_.-]*$'::text
            AND octet_length(headers ->> 'reply_to'::text) <= 200)"""
 

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from mailroom.errors import InvalidMessage
 from mailroom.message.headers import as_json, checked, size
-from mailroom.names import MAX_HEADERS_BYTES, shown
+from mailroom.values.names import MAX_HEADERS_BYTES, shown
 
 log = logging.getLogger("mailroom.carry")
 

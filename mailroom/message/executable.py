@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from mailroom import codec
 from mailroom.errors import DecodeError
 from mailroom.message.columns import PARTS
+from mailroom.values import codec
 
 VERSION = 1
 STORE, ACCOUNTING = "store", "accounting"  # the targets that every node has

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 
 from mailroom.errors import InvalidMessage
-from mailroom.names import MAX_HEADERS_BYTES, shown, utf8
+from mailroom.values.names import MAX_HEADERS_BYTES, shown, utf8
 
 TEXT = json.JSONEncoder(ensure_ascii=False).encode  # made once: `dumps` would make one for each call
 

@@ -9,15 +9,15 @@ from struct import Struct
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 from uuid import UUID
 
-from mailroom import codec
 from mailroom.errors import InvalidMessage
 from mailroom.message.carry import headers_json
 from mailroom.message.columns import MESSAGE_ROW, written
 from mailroom.message.insert import Insert
 from mailroom.message.topic import Topic, topic_headers
-from mailroom.names import MAX_AFTER_CLOCK, Key, key_text, shown, topic_name
-from mailroom.numbers import TEN_YEARS_S, seconds, whole
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row
+from mailroom.values import codec
+from mailroom.values.names import MAX_AFTER_CLOCK, Key, key_text, shown, topic_name
+from mailroom.values.numbers import TEN_YEARS_S, seconds, whole
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 
 from mailroom.errors import ConfigurationError
 from mailroom.message.topic import Topic, pattern_text
-from mailroom.names import MANY, ONE, fits
+from mailroom.values.names import MANY, ONE, fits
 
 T = TypeVar("T")
 

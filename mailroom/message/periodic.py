@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias, get_args
 
-from mailroom import codec
-from mailroom.cron import cron
 from mailroom.errors import InvalidMessage
 from mailroom.message.headers import as_json, given
-from mailroom.names import Key, key_text, periodic_name, shown, topic_name
-from mailroom.numbers import seconds
 from mailroom.sql.operation import Row
+from mailroom.values import codec
+from mailroom.values.cron import cron
+from mailroom.values.names import Key, key_text, periodic_name, shown, topic_name
+from mailroom.values.numbers import seconds
 
 Missed: TypeAlias = Literal["skip", "once", "all"]
 

@@ -11,8 +11,8 @@ from mailroom.message.message import Message, holding, plain
 from mailroom.message.periodic import Missed, PeriodicMessage
 from mailroom.message.typed.converter import Schema
 from mailroom.message.typed.values import PLAIN, Values, values_of
-from mailroom.names import Key, shown, topic_name, topic_pattern
-from mailroom.numbers import whole
+from mailroom.values.names import Key, shown, topic_name, topic_pattern
+from mailroom.values.numbers import whole
 
 if TYPE_CHECKING:
     # Only a checker knows defaults before Python 3.13: with them a `Topic[Reserve]` is a `Topic[Reserve, Any]`.

@@ -4,11 +4,11 @@ from datetime import datetime
 from typing import NamedTuple
 
 from mailroom.metrics.minutes import BUCKETS, NODE
-from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
-from mailroom.numbers import whole
 from mailroom.schema import checking, finding
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Sql
+from mailroom.values.names import DEFAULT_SCHEMA, inbox_name, schema_name
+from mailroom.values.numbers import whole
 
 MOST_M = 48 * 60
 

@@ -5,7 +5,6 @@ They are cheap enough for each scrape, whatever waits (`mailroom.figures.statist
 
 from typing import get_args
 
-from mailroom.dead_letter import Stage
 from mailroom.figures.breakers import counting_open
 from mailroom.figures.leaders import HeldLease, reading_held
 from mailroom.figures.statistics import (
@@ -17,6 +16,7 @@ from mailroom.figures.statistics import (
     reading_tables,
 )
 from mailroom.metrics.family import Family, Samples, of_rows
+from mailroom.node.dead_letter import Stage
 from mailroom.sql.operation import Operation
 
 INBOX_MESSAGES = Family(

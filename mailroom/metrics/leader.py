@@ -14,7 +14,6 @@ from typing import get_args
 
 import psycopg
 
-from mailroom.dead_letter import Stage
 from mailroom.figures.keys import counting_keys
 from mailroom.figures.statistics import EXACT, estimated
 from mailroom.figures.waiting import (
@@ -27,7 +26,7 @@ from mailroom.figures.waiting import (
 )
 from mailroom.metrics.failing import INBOX_FAILING, Failing
 from mailroom.metrics.family import Family, Samples, of_rows
-from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.node.dead_letter import Stage
 from mailroom.roles.advice import advise
 from mailroom.session import backoff, settings
 from mailroom.session.home import Home
@@ -35,6 +34,7 @@ from mailroom.session.repeats import Repeats, cause
 from mailroom.sql.locked import locked_inboxes, reading_locked
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 log = logging.getLogger("mailroom.metrics")
 

@@ -17,9 +17,9 @@ from mailroom.metrics.family import PREFIX, Family, Histogram, Samples
 from mailroom.metrics.process import FAMILIES, ProcessMetrics
 from mailroom.metrics.recorder import Recorder
 from mailroom.metrics.scrape import UP, Scrape
-from mailroom.names import DEFAULT_SCHEMA
 from mailroom.session import settings
 from mailroom.session.home import Home
+from mailroom.values.names import DEFAULT_SCHEMA
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation

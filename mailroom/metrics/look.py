@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import cast
 from uuid import UUID
 
-from mailroom import locks
 from mailroom.doctor.examining import NOT_SEEN, telling
 from mailroom.doctor.finding import Finding, Limits
 from mailroom.doctor.kinds import KINDS
@@ -27,9 +26,10 @@ from mailroom.metrics.failing import INBOX_FAILING, Failing
 from mailroom.metrics.family import Family, Samples
 from mailroom.metrics.leader import INTERVAL_S, SHARE, Added, sampling
 from mailroom.metrics.scrape import reading_node
-from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.sql import locks
 from mailroom.sql.locked import LockedTable, reading_locked
 from mailroom.sql.operation import Operation, Sql
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 SHOWN = 20  # keys, batches and errors of a look
 # D-metrics-9: What is in trouble on the live screen are findings of the doctor.

@@ -12,7 +12,7 @@ from mailroom import events
 from mailroom.health import Probed
 from mailroom.message.message import delivered_times, sent_times
 from mailroom.metrics.family import Family, Histogram, Samples
-from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 OUTCOME = Family(
     "messages_outcome_total", "counter", "Messages that this dispatcher took, by what became of them.", ("outcome",)

@@ -15,13 +15,13 @@ from random import random
 
 from mailroom.metrics.minutes import BUCKETS, COUNTED, Minutes, Rows, minute_of, totals
 from mailroom.metrics.process import ProcessMetrics
-from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.session import settings
 from mailroom.session.home import Home, reading_place
 from mailroom.session.repeats import Repeats, cause
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
 from mailroom.sql.sqlstate import Meaning, meaning
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 log = logging.getLogger("mailroom.metrics")
 

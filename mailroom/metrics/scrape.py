@@ -11,7 +11,6 @@ import psycopg
 from mailroom.errors import MailroomError
 from mailroom.metrics.family import Family, Samples
 from mailroom.metrics.process import ProcessMetrics
-from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.roles.advice import advise
 from mailroom.session import settings
 from mailroom.session.home import Home
@@ -19,6 +18,7 @@ from mailroom.session.repeats import Repeats, cause
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
 from mailroom.sql.sight import NODE_ROW, the_one
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 log = logging.getLogger("mailroom.metrics")
 

@@ -10,9 +10,9 @@ moves the clock of the node, and never past a ceiling that is durable.
 """
 
 from mailroom.errors import ConfigurationError, MailroomError
-from mailroom.numbers import whole
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.sight import NODE_ROW, the_one
+from mailroom.values.numbers import whole
 
 MAX_CLOCK = 2**63 - 1
 WARN_CLOCK = 2**62

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from mailroom.numbers import whole
 from mailroom.order.clock import MAX_CLOCK, receive, tick
+from mailroom.values.numbers import whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ joins later shows at least as much before it sends anything, and what comes too 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from mailroom import locks
 from mailroom.errors import NotSubscribed
 from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.order.traits import chosen, reading_traits
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql, filled
 
 PARTITION_KEY = locks.key("partition")

@@ -7,7 +7,7 @@ runs in a transaction of its own, and gives way to a change of the schema meanwh
 
 from datetime import date, datetime
 
-from mailroom import locks
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql
 
 PATIENCE_MS = 100  # a session that waits for a lock keeps later ones waiting

@@ -9,7 +9,7 @@ Every change here locks the row of the breaker first, and rows of `key_state` in
 
 from dataclasses import dataclass
 
-from mailroom import locks
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql
 
 NOW = "coalesce(%(now)s::timestamptz, clock_timestamp())"

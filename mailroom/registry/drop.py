@@ -2,12 +2,12 @@
 
 from mailroom.errors import SchemaError
 from mailroom.message.answer import ASKS, Undone, answering_undone
-from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
 from mailroom.registry.exclusive import COUNT, HAVE_ROWS, having_alone
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Sql
+from mailroom.values.names import DEFAULT_SCHEMA, inbox_name, schema_name
 
 
 def dropping(

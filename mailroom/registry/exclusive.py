@@ -1,10 +1,10 @@
 """Have an inbox to oneself until the transaction ends, while a dispatcher runs: to drop it, or to rename it."""
 
-from mailroom import locks
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.registry.breakers import NOTIFY
 from mailroom.registry.inboxes import SCHEMA_LOCK
 from mailroom.schema.checks import checking, finding
+from mailroom.sql import locks
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.sight import seeing
 from mailroom.sql.sqlstate import AGAIN, sqlstate

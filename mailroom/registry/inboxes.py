@@ -3,9 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias, Unpack
 
-from mailroom import locks
 from mailroom.errors import ConfigurationError, SchemaError
-from mailroom.names import DEFAULT_SCHEMA, OWN, inbox_name, origin_name, schema_name
 from mailroom.order.expressions import BY_CLOCK, BY_SENT
 from mailroom.order.total import joining
 from mailroom.order.traits import TRAITS, OrderName, Traits, traits_of
@@ -26,9 +24,11 @@ from mailroom.schema.acts import INBOX_CREATE, INBOX_SET, INBOX_SUBSCRIBE
 from mailroom.schema.audit import auditing, checked_actor
 from mailroom.schema.checks import checking, finding
 from mailroom.schema.otherwise import check_same
+from mailroom.sql import locks
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, filled
 from mailroom.sql.sqlstate import NO_ROOM, sqlstate
+from mailroom.values.names import DEFAULT_SCHEMA, OWN, inbox_name, origin_name, schema_name
 
 Order: TypeAlias = OrderName
 

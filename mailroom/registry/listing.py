@@ -4,10 +4,10 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from mailroom.names import OWN
 from mailroom.registry.settings import SETTINGS
 from mailroom.session.backoff import spread_s
 from mailroom.sql.operation import Operation, Sql
+from mailroom.values.names import OWN
 
 LIST = Sql(
     """

@@ -1,7 +1,6 @@
 """Give an inbox another name, with all that it holds."""
 
 from mailroom.errors import SchemaError
-from mailroom.names import DEFAULT_SCHEMA, OWN, inbox_name, schema_name
 from mailroom.registry.exclusive import COUNT, HAVE_ROWS, having_alone
 from mailroom.registry.inboxes import FIND
 from mailroom.registry.subscriptions import SUBSCRIBE
@@ -9,6 +8,7 @@ from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Sql
+from mailroom.values.names import DEFAULT_SCHEMA, OWN, inbox_name, schema_name
 
 
 def renaming(

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Annotated, Any, Literal, TypedDict, cast, get_args, get_type_hints
 
 from mailroom.errors import ConfigurationError
-from mailroom.names import MAX_COUNT, shown
-from mailroom.numbers import TEN_YEARS_S, seconds, whole
 from mailroom.schema.audit import differences
+from mailroom.values.names import MAX_COUNT, shown
+from mailroom.values.numbers import TEN_YEARS_S, seconds, whole
 
 MOST_DAYS = 366  # a partition each
 MOST_PER_S = 1_000_000

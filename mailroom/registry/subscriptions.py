@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from mailroom.message.topic import Topic, pattern_text
-from mailroom.names import ALL, DEFAULT_SCHEMA, OWN, inbox_name, origin_name, schema_name
 from mailroom.order.total import joining, leaving
 from mailroom.schema.acts import INBOX_SUBSCRIBE, INBOX_UNSUBSCRIBE
 from mailroom.schema.audit import auditing, checked_actor
 from mailroom.schema.checks import checking, finding
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.values.names import ALL, DEFAULT_SCHEMA, OWN, inbox_name, origin_name, schema_name
 
 # What an inbox subscribes to: topics, each as a `Topic` or as text, and patterns.
 Topics: TypeAlias = Topic[Any, Any] | str | Iterable[Topic[Any, Any] | str]

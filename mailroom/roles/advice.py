@@ -6,10 +6,10 @@ note, and whose logs say it.
 
 import shlex
 
-from mailroom.names import DEFAULT_SCHEMA
 from mailroom.roles.matrix import PURPOSES
 from mailroom.schema.acts import ACTS
 from mailroom.sql.sqlstate import is_of_row_security, sqlstate
+from mailroom.values.names import DEFAULT_SCHEMA
 
 DENIED = "42501"
 SOMEBODY = "ROLE"  # where only the server knows as whom it was

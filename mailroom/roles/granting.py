@@ -3,9 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mailroom import locks
 from mailroom.errors import ConfigurationError, InvalidName, UnknownInbox
-from mailroom.names import DEFAULT_SCHEMA, inbox_name, meant, schema_name, shown, utf8
 from mailroom.order.total import IS_BOUNDED
 from mailroom.roles.matrix import PURPOSES
 from mailroom.roles.statements import (
@@ -23,8 +21,10 @@ from mailroom.roles.statements import (
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.checks import checking
+from mailroom.sql import locks
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, Statement
+from mailroom.values.names import DEFAULT_SCHEMA, inbox_name, meant, schema_name, shown, utf8
 
 MAX_ROLE_BYTES = 63  # PostgreSQL cuts longer names, and would mean another role
 

@@ -6,9 +6,9 @@ import platform
 from collections.abc import Mapping, Sequence
 
 from mailroom.errors import InvalidMessage
-from mailroom.names import utf8
 from mailroom.schema.acts import Act
 from mailroom.sql.operation import Operation, Sql
+from mailroom.values.names import utf8
 
 MAX_ACTOR_LENGTH = 200  # characters
 MAX_WHY_LENGTH = 1_000  # characters

@@ -1,10 +1,10 @@
 """Check that a node's schema exists, that this release can work with it, and that all of it is seen; and an inbox."""
 
 from mailroom.errors import SchemaError, UnknownInbox
-from mailroom.names import DEFAULT_SCHEMA, meant, schema_name
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.sight import HIDDEN, READABLE, refuse_hidden, the_one
+from mailroom.values.names import DEFAULT_SCHEMA, meant, schema_name
 
 # Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
 # D-schema-2: One base, then migrations.

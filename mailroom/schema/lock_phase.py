@@ -14,7 +14,7 @@ Everything is one statement of the server, so that a script for `psql` can have 
 import re
 from collections.abc import Iterable
 
-from mailroom import locks
+from mailroom.sql import locks
 from mailroom.sql.operation import filled
 
 # SQLSTATE of our own.

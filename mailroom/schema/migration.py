@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 import psycopg
 
 from mailroom.errors import SchemaError
-from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.numbers import seconds
 from mailroom.order.sequences import Numbers, raising_sequences
 from mailroom.schema.acts import MIGRATE
 from mailroom.schema.audit import checked_actor, person
@@ -23,6 +21,8 @@ from mailroom.session import settings
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, Statement
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async, run_in_transaction
 from mailroom.sql.sqlstate import primary_message, sqlstate
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
+from mailroom.values.numbers import seconds
 
 if TYPE_CHECKING:
     from alembic.runtime.environment import EnvironmentContext

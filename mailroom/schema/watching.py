@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mailroom.errors import ConfigurationError, InvalidMessage
-from mailroom.names import DEFAULT_SCHEMA, MAX_KEY_BYTES, schema_name, shown, topic_name, utf8
 from mailroom.schema.acts import UNWATCH, WATCH
 from mailroom.schema.audit import changed, checked_actor
 from mailroom.schema.checks import checking
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.values.names import DEFAULT_SCHEMA, MAX_KEY_BYTES, schema_name, shown, topic_name, utf8
 
 # The longest of the words that follow the topic is `truncated`. An md5 has 32 bytes.
 LONGEST_WORD = "truncated"

@@ -20,12 +20,12 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from mailroom.errors import CommitUnknown, ConnectionFailed, MailroomError, NotAtomic, TokenExpired
-from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.session.backoff import pause_s
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, T
 from mailroom.sql.runner import run, run_async
 from mailroom.sql.sight import seeing
 from mailroom.sql.sqlstate import ABORTED, BLAMES, Meaning, is_lost, meaning_of_code, sqlstate
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 log = logging.getLogger("mailroom.commit")
 

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator
 import psycopg
 from psycopg import sql
 
-from mailroom import locks
 from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.session import backoff, settings
 from mailroom.session.disconnect import answered_within, disconnect
 from mailroom.session.home import Home
 from mailroom.session.repeats import Repeats, cause
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.pooler import is_pooled
 from mailroom.sql.runner import run_async

@@ -72,8 +72,8 @@ class Sql:
     by name where it has so many that nobody would count them: `named` then gives its rows by those names. `into` is a
     NamedTuple or dataclass whose fields are the columns: then `named` gives rows of that class, and arrays as tuples.
     `parts` are pieces of SQL that several statements share; each replaces its `{name}`, as `filled` does. Identifiers
-    are checked names (`mailroom.names`), so rendering needs no quoting rules. What an `undecoded` statement returns,
-    psycopg gives as `Undecoded`, to be passed on as a value of another statement; other drivers decode it all the same.
+    are checked names (`mailroom.values.names`), so rendering needs no quoting rules. psycopg gives what an `undecoded`
+    statement returns as `Undecoded`, to be passed on as a value of another one; other drivers decode it all the same.
 
     Call operators and functions with the exact types of one in pg_catalog, or with the prefix `pg_catalog.`. Otherwise
     an overload that another role has put into the caller's search_path could match better, and would run with the

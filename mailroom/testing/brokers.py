@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 from dispatcher.bridges.brokers import client_class
-from mailroom import codec
 from mailroom.bridges.arrival import Arrived, Intake, digest, incoming
 from mailroom.bridges.broker import Broker, broker_of
 from mailroom.bridges.publisher import (
@@ -34,6 +33,7 @@ from mailroom.bridges.source import (
     PositionGone,
     RecordSource,
 )
+from mailroom.values import codec
 
 T = TypeVar("T")
 

@@ -2,10 +2,10 @@
 
 from mailroom.errors import ConfigurationError
 from mailroom.figures.leaders import reading_leaders
-from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.schema import checking
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 # Messages and executables, wherever they stand, and what is noted of them. In the order in which others lock them.
 EMPTIED = (

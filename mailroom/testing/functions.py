@@ -19,7 +19,6 @@ from dispatcher.links.at_source.fetch import FetchedBatch, fetching
 from dispatcher.links.receive import receiving
 from inbox import AsyncInbox, Inbox
 from inbox.claims import Claims
-from mailroom import codec
 from mailroom.bridges.out import finding_out
 from mailroom.bridges.record import Record
 from mailroom.bridges.waiting import waiting_records
@@ -27,7 +26,6 @@ from mailroom.errors import ConfigurationError
 from mailroom.message.carry import handling
 from mailroom.message.columns import MESSAGE_ROW
 from mailroom.message.message import Message
-from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.order.clock import raising_ceiling
 from mailroom.sql.apart import in_hand
 from mailroom.sql.methods import on_connections
@@ -44,6 +42,8 @@ from mailroom.testing.stepping import (
     step,
     step_async,
 )
+from mailroom.values import codec
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 
 @dataclass(frozen=True, slots=True)

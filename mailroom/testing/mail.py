@@ -17,7 +17,6 @@ from inbox.handling.handlers import check_schema
 from mailroom.errors import ConfigurationError, UnknownInbox
 from mailroom.message.message import Message
 from mailroom.message.topic import Topic
-from mailroom.names import DEFAULT_SCHEMA, schema_name, topic_name
 from mailroom.registry.routing import GETS, ROUTE
 from mailroom.schema import checking, finding
 from mailroom.schema.checks import nearest_inbox
@@ -25,6 +24,7 @@ from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, is_django, run, run_async, unwrapped
 from mailroom.testing.functions import SentMessage, delivering_once, executing_all, reading_sent
 from mailroom.testing.stepping import Failure, Worked, refuse_async, shifting, step, step_async
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name, topic_name
 
 log = logging.getLogger("mailroom.mail")
 

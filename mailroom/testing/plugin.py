@@ -50,7 +50,7 @@ def mail_connection(_mail_connections: list[Any]) -> Iterator[Any]:
 @pytest.fixture
 def mail_schema() -> str:
     """The schema of the node that `mail` is about. Override it for another one than `mailroom`."""
-    from mailroom.names import DEFAULT_SCHEMA
+    from mailroom.values.names import DEFAULT_SCHEMA
 
     return DEFAULT_SCHEMA
 

@@ -12,7 +12,7 @@ from mailroom.cli.group import Group
 from mailroom.cli.output import document, note, print_listing, say
 from mailroom.cli.parameters import KEY, LIMIT, TOPIC, OneOf, checked, seconds
 from mailroom.message.periodic import Missed, PeriodicMessage
-from mailroom.names import periodic_name
+from mailroom.values.names import periodic_name
 from outbox.cli import KINDS, header, parsed, wrong_usage
 from outbox.periodic.periodic import Periodic, PeriodicState
 

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from mailroom.cron import cron
 from mailroom.errors import ConfigurationError, InvalidMessage, UnknownPeriodic
 from mailroom.message.outgoing import aware
 from mailroom.message.periodic import PeriodicMessage, columns
-from mailroom.names import DEFAULT_SCHEMA, meant, periodic_name, schema_name, shown
-from mailroom.numbers import count
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor, differences
 from mailroom.schema.checks import checking
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
+from mailroom.values.cron import cron
+from mailroom.values.names import DEFAULT_SCHEMA, meant, periodic_name, schema_name, shown
+from mailroom.values.numbers import count
 from outbox.periodic.schedule import Schedule
 
 Put: TypeAlias = Literal["added", "changed", "unchanged"]

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from uuid import UUID, uuid5
 
-from mailroom.cron import cron
 from mailroom.message.periodic import Missed
+from mailroom.values.cron import cron
 
 # A time is missed once its message is so late. The next leader takes over sooner, so no change of leaders misses one.
 GRACE = timedelta(seconds=60)

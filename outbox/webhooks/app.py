@@ -14,10 +14,10 @@ from uuid import UUID
 from mailroom.errors import ConfigurationError, ConnectionFailed, InvalidMessage, MailroomError, coded
 from mailroom.message.patterns import Patterns
 from mailroom.message.topic import Topic, pattern_text
-from mailroom.names import DEFAULT_SCHEMA, MAX_VALUE_BYTES, shown
-from mailroom.numbers import count, whole
 from mailroom.session.repeats import Repeats, cause
 from mailroom.sql.sqlstate import BLAMES, meaning, primary_message, sqlstate
+from mailroom.values.names import DEFAULT_SCHEMA, MAX_VALUE_BYTES, shown
+from mailroom.values.numbers import count, whole
 from outbox.webhooks.reading import Bodies
 from outbox.webhooks.refusal import RETRY_AFTER_S, RequestRefused, unavailable
 from outbox.webhooks.request import (

@@ -14,7 +14,7 @@ from mailroom.cli.logs import log_to_stderr
 from mailroom.cli.output import note
 from mailroom.cli.parameters import NODE, PATTERN, WholeNumber
 from mailroom.errors import ConfigurationError
-from mailroom.names import MAX_VALUE_BYTES
+from mailroom.values.names import MAX_VALUE_BYTES
 from outbox.webhooks.app import MIB, WebhookApp
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from urllib.parse import parse_qs, unquote
 
-from mailroom import codec
 from mailroom.bridges.json_form import check_items
 from mailroom.errors import DecodeError
-from mailroom.names import shown
+from mailroom.values import codec
+from mailroom.values.names import shown
 from outbox.webhooks.refusal import RequestRefused, unreadable
 from outbox.webhooks.signature import ID, SIGNATURE, TIMESTAMP
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mailroom.errors import ConfigurationError, MailroomError
-from mailroom.names import shown
+from mailroom.values.names import shown
 
 ID, TIMESTAMP, SIGNATURE = "webhook-id", "webhook-timestamp", "webhook-signature"
 PREFIX = "whsec_"

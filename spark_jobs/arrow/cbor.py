@@ -1,4 +1,4 @@
-"""Columns of Spark as CBOR: what `mailroom.codec` writes for one value, for a whole Arrow array at once."""
+"""Columns of Spark as CBOR: what `mailroom.values.codec` writes for one value, for a whole Arrow array at once."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from mailroom.codec import MAX_ITEMS, decode
 from mailroom.errors import DecodeError
-from mailroom.names import MAX_VALUE_BYTES
+from mailroom.values.codec import MAX_ITEMS, decode
+from mailroom.values.names import MAX_VALUE_BYTES
 from spark_jobs.arrow import cbor_leaves as leaves
 from spark_jobs.arrow.byte_arrays import constant, cut, data, joined, offsets, starts
 from spark_jobs.arrow.cbor_types import check_type, refused
@@ -21,9 +21,9 @@ NULL, TRUE, FALSE = b"\xf6", b"\xf5", b"\xf4"
 def encoded(array: pa.Array, path: str = "value", *, nan_as_null: bool = False) -> pa.LargeBinaryArray:
     """Encode each element of an Arrow array, as Spark hands it over, as one CBOR item; null as CBOR's null.
 
-    `mailroom.codec.decode` gives back an equal value: a struct or map as dict, a timestamp as datetime in UTC. The
-    limits are the codec's: 16 MiB and 250,000 items each, nested 32 deep. Raises `EncodeError`, which names the part
-    by its `path` and never shows content: for a type that cannot be sent, before any row is read; else for the
+    `mailroom.values.codec.decode` gives back an equal value: a struct or map as dict, a timestamp as datetime in UTC.
+    The limits are the codec's: 16 MiB and 250,000 items each, nested 32 deep. Raises `EncodeError`, which names the
+    part by its `path` and never shows content: for a type that cannot be sent, before any row is read; else for the
     first fault: NaN unless it is to be null, a time outside of the years 1 to 9999, text that is not UTF-8, a
     map with the same key twice.
     """

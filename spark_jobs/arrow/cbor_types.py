@@ -5,8 +5,8 @@ from pyarrow import types
 from pyspark.sql import types as spark_types
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType
 
-from mailroom.codec import MAX_DEPTH
 from mailroom.errors import EncodeError
+from mailroom.values.codec import MAX_DEPTH
 
 _STRINGS = {pa.string(), pa.large_string(), pa.binary(), pa.large_binary()}
 _NUMBERS = {pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()}

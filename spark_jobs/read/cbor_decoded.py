@@ -24,9 +24,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from mailroom.codec import decode
 from mailroom.errors import ConfigurationError, DecodeError
-from mailroom.names import shown
+from mailroom.values.codec import decode
+from mailroom.values.names import shown
 from spark_jobs.arrow.cbor_leaves import DAY_US, in_years
 from spark_jobs.arrow.cbor_types import arrow_type, check_type
 

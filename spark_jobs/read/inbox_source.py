@@ -12,10 +12,10 @@ from pyspark.sql.types import StructType
 
 from inbox.order import finding_in_parts
 from mailroom.errors import ConfigurationError
-from mailroom.names import MAX_COUNT, inbox_name, key_text, shown, topic_name
-from mailroom.numbers import whole
 from mailroom.order.clock import MAX_CLOCK
 from mailroom.sql.runner import run
+from mailroom.values.names import MAX_COUNT, inbox_name, key_text, shown, topic_name
+from mailroom.values.numbers import whole
 from spark_jobs.arrow import message_rows
 from spark_jobs.node import Node, demand_known
 from spark_jobs.read.inbox_rows import Chosen, Range, batches, cutting

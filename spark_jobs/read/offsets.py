@@ -9,11 +9,11 @@ from inbox.by_key.claim import OPEN, PIN
 from inbox.keeping import KEEPS, keeping
 from inbox.order import finding_in_parts
 from inbox.sessions.wakeup import PARTITION_KEY
-from mailroom import locks
 from mailroom.errors import ConfigurationError
 from mailroom.figures.keys import HELD
 from mailroom.order import clock
 from mailroom.order.expressions import BY_CLOCK
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql
 
 REAPED_ROWS = 10_000  # in one transaction

@@ -17,7 +17,7 @@ from mailroom.errors import InvalidMessage
 from mailroom.message.columns import CHAR, MESSAGE_ROW, written
 from mailroom.message.headers import as_json, checked
 from mailroom.message.outgoing import EARLIEST, LATEST
-from mailroom.names import MAX_AFTER_CLOCK, MAX_KEY_BYTES, TOPIC, shown
+from mailroom.values.names import MAX_AFTER_CLOCK, MAX_KEY_BYTES, TOPIC, shown
 from outbox.bulk import NTH
 from spark_jobs.arrow.cbor import encoded
 

@@ -13,11 +13,11 @@ import psycopg
 
 from mailroom.errors import ConnectionFailed, MailroomError
 from mailroom.figures.leaders import is_dispatched
-from mailroom.names import shown
 from mailroom.session.backoff import pause_s
 from mailroom.session.settings import refusal
 from mailroom.sql.runner import run
 from mailroom.sql.sqlstate import BLAMES, is_of_row_security, meaning, sqlstate
+from mailroom.values.names import shown
 from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, BulkLost, MovedRows, advancing, giving_up, oldest
 from spark_jobs.node import Node
 

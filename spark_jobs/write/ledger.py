@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from mailroom import locks
 from mailroom.errors import InvalidMessage, MailroomError
-from mailroom.names import shown
+from mailroom.sql import locks
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.values.names import shown
 from spark_jobs.arrow.content import BatchContent
 
 JOB = -1  # in the place of a micro-batch's number

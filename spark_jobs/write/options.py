@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pyspark.sql.types import StructType
 
 from mailroom.errors import ConfigurationError
-from mailroom.names import shown
+from mailroom.values.names import shown
 from spark_jobs.node import Node
 from spark_jobs.write.ledger import JOB, SparkBatch
 from spark_jobs.write.shape import Shape

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as spark
 
 from mailroom.errors import InvalidMessage
-from mailroom.names import shown, topic_name
+from mailroom.values.names import shown, topic_name
 from spark_jobs.arrow import binary_copy
 from spark_jobs.arrow.byte_arrays import of_rows
 from spark_jobs.arrow.cbor import encoded

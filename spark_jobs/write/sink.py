@@ -16,8 +16,8 @@ from uuid import UUID
 import pyarrow as pa
 
 from mailroom.errors import ConfigurationError
-from mailroom.names import DEFAULT_SCHEMA
-from mailroom.numbers import MAX_INT64, whole
+from mailroom.values.names import DEFAULT_SCHEMA
+from mailroom.values.numbers import MAX_INT64, whole
 from spark_jobs.arrow.content import BatchContent
 from spark_jobs.node import Node
 from spark_jobs.write.commit import SentBatch, commit

@@ -6,11 +6,11 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
-from mailroom import codec
 from mailroom.bridges.arrival import Arrived
 from mailroom.bridges.record import Carried, Form, Record, Sender
 from mailroom.message.headers import size
-from mailroom.names import MAX_HEADERS_BYTES
+from mailroom.values import codec
+from mailroom.values.names import MAX_HEADERS_BYTES
 from tests.message.test_codec import supported
 
 SENDER = Sender(UUID("6b1d5a0e-3c52-4a57-8f0e-1c9d3f0a7b44"), "paris", 3)

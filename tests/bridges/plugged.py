@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mailroom.bridges.broker import broker_of, brokers
-from mailroom.packages import declared
+from mailroom.packages.installed import declared
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "files_broker.py"

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mailroom import codec
 from mailroom.bridges.arrival import Arrived, Incoming, Intake, Undecodable, incoming
 from mailroom.errors import ConfigurationError
-from mailroom.names import MAX_VALUE_BYTES
+from mailroom.values import codec
+from mailroom.values.names import MAX_VALUE_BYTES
 from tests.bridges.messages import ID, PLACE, SENT
 from tests.support.listed import listed
 

@@ -16,7 +16,7 @@ import pytest
 from jsonschema import Draft7Validator
 from pydantic import BaseModel, Field
 
-from mailroom import Topic, codec
+from mailroom import Topic
 from mailroom.asyncapi import document
 from mailroom.bridges.arrival import Intake
 from mailroom.bridges.json_form import as_json
@@ -24,6 +24,7 @@ from mailroom.bridges.record import Carried, Form, Unencodable, record_of
 from mailroom.bridges.settings import InSettings, OutSettings
 from mailroom.bridges.states import BridgeStates, InState, OutState
 from mailroom.errors import ConfigurationError
+from mailroom.values import codec
 from tests.bridges.messages import FORMS, ID, SENDER, SENT, message
 from tests.support.listed import listed
 

@@ -10,9 +10,9 @@ import cbor2
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from mailroom import codec
 from mailroom.bridges.json_form import NotJson, as_json, check_items, of_json
 from mailroom.errors import DecodeError
+from mailroom.values import codec
 from tests.message.test_codec import GOLDEN_VALUES, supported
 from tests.support.listed import listed
 from tests.support.node import Node

@@ -15,13 +15,13 @@ from confluent_kafka.cimpl import NewPartitions
 
 from dispatcher.bridges.kafka import source as kafka_source
 from dispatcher.bridges.kafka.options import client_options, hiding
-from mailroom import codec
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.settings import OutSettings
 from mailroom.bridges.source import BrokerPosition
 from mailroom.errors import ConfigurationError
 from mailroom.links.start import jumping
 from mailroom.sql.runner import run
+from mailroom.values import codec
 from outbox import Outbox
 from tests.bridges.tended import beside, in_state, out_state, set_bridge, tended, why_stopped
 from tests.bridges.through_kafka import MESSAGES, bridged, clocks, count, expected, numbers, read_log, send

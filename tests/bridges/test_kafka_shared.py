@@ -9,10 +9,11 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.cimpl import NewPartitions
 
 from dispatcher.bridges.kafka import source as kafka_source
-from mailroom import codec, subscribe
+from mailroom import subscribe
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.record import Form
 from mailroom.bridges.settings import InSettings, OutSettings
+from mailroom.values import codec
 from tests.bridges.tended import in_state, out_state, tended
 from tests.bridges.through_kafka import KEYS, MESSAGES, bridged, clocks, count, expected, numbers, read_log, send
 from tests.support.kafka import Kafka

@@ -23,13 +23,14 @@ from dispatcher.bridges.nats.options import client_options
 from dispatcher.bridges.nats.publisher import NatsPublisher
 from dispatcher.bridges.nats.reader import ConsumerLost, StreamReader
 from dispatcher.bridges.nats.source import NatsSource
-from mailroom import codec, subscribe
+from mailroom import subscribe
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.publisher import PublishAgain, RecordRefused
 from mailroom.bridges.record import Form, Record
 from mailroom.bridges.settings import InSettings, OnFailure, OutSettings
 from mailroom.bridges.source import BrokerPosition, BrokerWasAway, InBridge
 from mailroom.errors import ConfigurationError
+from mailroom.values import codec
 from outbox import Outbox, Outgoing
 from tests.bridges.nats_records import a_bridge, quicken, record
 from tests.bridges.tended import beside, in_state, out_state, set_bridge, tended, why_stopped

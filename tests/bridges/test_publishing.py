@@ -11,13 +11,13 @@ from dispatcher.bridges import tending
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.out import noting_trouble
 from mailroom.bridges.record import Record
-from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, UnknownBridge
 from mailroom.links.links import Links
 from mailroom.links.restored import saying_moved
 from mailroom.links.start import jumping
+from mailroom.node.dead_letter import DeadLetters
+from mailroom.node.status import status
 from mailroom.sql.runner import run
-from mailroom.status import status
 from mailroom.testing import publish
 from outbox import Outbox
 from tests.bridges.tended import NUMBERED, Lane, beside, bridge_in, bridge_out, out_state, set_bridge, tended

@@ -14,12 +14,13 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from dispatcher.bridges import tending
 from dispatcher.bridges.rabbitmq.publisher import RabbitPublisher
 from dispatcher.bridges.rabbitmq.source import RabbitSource
-from mailroom import codec, subscribe
+from mailroom import subscribe
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.publisher import BrokerTrouble, OutBridge, RecordRefused
 from mailroom.bridges.record import Form, Record, record_of
 from mailroom.bridges.settings import InSettings, OnFailure, OutSettings
 from mailroom.bridges.source import BrokerPosition, InBridge
+from mailroom.values import codec
 from outbox import Outbox, Outgoing
 from tests.bridges.messages import SENDER, message
 from tests.bridges.tended import in_state, out_state, set_bridge, tended

@@ -18,11 +18,12 @@ from dispatcher.bridges import tending
 from dispatcher.bridges.kit import tls_context
 from dispatcher.bridges.nats.client import NatsClient
 from dispatcher.bridges.rabbitmq.client import RabbitClient
-from mailroom import codec, subscribe
+from mailroom import subscribe
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.record import Form
 from mailroom.bridges.settings import InSettings, OutSettings
 from mailroom.embedded.account import server_account
+from mailroom.values import codec
 from outbox import Outbox, Outgoing
 from tests.bridges.tended import in_state, out_state, tended
 from tests.support.certificates import Authority

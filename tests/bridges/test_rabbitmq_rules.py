@@ -21,7 +21,6 @@ from dispatcher.bridges.rabbitmq.options import prefetch
 from dispatcher.bridges.rabbitmq.publisher import RabbitPublisher
 from dispatcher.bridges.rabbitmq.source import RabbitSource
 from dispatcher.bridges.taking import TakingIn
-from mailroom import codec
 from mailroom.bridges.arrival import Arrived, Intake, incoming
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.into import InRow, reading_ins
@@ -31,6 +30,7 @@ from mailroom.bridges.settings import InSettings, OutSettings
 from mailroom.bridges.source import InBridge
 from mailroom.errors import ConfigurationError
 from mailroom.sql.runner import run
+from mailroom.values import codec
 from tests.bridges.messages import SENDER, message
 from tests.bridges.tasks import receiving, tended
 from tests.support.listed import listed

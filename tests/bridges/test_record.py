@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from dispatcher.links.at_source.fetch import fetching
-from mailroom import codec
 from mailroom.bridges.record import Carried, Form, Unencodable, carried, fill, record_of
 from mailroom.errors import ConfigurationError
 from mailroom.sql.runner import run
+from mailroom.values import codec
 from tests.bridges.messages import ID, SENDER, SENT, message
 from tests.golden_records import GOLDEN, golden
 from tests.support.listed import listed

@@ -10,10 +10,10 @@ from uuid import UUID
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mailroom import codec
 from mailroom.bridges.arrival import Incoming, Intake, incoming
 from mailroom.bridges.record import Carried, Form, Unencodable, record_of
 from mailroom.message.message import parsed
+from mailroom.values import codec
 from tests.bridges.messages import FORMS, ID, PLACE, SENDER, arrived, message, messages
 from tests.golden_records import RECORDS
 from tests.support.listed import listed

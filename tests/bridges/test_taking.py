@@ -5,16 +5,17 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from mailroom import codec, create_inbox, subscribe
+from mailroom import create_inbox, subscribe
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.source import BrokerPosition
-from mailroom.dead_letter import DeadLetters
 from mailroom.doctor import examine
 from mailroom.errors import ConfigurationError, NotSubscribed
 from mailroom.links.links import Links
 from mailroom.links.restored import saying_moved, saying_restored
+from mailroom.node.dead_letter import DeadLetters
 from mailroom.sql.runner import run
 from mailroom.testing import publish
+from mailroom.values import codec
 from outbox import Outbox
 from tests.bridges.log import Log
 from tests.bridges.tended import beside, bridge_in, bridge_out, in_state, set_bridge, tended, why_stopped

@@ -6,10 +6,11 @@ from uuid import uuid4
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from mailroom import codec, subscribe
+from mailroom import subscribe
 from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.record import Form
 from mailroom.bridges.settings import InSettings, OnFailure, OutSettings
+from mailroom.values import codec
 from outbox import Outbox, Outgoing
 from tests.support.node import Node
 

@@ -14,12 +14,13 @@ import click
 import psycopg
 import pytest
 
-from mailroom import __version__, packages, schema
+from mailroom import __version__, schema
 from mailroom.cli import root as cli_root
 from mailroom.cli.failures import tell
 from mailroom.cli.root import root
 from mailroom.errors import MailroomError
 from mailroom.links.handshake.wire import VERSION
+from mailroom.packages import installed as packages
 from mailroom.schema import HEAD
 from mailroom.session.settings import DSN_VARIABLE
 from tests.support.command import done, error_of, json_of, mailroom, process, untold

@@ -12,9 +12,9 @@ import pytest
 from dispatcher import execute_all
 from dispatcher.delivery.dead import TOLD
 from inbox import Worker
-from mailroom import shell
 from mailroom.cli.logs import FIELDS, JsonFormatter
 from mailroom.errors import DecodeError
+from mailroom.values import shell
 from outbox import Outbox
 from tests.support.command import done, mailroom, process
 from tests.support.executing import STORE, function, sent

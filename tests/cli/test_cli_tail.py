@@ -16,13 +16,13 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner, Result
 
 from inbox.cli.tail import PAGE, SESSION, following, tail
-from mailroom import locks
 from mailroom.cli.call import Call
 from mailroom.cli.commands.completion import VARIABLE, completion
 from mailroom.cli.options import share
 from mailroom.cli.root import ABOUT, root
 from mailroom.errors import UnknownInbox
 from mailroom.session import settings
+from mailroom.sql import locks
 from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually

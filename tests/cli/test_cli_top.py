@@ -24,7 +24,6 @@ from rich.cells import cell_len
 
 from dispatcher.housekeeping.janitor import sweeping_statistics
 from inbox import Inbox, Park
-from mailroom import locks
 from mailroom.cli.call import Call
 from mailroom.cli.commands.top import top, watching
 from mailroom.cli.options import share
@@ -44,9 +43,10 @@ from mailroom.metrics.look import (
     Watch,
     per_second,
 )  # fmt: skip
-from mailroom.names import DEFAULT_SCHEMA
+from mailroom.sql import locks
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
+from mailroom.values.names import DEFAULT_SCHEMA
 from tests.support.databases import Connect
 from tests.support.node import CLOCKS_ALLOWED, Node, failing
 from tests.support.roles import rights, role

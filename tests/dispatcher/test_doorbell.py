@@ -16,8 +16,8 @@ from dispatcher.executor.execution import Execution
 from dispatcher.lanes import doorbell as doorbells
 from dispatcher.lanes.doorbell import UNSURE_POLL_S, Doorbell
 from dispatcher.lanes.lane import to_do
-from mailroom import locks
 from mailroom.session.listener import Listener, heard
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run, run_async
 from tests.support.databases import Connect

@@ -9,8 +9,8 @@ from dispatcher import Dispatcher
 from dispatcher.lanes import failure
 from dispatcher.lanes.failure import RepeatedFailure, described
 from mailroom.doctor import Limits, examine
+from mailroom.node.status import LaneFailure, dispatcher_status
 from mailroom.roles import grant
-from mailroom.status import LaneFailure, dispatcher_status
 from tests.support.command import done
 from tests.support.node import Node
 from tests.support.roles import rights, role

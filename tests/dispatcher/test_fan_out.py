@@ -18,13 +18,13 @@ from inbox import Inbox
 from mailroom import create_inbox
 from mailroom.embedded import Binaries, Server
 from mailroom.errors import MailroomError
+from mailroom.node.status import status
+from mailroom.node.trace import trace
 from mailroom.order.placing import making_room
 from mailroom.order.total import raising_stable
 from mailroom.schema import migrate
 from mailroom.sql.runner import run
-from mailroom.status import status
 from mailroom.testing import deliver
-from mailroom.trace import trace
 from tests.support.databases import Connect
 from tests.support.node import CLOCKS_ALLOWED, SCHEMA, Node
 from tests.support.postgres import FAST_SETTINGS

@@ -18,10 +18,10 @@ from inbox.by_key.failure import suspecting
 from inbox.by_key.parked_keys import moving_parked
 from mailroom import events
 from mailroom.metrics.catalog import INBOX_EXPIRED, reading_catalog
+from mailroom.node.status import status
 from mailroom.session import settings
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run, run_async
-from mailroom.status import status
 from outbox import Outbox, Outgoing
 from tests.sql.test_plans import generic_plan
 from tests.support.databases import Connect

@@ -13,9 +13,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dispatcher import Dispatcher
 from dispatcher.lanes.lease import Lease, reading_backend
-from mailroom import locks
+from mailroom.node.status import status
+from mailroom.sql import locks
 from mailroom.sql.runner import run
-from mailroom.status import status
 from tests.support.command import done
 from tests.support.databases import Connect
 from tests.support.lanes import EXPIRE, PATIENT, daemon, is_replaced, leaders, running

@@ -18,7 +18,6 @@ from psycopg.conninfo import make_conninfo
 from dispatcher import Dispatcher
 from inbox import Worker
 from inbox.worker import in_flight
-from mailroom import locks
 from mailroom.doctor import Finding, Limits, examine, examine_async, examining
 from mailroom.doctor import locks as doctor_locks
 from mailroom.doctor import settings as doctor_settings
@@ -28,6 +27,7 @@ from mailroom.embedded import Server
 from mailroom.errors import ConfigurationError, NotInTransaction, SchemaError
 from mailroom.roles import grant
 from mailroom.schema import migrate
+from mailroom.sql import locks
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import Node

@@ -15,10 +15,10 @@ from examples.coordinator.coordinator import Coordinator
 from examples.coordinator.node import Node, Status
 from examples.coordinator.states import Connection
 from inbox import Inbox
-from mailroom.codec import decode
 from mailroom.errors import InvalidMessage
 from mailroom.puzzledb import MessageObject, encode
 from mailroom.testing import deliver, handle_all, sent, work
+from mailroom.values.codec import decode
 from outbox import Outbox
 from tests.support.databases import Connect
 from tests.support.waiting import eventually

@@ -10,9 +10,9 @@ from psycopg.types.json import Jsonb
 
 from dispatcher.executor.batch.fold import STORE_RULES, OperationRefused, applied
 from dispatcher.executor.batch.rules import RULES
-from mailroom.dead_letter import DeadLetters
 from mailroom.errors import DecodeError
 from mailroom.message import executable
+from mailroom.node.dead_letter import DeadLetters
 from outbox import Store
 from tests.executor.test_fold import taken
 from tests.support.databases import Connect

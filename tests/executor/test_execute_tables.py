@@ -13,8 +13,8 @@ from dispatcher.executor.applying import apply as applies
 from dispatcher.executor.applying.apply import HIDDEN, ApplyState
 from dispatcher.executor.batch.fold import Taken
 from dispatcher.executor.targets import target as targets
-from mailroom import codec
 from mailroom.sql import runner
+from mailroom.values import codec
 from outbox import Executable, Store
 from tests.support.databases import Connect
 from tests.support.executing import (

@@ -25,7 +25,7 @@ from dispatcher.executor.batch.fold import (
     entered,
     prefixes,
 )
-from mailroom.numbers import MAX_INT64, MIN_INT64
+from mailroom.values.numbers import MAX_INT64, MIN_INT64
 from outbox import Executable
 from tests.support.executing import Model, Things
 

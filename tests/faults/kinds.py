@@ -17,8 +17,8 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from mailroom import locks
 from mailroom.schema import migrate
+from mailroom.sql import locks
 from tests.faults.misuse import (
     Violated,
     cancel_executors,

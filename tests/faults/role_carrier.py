@@ -22,9 +22,9 @@ from dispatcher.links.receiver import Receiver
 from mailroom.errors import ConnectionFailed
 from mailroom.links.handshake.hello import LinkTaken, asking_topics, greeting, matching
 from mailroom.links.handshake.target import introducing, opening, pinning, reading_origins
-from mailroom.names import DEFAULT_SCHEMA as SCHEMA
 from mailroom.session import settings
 from mailroom.sql.runner import run_async, run_in_transaction
+from mailroom.values.names import DEFAULT_SCHEMA as SCHEMA
 from tests.faults.role import Control
 from tests.faults.task import Task
 from tests.support.links import wanted_topics

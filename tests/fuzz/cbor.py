@@ -180,7 +180,7 @@ def main(runs: int, seed: int, inputs: tuple[str, ...]) -> None:
             "atheris is not installed. Install it: .venv/bin/pip install --editable '.[fuzz]' "
             "(there are builds for CPython 3.11 to 3.13 on Linux, x86-64)."
         ) from None
-    codec: Any = import_module("mailroom.codec")
+    codec: Any = import_module("mailroom.values.codec")
     readers = ("decode", "read_item", "_has_too_many_items", "_check_decoded", "_decimal", "_exactly", "_decode_fault")
     for function in readers:
         setattr(codec, function, atheris.instrument_func(getattr(codec, function)))

@@ -34,9 +34,9 @@ from inbox.keeping import keeping
 from inbox.order import reading_order
 from mailroom import create_inbox, drop_inbox, rename_inbox, set_inbox
 from mailroom.errors import ConfigurationError, InvalidMessage, NotInTransaction, UnknownInbox
+from mailroom.node.trace import CAUSED, TRACE, causes, effects, trace
 from mailroom.registry.archive_days import dropping_day, emptying, lacking, listing_over, making_ahead
 from mailroom.sql.runner import run
-from mailroom.trace import CAUSED, TRACE, causes, effects, trace
 from outbox import Outbox
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async

@@ -36,8 +36,8 @@ from inbox.handling.arguments import NotAwaited
 from inbox.handling.run import HandlerFailed
 from inbox.worker import loop
 from mailroom import Topic
-from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction
+from mailroom.node.dead_letter import DeadLetters
 from mailroom.testing import handle_all, work, work_async
 from outbox import AsyncOutbox, Outbox
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url

@@ -16,8 +16,8 @@ from dispatcher.lanes.leading import KEEPER
 from inbox import AsyncParked, Inbox, Park, Parked, Retry
 from inbox.by_key.failure import Recorded
 from inbox.by_key.parked_keys import MOVE, Changed, MovedParked, moving_parked
-from mailroom import locks
 from mailroom.errors import InvalidMessage, InvalidName, NotInTransaction, UnknownInbox
+from mailroom.sql import locks
 from mailroom.sql.runner import run
 from tests.interleavings.sessions import Step, interleave, orders, sessions
 from tests.sql.test_plans import generic_plan

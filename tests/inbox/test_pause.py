@@ -23,9 +23,9 @@ from inbox.order import reading_order
 from inbox.worker.in_flight import Entry
 from mailroom import rename_inbox, testing
 from mailroom.errors import ConfigurationError, InvalidMessage, MailroomError, NotInTransaction, UnknownInbox
+from mailroom.node.status import InboxStatus, status
+from mailroom.node.trace import trace
 from mailroom.sql.runner import run
-from mailroom.status import InboxStatus, status
-from mailroom.trace import trace
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async

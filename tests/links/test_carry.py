@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy
 
 from inbox import Inbox
-from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError
+from mailroom.node.dead_letter import DeadLetters
 from mailroom.sql.runner import run
 from mailroom.testing import carry, carry_async, handle_all
 from outbox import Outbox

@@ -7,7 +7,7 @@ import pytest
 
 from mailroom.errors import ConfigurationError
 from mailroom.links.start import noting_place
-from mailroom.node import (
+from mailroom.node.identity import (
     advance_clock,
     advance_clock_async,
     new_node_id,

@@ -25,15 +25,16 @@ from dispatcher.links.at_source import source as at_source
 from dispatcher.links.at_source.source import Source
 from dispatcher.links.lane import LinksLane
 from dispatcher.links.receiving import Room
-from mailroom import create_inbox, locks
+from mailroom import create_inbox
 from mailroom.cli.output import as_json
 from mailroom.embedded import Server
 from mailroom.links.start import noting_place
 from mailroom.links.states import SourceState, reading_sources
+from mailroom.node.status import links_status
 from mailroom.schema import migrate
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run, run_in_transaction
-from mailroom.status import links_status
 from tests.support.command import done
 from tests.support.databases import Databases
 from tests.support.links import Linked, linked

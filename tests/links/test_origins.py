@@ -7,7 +7,7 @@ import pytest
 from dispatcher.delivery.deliver import delivering
 from mailroom import create_inbox, subscribe, subscribe_async, unsubscribe, unsubscribe_async
 from mailroom.errors import InvalidMessage, InvalidName
-from mailroom.node import rename_node, rename_node_async
+from mailroom.node.identity import rename_node, rename_node_async
 from mailroom.sql.runner import run
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async

@@ -17,7 +17,7 @@ from dispatcher.links.at_source.bounds import START, Position
 from dispatcher.links.receive import RECEIVING_SESSION, receiving
 from dispatcher.links.receiver import LinkStopped, Receiver
 from mailroom.links.handshake.wire import FURTHEST
-from mailroom.node import advance_clock
+from mailroom.node.identity import advance_clock
 from mailroom.order.clock import CEILING_STEP, MAX_CLOCK, receive
 from mailroom.sql.runner import run
 from tests.models.clock import receive_all

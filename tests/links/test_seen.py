@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from mailroom.status import LinkStatus, status
-from mailroom.trace import causes, effects, trace
+from mailroom.node.status import LinkStatus, status
+from mailroom.node.trace import causes, effects, trace
 from tests.links.test_stamp import link
 from tests.support.command import done, json_of
 from tests.support.node import Node

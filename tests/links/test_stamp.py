@@ -12,9 +12,10 @@ import pytest
 from dispatcher.delivery import deliverer
 from dispatcher.delivery.deliver import DELIVER_FULL, DELIVERY_SESSION, Delivery, delivering
 from dispatcher.delivery.deliverer import Deliverer
-from mailroom import Links, locks, testing
+from mailroom import Links, testing
 from mailroom.links.readers import settling
 from mailroom.message.columns import MESSAGE
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from tests.support.databases import Connect

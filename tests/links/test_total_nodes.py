@@ -10,12 +10,13 @@ import psycopg
 import pytest
 
 from inbox import Inbox
-from mailroom import locks, subscribe, unsubscribe
+from mailroom import subscribe, unsubscribe
 from mailroom.links.links import Links
 from mailroom.links.marks import asking_mark, marking, wanting_marks
+from mailroom.node.status import status
 from mailroom.order.total import LATE, Waiting, raising_stable, waiting
+from mailroom.sql import locks
 from mailroom.sql.runner import run
-from mailroom.status import status
 from tests.support.databases import Databases
 from tests.support.links import Linked, linked, wanted_topics
 from tests.support.node import SCHEMA, Node

@@ -22,12 +22,12 @@ from inbox.total_order.total_claim import REAP, reaping_total, reaping_total_due
 from inbox.total_order.total_order import TotalOrder
 from inbox.worker.in_flight import Entry, InFlight
 from mailroom import create_inbox
-from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError
+from mailroom.node.dead_letter import DeadLetters
+from mailroom.node.status import status
+from mailroom.node.trace import trace
 from mailroom.sql.runner import run
-from mailroom.status import status
 from mailroom.testing import work
-from mailroom.trace import trace
 from outbox import Outbox, Outgoing
 from tests.interleavings.sessions import sessions
 from tests.support.command import done

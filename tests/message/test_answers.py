@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from inbox import Inbox, Message, Park, Parked, Skip, Worker
 from inbox.by_key.due import reaping_due
 from inbox.by_key.failure import Failed, failed, recording
-from mailroom.dead_letter import DeadLetters
 from mailroom.message.answer import ASKS, Undone, reply_topic
+from mailroom.node.dead_letter import DeadLetters
 from mailroom.sql.runner import run
 from mailroom.testing import handle_all, sent, work
 from outbox import Outbox

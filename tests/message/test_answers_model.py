@@ -20,7 +20,7 @@ from inbox.claims import Claims
 from inbox.handling.batch import Batch
 from inbox.handling.blame import blaming
 from inbox.sessions.hold import COMMIT
-from mailroom.dead_letter import DeadLetters
+from mailroom.node.dead_letter import DeadLetters
 from mailroom.sql.runner import PlainCursor, run
 from mailroom.testing import deliver
 from outbox import Outbox

@@ -17,7 +17,7 @@ from inbox import AsyncWorker, Inbox, Message, Worker
 from mailroom import carrying, testing
 from mailroom.errors import InvalidMessage
 from mailroom.message.carry import MAX_CARRIED_BYTES, NAMES, headers_json
-from mailroom.names import MAX_HEADERS_BYTES
+from mailroom.values.names import MAX_HEADERS_BYTES
 from outbox import AsyncOutbox, AsyncStore, Executable, Outbox, Outgoing, Store
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async

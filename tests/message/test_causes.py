@@ -10,7 +10,7 @@ import pytest
 from inbox import Message, Park
 from mailroom import testing
 from mailroom.errors import InvalidMessage
-from mailroom.trace import Location, causes, effects, trace
+from mailroom.node.trace import Location, causes, effects, trace
 from outbox import Outbox, Store
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.drivers import SYNC, opened

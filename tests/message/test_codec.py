@@ -21,9 +21,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mailroom.codec import MAX_DEPTH, MAX_ITEMS, decode, encode
 from mailroom.errors import DecodeError, EncodeError
-from mailroom.names import MAX_VALUE_BYTES
+from mailroom.values.codec import MAX_DEPTH, MAX_ITEMS, decode, encode
+from mailroom.values.names import MAX_VALUE_BYTES
 from tests.support.listed import listed
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_values.txt"

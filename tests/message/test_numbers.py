@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mailroom.errors import ConfigurationError, InvalidMessage
-from mailroom.numbers import count, count_or_all, seconds, whole
+from mailroom.values.numbers import count, count_or_all, seconds, whole
 from tests.support.listed import listed
 
 

@@ -16,13 +16,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inbox import Inbox
-from mailroom import codec, create_inbox
-from mailroom.codec import decode
+from mailroom import create_inbox
 from mailroom.errors import DecodeError, EncodeError, InvalidMessage
 from mailroom.message.message import Message
-from mailroom.names import MAX_AFTER_CLOCK
 from mailroom.puzzledb import FIELDS, MessageObject, encode
 from mailroom.testing import deliver
+from mailroom.values import codec
+from mailroom.values.codec import decode
+from mailroom.values.names import MAX_AFTER_CLOCK
 from outbox import Outbox
 from tests.message.test_codec import hostile, supported
 from tests.support.databases import Connect

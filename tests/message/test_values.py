@@ -21,9 +21,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailroom import codec
 from mailroom.errors import ConfigurationError, DecodeError, EncodeError
 from mailroom.message.typed.values import Values, values_of
+from mailroom.values import codec
 from tests.support.listed import listed
 from tests.support.noted import END
 

@@ -6,11 +6,11 @@ import psycopg
 import pytest
 
 from inbox import Inbox
-from mailroom.dead_letter import Stage
 from mailroom.figures.statistics import EXACT
 from mailroom.metrics import catalog
 from mailroom.metrics.catalog import reading_catalog
 from mailroom.metrics.family import Family, Samples
+from mailroom.node.dead_letter import Stage
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node

@@ -11,13 +11,13 @@ import pytest
 
 from dispatcher import Dispatcher
 from inbox import Inbox
-from mailroom.dead_letter import Stage
 from mailroom.errors import ConnectionFailed
 from mailroom.figures import waiting
 from mailroom.metrics import leader
 from mailroom.metrics.failing import INBOX_FAILING, Failing
 from mailroom.metrics.family import Family, Samples
 from mailroom.metrics.leader import Added, LeaderSamples, sampling
+from mailroom.node.dead_letter import Stage
 from mailroom.session.home import Home
 from mailroom.sql.runner import run
 from tests.support.databases import Connect

@@ -16,12 +16,12 @@ from psycopg.errors import ObjectNotInPrerequisiteState
 from dispatcher.daemon import deliver_all, execute_all
 from inbox import Inbox
 from mailroom import schema
-from mailroom.codec import encode
 from mailroom.embedded import Binaries, Server
 from mailroom.links.handshake.identity import JUMP
 from mailroom.links.start import starting
 from mailroom.order.sequences import finding_behind, raising_sequences
 from mailroom.sql.runner import run
+from mailroom.values.codec import encode
 from outbox import Store
 from tests.support.command import json_of, mailroom
 from tests.support.databases import Connect

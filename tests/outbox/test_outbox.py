@@ -19,12 +19,13 @@ from psycopg import errors
 from psycopg.types.json import Jsonb
 
 from inbox import Inbox
-from mailroom import codec, create_inbox
+from mailroom import create_inbox
 from mailroom.errors import EncodeError, InvalidMessage
 from mailroom.message.outgoing import row_of, sending
-from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, MAX_VALUE_BYTES
 from mailroom.sql.runner import PlainCursor, run
 from mailroom.testing import deliver, sent
+from mailroom.values import codec
+from mailroom.values.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, MAX_VALUE_BYTES
 from outbox import Outbox, Outgoing
 from tests.support.databases import Connect
 from tests.support.drivers import opened

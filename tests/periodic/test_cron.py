@@ -12,8 +12,8 @@ from cronsim import CronSim
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mailroom.cron import NAMED, Cron
 from mailroom.errors import InvalidMessage
+from mailroom.values.cron import NAMED, Cron
 
 MINUTE = timedelta(minutes=1)
 

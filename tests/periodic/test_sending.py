@@ -13,9 +13,10 @@ from dispatcher.housekeeping import periodic
 from dispatcher.housekeeping.janitor import Janitor
 from dispatcher.housekeeping.periodic import HELD_S, LOOK_INTERVAL_S, PeriodicSends, looking, sending_due
 from dispatcher.lanes.leading import KEEPER
-from mailroom import Topic, codec, testing
+from mailroom import Topic, testing
 from mailroom.session import settings
 from mailroom.sql.runner import run
+from mailroom.values import codec
 from outbox import Periodic, PeriodicMessage
 from outbox.periodic.schedule import MOST, message_id
 from tests.sql.test_plans import generic_plan

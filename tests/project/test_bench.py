@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from mailroom import codec
 from mailroom.cli.root import root
+from mailroom.values import codec
 from mailroom_bench import dead_source, peer_handwritten, peer_pgq, peer_pgqueuer, workload
 from mailroom_bench.cli import FEWEST_MESSAGES, MEASUREMENTS
 from mailroom_bench.clients import rate_of

@@ -87,7 +87,7 @@ def test_the_hooks_of_a_commit_are_the_commands_of_make_lint() -> None:
     assert [hook["entry"] for hook in hooks] == commands_of("lint")
     for hook in hooks:
         assert (hook["language"], hook["pass_filenames"]) == ("system", False)
-        for file in ("mailroom/names.py", "pyproject.toml"):
+        for file in ("mailroom/values/names.py", "pyproject.toml"):
             assert re.search(hook["files"], file)
 
 

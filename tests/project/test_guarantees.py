@@ -14,9 +14,9 @@ from dispatcher.daemon import Dispatcher, Executor, Totals
 from dispatcher.links.lane import LinksLane
 from inbox.by_key.failure import Outcome as Attempted
 from mailroom.bridges.broker import brokers
-from mailroom.dead_letter import Stage
 from mailroom.figures.leaders import Role
 from mailroom.message.outgoing import EventType, Kind, MessageType
+from mailroom.node.dead_letter import Stage
 from mailroom.session.commit import Outcome as Committed
 from mailroom.sql.sqlstate import Meaning
 from outbox.executable import Act

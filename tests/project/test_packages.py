@@ -10,7 +10,7 @@ import pytest
 
 from mailroom import __version__
 from mailroom.cli import root as cli_root
-from mailroom.packages import NAMES
+from mailroom.packages.installed import NAMES
 from tests.support.command import done, error_of, mailroom
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def test_directory_without_an_init_is_in_nobody_s_way(tmp_path: Path) -> None:
 
 def test_other_path_to_our_own_packages_is_in_nobody_s_way(tmp_path: Path) -> None:
     (tmp_path / "checkout").symlink_to(ROOT)
-    look_there_first = f"sys.path.insert(0, '{tmp_path / 'checkout'}'); mailroom.packages.warn_of_hidden()"
+    look_there_first = f"sys.path.insert(0, '{tmp_path / 'checkout'}'); mailroom.packages.installed.warn_of_hidden()"
     ran = python(ROOT, "-c", f"import sys, mailroom; {look_there_first}; import inbox; print(inbox.__file__)")
     assert (ran.stderr, ran.stdout) == ("", f"{tmp_path}/checkout/inbox/__init__.py\n")
 

@@ -119,8 +119,9 @@ INDEX = "# Page\n\n- [ ] [there](#there)\n\n## There\n"
 @pytest.mark.slow
 @builders
 def test_either_builds_it_and_what_it_builds_is_whole(builder: str, tmp_path: Path) -> None:
-    index = f"{INDEX}\n[it](api.md#mailroom.node.node_moved)\n"  # made of an operation: our extension puts it there
-    code, said = built(tmp_path, builder, index=index, api="# Node\n\n::: mailroom.node\n")
+    # It is made of an operation: our extension puts it there.
+    index = f"{INDEX}\n[it](api.md#mailroom.node.identity.node_moved)\n"
+    code, said = built(tmp_path, builder, index=index, api="# Node\n\n::: mailroom.node.identity\n")
     assert code == 0, said
     pages = read(tmp_path / "site")
     assert list(broken(pages)) == []

@@ -8,8 +8,8 @@ import pytest
 
 from inbox import AsyncInbox, Inbox, Message, Park, Parked, Worker
 from mailroom import rename_inbox, rename_inbox_async
-from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, MailroomError, SchemaError, UnknownInbox
+from mailroom.node.dead_letter import DeadLetters
 from mailroom.registry.exclusive import HAVE_ROWS
 from mailroom.testing import work
 from outbox import Outbox

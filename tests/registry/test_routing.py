@@ -12,9 +12,9 @@ from dispatcher.delivery.deliver import delivering
 from dispatcher.delivery.deliverer import Deliverer
 from mailroom import Topic, create_inbox, subscribe, subscribe_async, unsubscribe, unsubscribe_async
 from mailroom.errors import InvalidMessage, InvalidName, UnknownInbox
-from mailroom.names import MAX_TOPIC_LENGTH, topic_pattern
+from mailroom.node.status import status
 from mailroom.sql.runner import run
-from mailroom.status import status
+from mailroom.values.names import MAX_TOPIC_LENGTH, topic_pattern
 from tests.interleavings.sessions import Step, orders, sessions
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async

@@ -19,15 +19,15 @@ from dispatcher.links.lane import LinksLane
 from inbox import Inbox, Message, Park, Parked, Worker, breakers, limits
 from inbox.worker import in_flight
 from mailroom import atomically, resolve
-from mailroom.dead_letter import DeadLetters
 from mailroom.metrics.catalog import CLOCK, reading_catalog
 from mailroom.metrics.leader import INBOX_OLDEST, Added, sampling
+from mailroom.node.dead_letter import DeadLetters
+from mailroom.node.status import status
+from mailroom.node.trace import causes, trace
 from mailroom.registry.breakers import Prefix
 from mailroom.schema import check
 from mailroom.session import settings
 from mailroom.sql.runner import run
-from mailroom.status import status
-from mailroom.trace import causes, trace
 from outbox import Executable, Outbox, Outgoing, Store
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually, eventually_async

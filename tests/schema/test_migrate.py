@@ -19,8 +19,8 @@ from mailroom.errors import (
     SchemaError,
     UnsupportedConnection,
 )
+from mailroom.node.status import status
 from mailroom.schema import migration
-from mailroom.status import status
 from mailroom.testing import deliver, deliver_async
 from outbox import AsyncOutbox, Outbox, Outgoing
 from tests.support.command import alembic

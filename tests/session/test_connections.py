@@ -23,7 +23,7 @@ from dispatcher.lanes import leading
 from inbox import AsyncInbox, Inbox, Worker
 from inbox.sessions.unawaited import Unawaited
 from inbox.sessions.wakeup import InboxListener
-from mailroom import create_inbox, locks
+from mailroom import create_inbox
 from mailroom.embedded import Binaries, Server
 from mailroom.errors import ConnectionFailed
 from mailroom.schema import migrate
@@ -31,6 +31,7 @@ from mailroom.session import backoff, settings
 from mailroom.session import listener as listening
 from mailroom.session.listener import Listener
 from mailroom.session.repeats import Repeats
+from mailroom.sql import locks
 from mailroom.sql.operation import Sql
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node

@@ -19,11 +19,11 @@ from inbox.sessions import unawaited
 from inbox.sessions.unawaited import Unanswered, Unawaited
 from inbox.worker import in_flight
 from inbox.worker.in_flight import Entry, InFlight
-from mailroom import locks
 from mailroom.errors import ConfigurationError
 from mailroom.session import settings
 from mailroom.session.home import reading_place
 from mailroom.session.listener import Listener
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.pooler import is_pooled, refuses_options
 from mailroom.sql.runner import run, run_async, run_in_transaction

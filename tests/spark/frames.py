@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import types as spark
 
-from mailroom import codec
+from mailroom.values import codec
 from spark_jobs.write.shape import Shape
 from tests.support.databases import Connect
 

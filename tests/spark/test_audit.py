@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from inbox import Inbox, Skip
-from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, MailroomError, SchemaError
+from mailroom.node.dead_letter import DeadLetters
 from mailroom.sql.runner import run
 from spark_jobs import audit as audit_job
 from spark_jobs.archive.files import SPARK_COLUMNS, Series

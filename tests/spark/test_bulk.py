@@ -17,15 +17,15 @@ import sqlalchemy
 
 from dispatcher.housekeeping.janitor import Janitor
 from dispatcher.lanes.leading import KEEPER
-from mailroom.codec import decode
 from mailroom.embedded import Server
 from mailroom.errors import SchemaError
+from mailroom.node.status import status
 from mailroom.schema import migrate
 from mailroom.session import settings
 from mailroom.sql import runner
 from mailroom.sql.operation import Step
 from mailroom.sql.runner import run
-from mailroom.status import status
+from mailroom.values.codec import decode
 from outbox.bulk import (
     BY_NUMBER,
     CHUNK,

@@ -19,9 +19,9 @@ import pyarrow as pa
 from pyspark.errors import PythonException
 from pyspark.sql.types import DataType, StructType
 
-from mailroom.codec import MAX_DEPTH, MAX_ITEMS, decode, encode
 from mailroom.errors import ConfigurationError, DecodeError, EncodeError
-from mailroom.names import MAX_VALUE_BYTES
+from mailroom.values.codec import MAX_DEPTH, MAX_ITEMS, decode, encode
+from mailroom.values.names import MAX_VALUE_BYTES
 from spark_jobs.arrow import message_rows
 from spark_jobs.arrow.cbor import encoded
 from spark_jobs.arrow.cbor_types import arrow_type, check_spark_type, check_type

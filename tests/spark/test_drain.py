@@ -26,11 +26,11 @@ from pyarrow import dataset, fs, parquet
 
 from inbox import Inbox, Message
 from inbox.by_key.claim import reaping_rows
-from mailroom import codec
 from mailroom.cli.failures import Interrupted
 from mailroom.errors import ConfigurationError, ConnectionFailed, InvalidMessage, MailroomError, UnknownInbox
 from mailroom.session.commit import CommitAttempt
 from mailroom.sql.operation import Operation
+from mailroom.values import codec
 from spark_jobs.archive import drainer as module
 from spark_jobs.archive.drainer import Drainer, TakenSegment
 from spark_jobs.archive.files import SegmentFile, Series

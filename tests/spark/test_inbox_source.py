@@ -13,9 +13,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql.functions import unix_micros
 
 from inbox import Inbox
-from mailroom import codec
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
+from mailroom.values import codec
 from spark_jobs.arrow import message_rows
 from spark_jobs.node import Node as SparkNode
 from spark_jobs.read import inbox_rows

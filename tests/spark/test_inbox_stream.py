@@ -14,12 +14,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 import spark_jobs.node
 from dispatcher.delivery.deliver import delivering
 from inbox import Inbox, Worker
-from mailroom import codec
 from mailroom.errors import ConfigurationError, ConnectionFailed, UnknownInbox
 from mailroom.session.commit import ATTEMPTS
 from mailroom.sql.operation import Sql
 from mailroom.sql.pooler import PooledConnection
 from mailroom.sql.runner import run
+from mailroom.values import codec
 from spark_jobs.node import Node as SparkNode
 from spark_jobs.read import inbox_stream, offsets
 from spark_jobs.read.inbox_stream import InboxStreamReader

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 
-from mailroom import codec
 from mailroom.cli.failures import tell
+from mailroom.values import codec
 from spark_jobs import send, sweep
 from spark_jobs.node import Node
 from spark_jobs.write.ledger import SparkBatch

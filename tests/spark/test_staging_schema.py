@@ -15,8 +15,8 @@ from dispatcher import deliver_all
 from dispatcher.housekeeping.janitor import Janitor
 from dispatcher.lanes.leading import KEEPER
 from mailroom.errors import ConfigurationError, InvalidName
-from mailroom.names import DEFAULT_SCHEMA
 from mailroom.session import settings
+from mailroom.values.names import DEFAULT_SCHEMA
 from spark_jobs.node import Node
 from spark_jobs.write.commit import SentBatch, commit
 from spark_jobs.write.finishing import ChunkPace, finish

@@ -11,9 +11,9 @@ from inbox import Inbox
 from inbox.by_key.claim import PIN, PINNED, Share
 from inbox.worker.in_flight import TAKE_OVER
 from mailroom import create_inbox
+from mailroom.node.trace import TRACE
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
-from mailroom.trace import TRACE
 from outbox import Outbox, Outgoing
 from tests.support.databases import Connect
 from tests.support.explain import executed, main, nodes, prepared

@@ -20,13 +20,13 @@ from dispatcher.executor.targets.registration import Registrations
 from dispatcher.lanes.leading import open_session
 from inbox import AsyncInbox, Inbox, Message, NoReply, Parked, Requests, Worker
 from mailroom import create_inbox
-from mailroom.dead_letter import DeadLetters
 from mailroom.errors import SchemaError
+from mailroom.node.dead_letter import DeadLetters
+from mailroom.node.status import outbox_backlog, status
 from mailroom.schema import check, current_revision, migrate
 from mailroom.session.commit import resolve
 from mailroom.session.settings import refusal
 from mailroom.sql.runner import run
-from mailroom.status import outbox_backlog, status
 from outbox import AsyncOutbox, Outbox, Outgoing, Store
 from outbox.executable import Executable
 from tests.support.command import mailroom

@@ -27,10 +27,10 @@ from inbox import Inbox
 from inbox.by_key.failure import failed, recording
 from inbox.by_key.peek import finding
 from mailroom import create_inbox, schema
-from mailroom.codec import decode, encode
 from mailroom.errors import DecodeError
 from mailroom.sql.runner import run
 from mailroom.testing import deliver, execute
+from mailroom.values.codec import decode, encode
 from outbox import Executable, Outbox, Outgoing, Store
 from tests.message.test_codec import supported
 from tests.support.databases import Connect

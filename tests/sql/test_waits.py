@@ -10,7 +10,7 @@ import pytest
 
 from dispatcher import Dispatcher, deliver_all
 from dispatcher.daemon import Executor
-from mailroom import status
+from mailroom.node import status
 from mailroom.sql.runner import run
 from mailroom.sql.waits import GONE_S, LONG_S, Blocker, NotedWait, Wait, reading_waits
 from outbox import Store

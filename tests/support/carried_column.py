@@ -16,9 +16,9 @@ import psycopg
 from dispatcher.delivery.deliver import delivering
 from dispatcher.delivery.fan_out import fanning_out
 from inbox import Inbox, Message, Park, Parked, Skip
-from mailroom.dead_letter import DeadLetters
 from mailroom.message.columns import MOVING
 from mailroom.message.outgoing import Outgoing, row_of, sending, sending_many
+from mailroom.node.dead_letter import DeadLetters
 from mailroom.sql.runner import run
 from mailroom.testing import carry, deliver, work
 from outbox.bulk import NTH, moving_rows, table_in

@@ -11,9 +11,9 @@ from psycopg.rows import TupleRow
 
 from dispatcher.executor.execute import executing
 from dispatcher.executor.execution import Execution
-from mailroom import codec
 from mailroom.sql import runner
 from mailroom.sql.operation import Operation, Step, T
+from mailroom.values import codec
 from outbox import Executable, Store
 from tests.support.node import Node
 

@@ -10,7 +10,7 @@ import pytest
 
 from dispatcher.lanes import leading, lease
 from dispatcher.lanes.leading import Leading
-from mailroom import locks
+from mailroom.sql import locks
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S
 from tests.support.working import NEVER_S

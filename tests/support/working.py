@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from inbox import AsyncWorker, Message, Worker
-from mailroom import locks
+from mailroom.sql import locks
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S
 

@@ -15,8 +15,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from inbox import Inbox, Message, Park, Parked, Retry, Skip
 from mailroom import set_inbox, testing
-from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, NotInTransaction
+from mailroom.node.dead_letter import DeadLetters
 from mailroom.testing.emptying import EMPTIED
 from outbox import AsyncOutbox, AsyncStore, Outbox, Store
 from tests.support.databases import Connect

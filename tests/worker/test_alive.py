@@ -21,7 +21,7 @@ from inbox.sessions import alive
 from inbox.sessions.alive import DEAD_S, PAUSED_S
 from inbox.worker import in_flight
 from inbox.worker.in_flight import Entry, InFlight
-from mailroom import locks
+from mailroom.sql import locks
 from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually

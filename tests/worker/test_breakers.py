@@ -21,9 +21,9 @@ from inbox.worker.outcomes import LEAST, MOST_PREFIXES, ByPrefix
 from mailroom import create_inbox, drop_inbox, events, rename_inbox, set_inbox
 from mailroom.errors import ConfigurationError
 from mailroom.metrics.catalog import INBOX_BREAKER_OPEN, reading_catalog
+from mailroom.node.status import status
 from mailroom.registry.breakers import Prefix, closing_prefixes, prefix_of
 from mailroom.sql.runner import run
-from mailroom.status import status
 from tests.support.databases import Connect
 from tests.support.explain import nodes
 from tests.support.node import CLOCKS_ALLOWED, SCHEMA, Node

@@ -22,9 +22,9 @@ from mailroom import drop_inbox, events, rename_inbox, set_inbox
 from mailroom.errors import ConfigurationError
 from mailroom.metrics.catalog import INBOX_BREAKER_OPEN, reading_catalog
 from mailroom.metrics.process import HELD, ProcessMetrics
+from mailroom.node.status import status
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
-from mailroom.status import status
 from tests.support.databases import Connect
 from tests.support.node import CLOCKS_ALLOWED, SCHEMA, Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from dispatcher.executor.batch.fold import Taken
 from dispatcher.executor.batch.take import OWN
-from mailroom import locks
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Row, Sql
 
 

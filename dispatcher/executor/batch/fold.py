@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-from mailroom.numbers import MAX_INT64, MIN_INT64
+from mailroom.values.numbers import MAX_INT64, MIN_INT64
 
 Raw: TypeAlias = bytes  # for classes with a field named bytes
 

@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from mailroom.errors import ConfigurationError
-from mailroom.names import shown
 from mailroom.sql.operation import Operation, Sql
+from mailroom.values.names import shown
 
 # Allowed column types, by their names in pg_catalog.
 INTS = {"int2": "smallint", "int4": "integer", "int8": "bigint"}

@@ -12,12 +12,12 @@ from typing import Generic, TypeVar
 from dispatcher.executor.targets.catalog import checking_function, checking_table
 from mailroom.errors import ConfigurationError, InvalidName
 from mailroom.message.executable import ACCOUNTING, STORE
-from mailroom.names import DEFAULT_SCHEMA, executable_name, schema_name, shown
-from mailroom.numbers import seconds
 from mailroom.schema import acts, checking
 from mailroom.schema.audit import auditing, changed, check_actor
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.values.names import DEFAULT_SCHEMA, executable_name, schema_name, shown
+from mailroom.values.numbers import seconds
 
 MAX_TIMEOUT_S = 300.0
 

@@ -5,7 +5,7 @@ stamp tries to lock "asleep" exclusively. If it cannot, it notifies. If it can, 
 ends, and a reader that falls asleep waits for that before its last look.
 """
 
-from mailroom import locks
+from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql
 
 TRANSIT = "'{schema}.transit'::regclass"

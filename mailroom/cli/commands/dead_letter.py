@@ -11,8 +11,8 @@ from mailroom.cli.group import Group
 from mailroom.cli.messages import content_json, content_lines
 from mailroom.cli.output import as_json, document, note, print_listing, say, say_whole, shown, working
 from mailroom.cli.parameters import INBOX, LIMIT, TEXT, OneOf, WholeNumber
-from mailroom.dead_letter import DeadLetters, Stage
 from mailroom.errors import MailroomError
+from mailroom.node.dead_letter import DeadLetters, Stage
 
 F = TypeVar("F", bound=Callable[..., Any])
 

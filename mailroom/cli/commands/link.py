@@ -16,7 +16,7 @@ from mailroom.links.links import Links, Side
 from mailroom.links.readers import MAX_ROWS
 from mailroom.links.service import service_name, variable
 from mailroom.links.states import LinkStates, ReaderState, SourceState
-from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 SERVICE, SCHEMA = map(checked, (lambda text: text and service_name(text), schema_name))
 F = TypeVar("F", bound=Callable[..., Any])

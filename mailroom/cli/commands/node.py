@@ -7,7 +7,7 @@ from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, say, working
 from mailroom.cli.parameters import NODE, WholeNumber
-from mailroom.node import advance_clock, new_node_id, node_moved, node_restored, rename_node
+from mailroom.node.identity import advance_clock, new_node_id, node_moved, node_restored, rename_node
 from mailroom.order.clock import MAX_ADVANCED
 
 

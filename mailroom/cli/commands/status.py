@@ -5,11 +5,11 @@ from operator import attrgetter
 
 import click
 
-from mailroom import status as node_status
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import as_json, document, duration, facts, say, table, working
 from mailroom.links.states import SourceState
-from mailroom.status import ClockSetBack, DispatcherStatus, InboxStatus, LinkStatus, Status
+from mailroom.node import status as node_status
+from mailroom.node.status import ClockSetBack, DispatcherStatus, InboxStatus, LinkStatus, Status
 
 
 @click.command()

@@ -4,13 +4,13 @@ from uuid import UUID
 
 import click
 
-from mailroom import trace as message_trace
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, note, say, shown, working
 from mailroom.errors import MailroomError
+from mailroom.node import trace as message_trace
+from mailroom.node.trace import Location
 from mailroom.sql.locked import locked_inboxes, reading_locked
 from mailroom.sql.runner import run
-from mailroom.trace import Location
 
 
 @click.command()

@@ -12,9 +12,9 @@ from uuid import UUID
 from mailroom.errors import LinkRefused, MailroomError
 from mailroom.links.handshake.identity import Noted, Party, Pinned, Place, refusal
 from mailroom.links.handshake.place import reading_place
-from mailroom.names import DEFAULT_SCHEMA
 from mailroom.roles.advice import grant_command
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.values.names import DEFAULT_SCHEMA
 
 # A daemon that loses its link this often, within this many seconds, has a rival.
 RIVAL_TIMES = 3

@@ -7,8 +7,8 @@ from typing import Any, get_origin
 
 from msgspec import ValidationError, convert, inspect, json, to_builtins
 
-from mailroom import codec
 from mailroom.message.typed.converter import NATIVE, Schema, lists_and_text_keys, path, type_name
+from mailroom.values import codec
 
 REFUSED = (inspect.CustomType, inspect.ExtType, inspect.RawType, inspect.MemoryViewType)
 TUPLES = (inspect.TupleType, inspect.VarTupleType, inspect.NamedTupleType)

@@ -12,7 +12,7 @@ from mailroom.bridges.bridges import Bridges
 from mailroom.bridges.record import Form
 from mailroom.bridges.settings import InSettings, OutSettings
 from mailroom.bridges.source import BrokerPosition
-from mailroom.node import advance_clock
+from mailroom.node.identity import advance_clock
 from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run

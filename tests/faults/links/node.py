@@ -8,7 +8,7 @@ from pathlib import Path
 from inbox import Inbox
 from mailroom import create_inbox
 from mailroom.links import Links
-from mailroom.node import advance_clock
+from mailroom.node.identity import advance_clock
 from outbox import Outbox, Outgoing
 from tests.faults.links.checks import ORDER, PLAIN, RING, TOTAL, Handled, Ledger, Sent
 from tests.faults.links.struck import LOST, StruckNode

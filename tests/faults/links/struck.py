@@ -10,7 +10,7 @@ import psycopg
 import sqlalchemy
 
 from mailroom import schema
-from mailroom.node import rename_node
+from mailroom.node.identity import rename_node
 from tests.faults.actors import Actor
 from tests.faults.host import Host
 from tests.faults.network import Network

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 from psycopg import conninfo
 
-from mailroom import codec, create_inbox, schema
+from mailroom import create_inbox, schema
+from mailroom.values import codec
 from tests.faults.host import Host
 from tests.spark.campaign.lanes import LANES
 

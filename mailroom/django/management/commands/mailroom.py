@@ -12,8 +12,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from mailroom.cli.root import root
 from mailroom.django.checks import check_database
 from mailroom.django.place import NodePlace, dsn, place
-from mailroom.names import DEFAULT_SCHEMA
 from mailroom.session.settings import DSN_VARIABLE
+from mailroom.values.names import DEFAULT_SCHEMA
 
 
 # D-schema-7: `manage.py mailroom` is the root of the command.

@@ -17,7 +17,7 @@ from uuid import UUID
 from cbor2 import CBORDecodeError, CBORDecoder, CBOREncoder, dumps
 
 from mailroom.errors import DecodeError, EncodeError
-from mailroom.names import MAX_VALUE_BYTES
+from mailroom.values.names import MAX_VALUE_BYTES
 
 __all__ = [
     "MAX_DEPTH",

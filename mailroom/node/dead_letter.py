@@ -12,22 +12,23 @@ from datetime import datetime
 from typing import Any, Literal, TypeAlias, get_args
 from uuid import UUID
 
-from mailroom import codec, locks
 from mailroom.errors import ConfigurationError, DecodeError, InvalidMessage, UnknownBridge, UnknownInbox
 from mailroom.message.answer import ASKS, Undone, answering_undone
 from mailroom.message.columns import MESSAGE, MESSAGE_PARTS, PARTS, listed
 from mailroom.message.executable import NAMES, unwired
 from mailroom.message.message import parsed
-from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name, utf8
-from mailroom.numbers import MAX_INT64, count_or_all, whole
 from mailroom.order.placing import making_room
 from mailroom.order.traits import chosen
 from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
+from mailroom.sql import locks
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 from mailroom.sql.sight import seeing
+from mailroom.values import codec
+from mailroom.values.names import DEFAULT_SCHEMA, inbox_name, schema_name, utf8
+from mailroom.values.numbers import MAX_INT64, count_or_all, whole
 
 __all__ = [
     "AsyncDeadLetters",

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from mailroom.errors import InvalidMessage
-from mailroom.names import shown
+from mailroom.values.names import shown
 
 NAMED = {
     "@hourly": "0 * * * *",

@@ -16,7 +16,7 @@ from mailroom.errors import ConfigurationError
 NAMES = ("outbox", "inbox", "dispatcher", "spark_jobs")
 
 # They stand beside this package, in a checkout and when installed.
-_PLACE = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))
+_PLACE = os.path.realpath(f"{os.path.dirname(__file__)}/../..")
 
 
 def in_the_way(name: str) -> str | None:

@@ -16,7 +16,6 @@ from mailroom.figures.leaders import (
 from mailroom.figures.links import reading_link_backlogs
 from mailroom.figures.node import counting_waiting, reading_backlog
 from mailroom.links.states import SourceState, reading_sources
-from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.order.sequences import Numbers, finding_behind
 from mailroom.order.total import Waiting
 from mailroom.order.total import waiting as waiting_totals
@@ -26,6 +25,7 @@ from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation
 from mailroom.sql.sight import seeing
 from mailroom.sql.waits import Wait, reading_waits
+from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 __all__ = [
     "ClockSetBack",

@@ -2,7 +2,7 @@
 
 import shlex
 
-from mailroom.names import DEFAULT_SCHEMA
+from mailroom.values.names import DEFAULT_SCHEMA
 
 
 def command(*words: object, schema: str = DEFAULT_SCHEMA) -> str:

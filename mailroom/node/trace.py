@@ -7,12 +7,12 @@ from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from mailroom.figures.keys import IS_PARKED, NEXT_TRY
-from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
-from mailroom.numbers import count
 from mailroom.order.traits import chosen
 from mailroom.schema import checking
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Execute, Operation, Sql, filled
+from mailroom.values.names import DEFAULT_SCHEMA, inbox_name, schema_name
+from mailroom.values.numbers import count
 
 __all__ = [
     "Location",

@@ -6,7 +6,7 @@ A bool is not a number here. A value that is not a number is named only by its t
 import math
 
 from mailroom.errors import ConfigurationError, InvalidMessage, MailroomError
-from mailroom.names import MAX_COUNT, shown
+from mailroom.values.names import MAX_COUNT, shown
 
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 TEN_YEARS_S = 3_650 * 86_400

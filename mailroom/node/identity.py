@@ -4,13 +4,13 @@ That is that it is a copy, was moved or was put back, and how far its clock may 
 """
 
 from mailroom.links.restored import NewId, saying_copied, saying_moved, saying_restored
-from mailroom.names import DEFAULT_SCHEMA, node_name, schema_name
 from mailroom.order.clock import advancing_clock
 from mailroom.schema import acts, checking
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, T
 from mailroom.sql.sight import NODE_ROW, the_one
+from mailroom.values.names import DEFAULT_SCHEMA, node_name, schema_name
 
 __all__ = [
     "NewId",
