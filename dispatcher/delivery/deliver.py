@@ -9,15 +9,16 @@ from datetime import datetime
 from typing import Any
 
 from dispatcher.delivery.floor import FIRST, START, ScanStart
-from dispatcher.delivery.plain import DELIVER_PLAIN, PLAIN_RESULT
+from dispatcher.delivery.plain import DELIVER_PLAIN, DELIVER_PLAIN_LOGS, PLAIN_RESULT
 from mailroom.links.marks import IS_WANTED
+from mailroom.logs.writing import HAS_LOGS, IS_INBOX, LOGGED, LOGGED_ROWS
 from mailroom.message.columns import MESSAGE
 from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.order.total import HAS_BOUNDS, RINGING, raising_stable
-from mailroom.registry.routing import GETS, LINK_ROUTE, ROUTE
+from mailroom.registry.routing import GETS, LINK_ROUTE, LOG_ROUTE, ROUTE
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql import locks
-from mailroom.sql.operation import Operation, Sql, Together
+from mailroom.sql.operation import Operation, Sql, Together, filled
 from mailroom.sql.sight import NODE_ROW, the_one
 
 # A batch is sorted and joined in memory. A plan that was made for an empty outbox must not scan a full one. Planning
@@ -60,7 +61,8 @@ stamp AS MATERIALIZED (
     SELECT last, more, base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, n.id AS origin,
            coalesce(%(now)s::timestamptz, clock_timestamp()) AS now, EXISTS (SELECT FROM {schema}.link) AS has_links,
            EXISTS (SELECT FROM {schema}.fan_out) AS waits,
-           (SELECT count(*) FROM {schema}.inbox_registry) > {partitions} AS has_many
+           {receivers} > {partitions} AS has_many,
+           {has_logs} AS has_logs
     FROM batch, {schema}.node AS n,
          LATERAL (SELECT greatest(last_value, after_clock) FROM {schema}.clock) AS c (base)),
 taken AS (
@@ -86,9 +88,9 @@ stamped AS MATERIALIZED (
 delivered AS (
     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
     SELECT inbox, clock, clock, origin, {message} FROM stamped JOIN route USING (topic)
-    WHERE outcome = 'delivered' AND {gets}{narrow}
+    WHERE outcome = 'delivered' AND {gets}{keyed}{narrow}
     ORDER BY key, inbox, clock
-    RETURNING inbox),{carry}
+    RETURNING inbox),{logged}{carry}
 scheduled AS (
     INSERT INTO {schema}.scheduled (deliver_at, position, {message})
     SELECT deliver_at, position, {message} FROM stamped WHERE outcome = 'scheduled'),
@@ -108,21 +110,21 @@ outcomes AS MATERIALIZED (
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
     FROM delivered GROUP BY inbox)
-SELECT taken, rows, outcomes.last, setval('{schema}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
+SELECT taken, rows{rows_of_logs}, outcomes.last, setval('{schema}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
        (SELECT {ringing} FROM touched){link_bells}, coalesce(more, false), inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
        (SELECT running FROM start), {has_bounds}, outcomes.scheduled, outcomes.expired, unrouted, dead,
-       has_links, has_many, {held}{of_links}
+       has_links, has_many, {held}, has_logs{of_links}
 FROM outcomes, stamp, (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[])
                        FROM touched) AS t (rows, inboxes)
 """
 RESULT = PLAIN_RESULT | {  # a plain delivery has none of these
     **dict.fromkeys(("scheduled", "expired", "unrouted", "dead"), "bigint"),
-    **dict.fromkeys(("has_links", "has_many", "waits"), "boolean"),
+    **dict.fromkeys(("has_links", "has_many", "waits", "has_logs"), "boolean"),
 }
 PARTS: dict[str, Any] = {
     "start": START,
-    "route": ROUTE,
+    "has_logs": HAS_LOGS,
     "sent": "taken",
     "gets": GETS,
     "oldest_fitting": OLDEST_FITTING,
@@ -139,7 +141,12 @@ PARTS: dict[str, Any] = {
 DELIVER = Sql(
     TEXT,
     RESULT,
-    guard=" AND NOT has_links AND NOT has_many",
+    route=ROUTE,
+    receivers="(SELECT count(*) FROM {schema}.inbox_registry)",
+    guard=" AND NOT has_links AND NOT has_many AND NOT has_logs",
+    keyed="",
+    logged="",
+    rows_of_logs="",
     widen="",
     narrow="",
     held="waits",
@@ -192,12 +199,23 @@ fanned_way AS (
     SELECT inbox, topic, 0, CASE WHEN subscribed THEN 0 END, CASE WHEN named THEN 0 END FROM route
     WHERE (SELECT is_wide FROM width) AND topic IN (SELECT topic FROM stamped WHERE outcome = 'delivered')
     ORDER BY inbox, topic),"""
+NARROW = " AND NOT (SELECT is_wide FROM width)"
 DELIVER_FULL = Sql(
     TEXT,
     RESULT | {"carried": "bigint", "is_mark_wanted": "boolean"},
+    route=LOG_ROUTE,
+    receivers="(SELECT count(*) FROM {schema}.inbox_registry) + (SELECT count(*) FROM {schema}.log_registry)",
     guard="",
     widen=WIDEN,
-    narrow=" AND NOT (SELECT is_wide FROM width)",
+    narrow=NARROW,
+    keyed=f" AND {IS_INBOX}",
+    logged=filled(
+        LOGGED,
+        stamped="(SELECT *, clock AS sent_clock FROM stamped WHERE outcome = 'delivered') AS s",
+        top="(SELECT max(clock) FROM stamped)",
+        narrow=NARROW,
+    ),
+    rows_of_logs=f" + {LOGGED_ROWS}",
     held="waits OR EXISTS (SELECT FROM fanned)",
     link_route=f"\n{LINK_ROUTE},",
     links_of_topic=""",
@@ -223,7 +241,7 @@ class Delivery:
     `last` is the largest position taken, `clock` the last clock given out. If `ceiling` is set, nothing was taken: the
     clock's ceiling must first be raised to at least that. `more`: the batch was full. `inboxes` are those that got a
     message. `woken` counts the inboxes and links whose sleepers were rung for. `drawn` and `running` are for the floor.
-    `has_bounds`: the node has total inboxes. `has_links`: it has links, if only such as were cut. `has_many`: it has
+    `has_bounds`: the node has total inboxes. `has_logs`: it has logs. `has_links`: it has links, if only such as were cut. `has_many`: it has
     more inboxes than one transaction may meet. `waits`: some messages wait to be fanned out, of this delivery or of one
     before, and then it took nothing (`dispatcher.delivery.fan_out`). `is_mark_wanted`: a reader asks for a mark
     (`mailroom.links.marks`).
@@ -247,6 +265,7 @@ class Delivery:
     has_links: bool = False
     has_many: bool = False
     waits: bool = False
+    has_logs: bool = False
     carried: int = 0
     is_mark_wanted: bool = False
 
@@ -267,13 +286,14 @@ def delivering(
     has_links: bool = False,
     has_many: bool = False,
     has_bounds: bool = False,
+    has_logs: bool = False,
     is_plain: bool = True,
     partitions: int | None = None,
 ) -> Operation[Delivery]:
     """Deliver up to `rows` messages and `max_bytes` of values (at least one message) from `start` on.
 
     It meets at most `partitions` inboxes, None for as many as the server has room for: the rest `waits`, and
-    is to be fanned out. `has_links`, `has_many`, `has_bounds` and `is_plain`, as the delivery before has found them,
+    is to be fanned out. `has_links`, `has_many`, `has_bounds`, `has_logs` and `is_plain`, as the delivery before has found them,
     only save time.
 
     A plain batch is a transaction by itself where there is no total inbox, which has to be raised in the same one.
@@ -282,19 +302,20 @@ def delivering(
     values = {**start.values(), "rows": rows, "bytes": max_bytes, "now": now, "partitions": partitions}
     if is_plain and not has_links:
         is_whole = not has_bounds
-        plain = DELIVER_PLAIN.at(schema=schema)(**values, whole=is_whole)
+        statement = DELIVER_PLAIN_LOGS if has_logs else DELIVER_PLAIN
+        plain = statement.at(schema=schema)(**values, whole=is_whole)
         if not is_whole:
             yield lock
-        found = _the_result(DELIVER_PLAIN, schema, (yield Together((lock, plain)) if is_whole else plain))
+        found = _the_result(statement, schema, (yield Together((lock, plain)) if is_whole else plain))
         is_plain = found.pop("is_plain")
         if is_whole and not is_plain:
             yield lock
     else:
         yield lock
-    is_full = has_links or (has_many and not is_plain)
+    is_full = has_links or ((has_many or has_logs) and not is_plain)
     if not is_plain and not is_full:
         found = yield from _running(DELIVER, schema, values)
-        is_full = (found["has_links"] or found["has_many"]) and not found["waits"]
+        is_full = (found["has_links"] or found["has_many"] or found["has_logs"]) and not found["waits"]
     if is_full:
         found = yield from _running(DELIVER_FULL, schema, values)
     delivery = Delivery(**found)

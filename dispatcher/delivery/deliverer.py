@@ -79,7 +79,7 @@ class Deliverer:
         self._floor = Floor("outbox", monotonic)
         self._recovered = False
         self._partitions = partitions
-        self._has_links = self._has_many = self._has_bounds = False
+        self._has_links = self._has_many = self._has_bounds = self._has_logs = False
         self._is_plain = True
 
     async def drain(self, now: datetime | None = None) -> int:
@@ -143,6 +143,7 @@ class Deliverer:
                 continue
             self._has_links, self._is_plain = delivery.has_links, delivery.is_plain
             self._has_many, self._has_bounds = delivery.has_many, delivery.has_bounds
+            self._has_logs = delivery.has_logs
             if delivery.waits:
                 done = await fan_out(self._connection, self._schema, self._partitions)
                 fanned = fanned.plus(done)
@@ -167,7 +168,8 @@ class Deliverer:
     def _delivering(self, start: ScanStart, rows: int, max_bytes: int, now: datetime | None) -> Operation[Delivery]:
         return delivering(
             self._schema, start=start, rows=rows, max_bytes=max_bytes, now=now, has_links=self._has_links,
-            has_many=self._has_many, has_bounds=self._has_bounds, is_plain=self._is_plain, partitions=self._partitions,
+            has_many=self._has_many, has_bounds=self._has_bounds, has_logs=self._has_logs, is_plain=self._is_plain,
+            partitions=self._partitions,
         )  # fmt: skip
 
     async def _narrow(

@@ -3,12 +3,15 @@
 It has no part for anything else, so a small batch starts a smaller plan, and the rows of a large one are copied once.
 """
 
+from typing import Any
+
 from dispatcher.delivery.floor import START
+from mailroom.logs.writing import HAS_LOGS, IS_INBOX, LOGGED, LOGGED_ROWS
 from mailroom.message.columns import MESSAGE
 from mailroom.order.total import HAS_BOUNDS, RINGING
-from mailroom.registry.routing import GETS, ROUTE
+from mailroom.registry.routing import GETS, LOG_ROUTE, ROUTE
 from mailroom.schema.partitions import PARTITIONS
-from mailroom.sql.operation import Sql
+from mailroom.sql.operation import Sql, filled
 
 OLDEST = """
     FROM {schema}.outbox WHERE position > (SELECT position FROM start) ORDER BY position LIMIT %(rows)s::bigint"""
@@ -19,9 +22,9 @@ IS_PLAIN = """bool_and((
         AND CASE kind WHEN 'M' THEN receivers IS NOT NULL WHEN 'E' THEN subscribed
                       WHEN 'C' THEN receivers = 1 ELSE receivers > 0 END) IS TRUE) IS NOT FALSE
            AND (sum(bytes) <= %(bytes)s::bigint) IS NOT FALSE AND NOT EXISTS (SELECT FROM {schema}.link)
-           AND NOT EXISTS (SELECT FROM {schema}.fan_out)
+           AND NOT EXISTS (SELECT FROM {schema}.fan_out){no_logs}
            AND ((sum(ways) <= {partitions}) IS NOT FALSE
-                OR (SELECT true FROM {schema}.inbox_registry OFFSET {partitions} LIMIT 1) IS NULL)"""
+                OR (SELECT true FROM {tables} OFFSET {partitions} LIMIT 1) IS NULL)"""
 # What a delivery returns: fields of `dispatcher.delivery.deliver.Delivery`, which says what they mean.
 PLAIN_RESULT = {
     **dict.fromkeys(("taken", "delivered", "last", "clock", "ceiling", "woken"), "bigint"),
@@ -35,8 +38,7 @@ PLAIN_RESULT = {
 # snapshot and one range, and the dispatch lock keeps every other deliverer away. If the batch is not plain, or the
 # clock would pass its ceiling, `last` is null and nothing is taken.
 # D-deliver-9: A plain batch has a statement of its own.
-DELIVER_PLAIN = Sql(
-    """
+TEXT = """
 WITH {start},
 {route},
 reach AS MATERIALIZED (
@@ -67,29 +69,62 @@ delivered AS (
           FROM {schema}.outbox
           WHERE position > (SELECT position FROM start) AND position <= (SELECT last FROM stamp)) AS o
          JOIN route USING (topic)
-    WHERE {gets}
+    WHERE {gets}{keyed}
     ORDER BY key, inbox, clock
-    RETURNING inbox),
+    RETURNING inbox),{logged}
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
     FROM delivered GROUP BY inbox)
-SELECT taken, rows, t.last, CASE WHEN taken > 0 THEN setval('{schema}.clock'::regclass, top) END,
+SELECT taken, rows{rows_of_logs}, t.last, CASE WHEN taken > 0 THEN setval('{schema}.clock'::regclass, top) END,
        CASE WHEN is_plain AND NOT fits THEN top END, woken, more, inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
-       (SELECT running FROM start), has_bounds, is_plain
+       (SELECT running FROM start), has_bounds{has_logs}, is_plain
 FROM stamp, (SELECT count(*), max(position) FROM taken) AS t (taken, last),
      (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[]), {ringing}
       FROM touched) AS d (rows, inboxes, woken)
-""",
+"""
+PARTS: dict[str, Any] = {
+    "start": START,
+    "partitions": PARTITIONS,
+    "sent": f"(SELECT topic {OLDEST}) AS s",
+    "oldest": OLDEST,
+    "gets": GETS,
+    "message": MESSAGE,
+    "ringing": RINGING,
+    "has_bounds": HAS_BOUNDS,
+}
+DELIVER_PLAIN = Sql(
+    TEXT,
     PLAIN_RESULT | {"is_plain": "boolean"},
-    start=START,
     is_plain=IS_PLAIN,
-    partitions=PARTITIONS,
+    no_logs=f"\n           AND NOT {HAS_LOGS}",
+    tables="{schema}.inbox_registry",
     route=ROUTE,
-    sent=f"(SELECT topic {OLDEST}) AS s",
-    oldest=OLDEST,
-    gets=GETS,
-    message=MESSAGE,
-    ringing=RINGING,
-    has_bounds=HAS_BOUNDS,
+    keyed="",
+    logged="",
+    rows_of_logs="",
+    has_logs="",
+    **PARTS,
+)
+# The same with logs. What a log gets is stamped by the same rule from the same rows.
+DELIVER_PLAIN_LOGS = Sql(
+    TEXT,
+    PLAIN_RESULT | {"has_logs": "boolean", "is_plain": "boolean"},
+    is_plain=IS_PLAIN,
+    no_logs="",
+    tables="(SELECT FROM {schema}.inbox_registry UNION ALL SELECT FROM {schema}.log_registry) AS r",
+    route=LOG_ROUTE,
+    keyed=f" AND {IS_INBOX}",
+    logged=filled(
+        LOGGED,
+        stamped="""(SELECT {message}, clock, clock AS sent_clock, (SELECT origin FROM stamp) AS origin
+          FROM (SELECT {message}, (SELECT base FROM stamp) + row_number() OVER (ORDER BY position) AS clock
+                FROM {schema}.outbox
+                WHERE position > (SELECT position FROM start) AND position <= (SELECT last FROM stamp)) AS o) AS o""",
+        top="(SELECT top FROM stamp)",
+        narrow="",
+    ),
+    rows_of_logs=f" + {LOGGED_ROWS}",
+    has_logs=f", {HAS_LOGS}",
+    **PARTS,
 )

@@ -21,22 +21,31 @@ OF_THIS_NODE = "(origin IN ('', '*')) IS TRUE"
 # more than 32 regular expressions compiled. A % of LIKE runs over dots, but where both have as many words, each % has
 # one word. Without patterns {sent} is not read. `route` lists patterns among the topics, too: no message has such a
 # topic, and leaving them out would cost a filter.
-ROUTE = filled(
-    """pattern AS MATERIALIZED (SELECT fits, words, inbox FROM {schema}.subscription
+_ROUTE = """pattern AS MATERIALIZED (SELECT fits, words, inbox FROM {schema}.subscription
             WHERE fits IS NOT NULL AND {of_this_node}),
 sent_topic AS MATERIALIZED (
     SELECT topic, topic || '.' AS ended, pg_catalog.cardinality(pg_catalog.string_to_array(topic, '.')) AS words
     FROM {sent} WHERE EXISTS (SELECT FROM pattern) GROUP BY topic),
-route AS MATERIALIZED (
+{route} AS MATERIALIZED (
     SELECT topic, inbox, bool_or(subscribed) AS subscribed, bool_or(named) AS named
     FROM (SELECT topic, inbox, true, true FROM {schema}.subscription WHERE {of_this_node}
           UNION ALL SELECT name, name, false, true FROM {schema}.inbox_registry
           UNION ALL SELECT t.topic, p.inbox, true, false FROM sent_topic AS t JOIN pattern AS p
                     ON {fits})
          AS r (topic, inbox, subscribed, named)
-    GROUP BY topic, inbox)""",
-    fits=FITS, of_this_node=OF_THIS_NODE,
-)  # fmt: skip
+    GROUP BY topic, inbox)"""
+ROUTE = filled(_ROUTE, fits=FITS, of_this_node=OF_THIS_NODE, route="route")
+# The same on a node with logs. A log gets messages and events only: two of its readers would do a command twice.
+# `segment` is the newest one of a log, null for an inbox.
+LOG_ROUTE = filled(
+    """{receivers},
+route AS MATERIALIZED (
+    SELECT topic, inbox, subscribed, named AND l.name IS NULL AS named, l.lanes,
+           (SELECT s.segment FROM {schema}.log_segment AS s WHERE s.log = l.name ORDER BY s.segment DESC LIMIT 1)
+           AS segment
+    FROM receiver AS r LEFT JOIN {schema}.log_registry AS l ON l.name = r.inbox)""",
+    receivers=filled(_ROUTE, fits=FITS, of_this_node=OF_THIS_NODE, route="receiver"),
+)
 
 # Whether an inbox in `route` gets a message of this kind.
 GETS = "CASE kind WHEN 'M' THEN true WHEN 'E' THEN subscribed ELSE named END"

@@ -26,6 +26,8 @@ class Act:
         return self.words.rpartition(" ")[0]
 
 
+LOG_CREATE = Act("log create")
+
 INBOX_CREATE = Act("inbox create")
 INBOX_SET = Act("inbox set")
 INBOX_SUBSCRIBE = Act("inbox subscribe")

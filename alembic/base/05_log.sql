@@ -1,0 +1,66 @@
+-- Logs: what is sent to one is kept for a time, and read by many inboxes. `mailroom.registry.logs` makes them.
+
+CREATE TABLE log_registry (  -- The logs and their settings. No inbox has the name of one.
+    name        text        COLLATE "C" PRIMARY KEY CHECK (name ~ '^[a-z][a-z0-9_]{0,40}$'),  -- The log's name.
+    lanes       integer     NOT NULL CHECK (lanes BETWEEN 1 AND 256),       -- How many lanes it has. It never changes, since it decides the lane of a key.
+    keep_days   integer     NOT NULL CHECK (keep_days BETWEEN 1 AND 366),   -- How many days a message is kept at least.
+    drop_unread boolean     NOT NULL DEFAULT false,                         -- Whether what is older goes though an inbox has not read it.
+    created_at  timestamptz NOT NULL DEFAULT now()                          -- When it was created.
+);
+
+-- By segments, each of one log: what is over is a whole partition. Rows are inserted once and never changed, so VACUUM
+-- has nothing to do before they are dropped, but for the age of transactions.
+CREATE TABLE log (  -- Messages of logs, a partition per segment.
+    segment      bigint      NOT NULL,              -- The segment.
+    lane         smallint    NOT NULL,              -- The lane, which the key decides (lane_of).
+    clock        bigint      NOT NULL,              -- Lamport clock of this node's stamp: unique in the log, and rising.
+    sent_clock   bigint      NOT NULL,              -- Lamport clock of the origin's send event.
+    origin       uuid        NOT NULL,              -- The node that sent it.
+    delivered_at timestamptz NOT NULL DEFAULT clock_timestamp(),  -- Physical time of the delivery.
+    {message}
+) PARTITION BY LIST (segment);
+
+-- A delivery writes into the newest segment of a log, so none fails for lack of one, however long no daemon has made any.
+CREATE TABLE log_segment (  -- The segments of logs; the partition is log_<segment>.
+    segment     bigint      PRIMARY KEY,                -- Its number.
+    log         text        COLLATE "C" NOT NULL,       -- The log.
+    first_clock bigint      NOT NULL,                   -- No message here has a smaller clock, and none of an older segment a larger one.
+    opened_at   timestamptz NOT NULL,                   -- When it was made: what is in older segments was delivered before.
+    emptied_at  timestamptz                             -- When the janitor emptied it, since it was over; null before.
+);
+CREATE INDEX log_segment_newest ON log_segment (log, segment DESC);
+
+CREATE TABLE log_tick (  -- What each delivery wrote into a log: where there is news, and which clock belongs to a time.
+    log   text        COLLATE "C" NOT NULL,                   -- The log.
+    clock bigint      NOT NULL,                               -- No message of the delivery has a larger clock, and none of a later one a smaller.
+    lanes smallint[]  NOT NULL,                               -- The lanes that got messages.
+    rows  bigint      NOT NULL,                               -- How many messages.
+    at    timestamptz NOT NULL DEFAULT clock_timestamp(),     -- When it was.
+    PRIMARY KEY (log, clock)
+);
+
+-- A function of PostgreSQL's that hashes may change with its version; this one never does, nor with the encoding of the
+-- database. STABLE, as convert_to is: so it is expanded where it is called.
+CREATE FUNCTION lane_of(key text, lanes integer)  -- The lane of a key in a log that has so many.
+RETURNS smallint LANGUAGE sql STABLE
+RETURN ((get_byte(sha256(convert_to(key, 'UTF8')), 0) * 256 + get_byte(sha256(convert_to(key, 'UTF8')), 1)) % lanes)::smallint;
+
+-- With the rights of the owner, as the days of the archive are made. The caller has the dispatch lock, so no delivery is
+-- under way: what was delivered has smaller clocks than the new segment, and what will be has larger ones. CREATE and
+-- then ATTACH, and not PARTITION OF, which waits for open claims.
+CREATE FUNCTION make_log_segment(of_log text, at timestamptz)  -- Makes a new segment of a log, and returns its number.
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    number CONSTANT bigint := (SELECT coalesce(max(segment), 0) + 1 FROM {schema}.log_segment);
+BEGIN
+    IF NOT EXISTS (SELECT FROM {schema}.log_registry WHERE name = of_log) THEN RETURN NULL; END IF;
+    EXECUTE format(
+        'CREATE TABLE {schema}.log_%s (LIKE {schema}.log INCLUDING DEFAULTS INCLUDING COMMENTS) '
+        'WITH (autovacuum_enabled = off)', number);
+    EXECUTE format('CREATE UNIQUE INDEX log_%s_lane ON {schema}.log_%1$s (lane, clock)', number);
+    EXECUTE format('ALTER TABLE {schema}.log ATTACH PARTITION {schema}.log_%s FOR VALUES IN (%1$s)', number);
+    INSERT INTO {schema}.log_segment (segment, log, first_clock, opened_at)
+    SELECT number, of_log, last_value + 1, at FROM {schema}.clock;
+    RETURN number;
+END $$;
+REVOKE ALL ON FUNCTION make_log_segment FROM PUBLIC;

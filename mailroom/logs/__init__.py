@@ -1,0 +1,1 @@
+"""Logs: what is sent to one is written once, kept for a time, and read by many inboxes."""
