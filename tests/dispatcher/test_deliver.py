@@ -46,16 +46,21 @@ async def lane(dsn: str) -> AsyncIterator[psycopg.AsyncConnection]:
 # -- What it costs ----------------------------------------------------------------------------------------------------
 
 
-async def test_empty_delivery_takes_no_memory_anew(dsn: str) -> None:
+async def test_small_delivery_takes_no_memory_anew(node: Node) -> None:
     """The C library of the server keeps what the statement before has freed (`settings.FIRST`)."""
-    async with await connect_async(dsn, "dispatcher", LANE) as connection:
+    node.inbox("shipping")
+    async with await connect_async(node.dsn, "dispatcher", LANE) as connection:
         lane = Deliverer(connection, SCHEMA)
-        for _ in range(20):
-            await lane.deliver()
-        before = page_faults(connection.info.backend_pid)
-        for _ in range(20):
-            await lane.deliver()
-        assert page_faults(connection.info.backend_pid) - before < 20 * 10
+
+        async def faults_of(deliveries: int) -> int:
+            before = page_faults(connection.info.backend_pid)
+            for _ in range(deliveries):
+                node.send("shipping", key="k")
+                assert (await lane.deliver()).taken == 1
+            return page_faults(connection.info.backend_pid) - before
+
+        await faults_of(20)
+        assert await faults_of(20) < 20 * 10
 
 
 def page_faults(pid: int) -> int:

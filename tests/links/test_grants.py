@@ -134,7 +134,7 @@ def test_login_changes_nothing_but_what_readers_write(login: Login, apart: bool)
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("apart", [False, True])
 def test_login_gets_no_topic_that_its_reader_is_not_allowed(source: Node, login: Login, apart: bool) -> None:
-    do(source, "allow", "lyon", topics=["order.#", "print"])
+    do(source, "set", "lyon", topics=["order.#", "print"])
     grant(login, apart=apart)
     login.hello()
     asking = asking_topics(SCHEMA, login.link, login.run_id, ["order.paid", "print", "secret", "#"])
@@ -210,7 +210,7 @@ def test_rows_that_are_hidden_from_the_owner_too_are_not_taken_for_none(login: L
 
 
 def test_limits_that_are_hidden_from_the_owner_too_are_not_taken_for_none(source: Node, login: Login) -> None:
-    do(source, "allow", "lyon", topics="order.#")
+    do(source, "set", "lyon", topics="order.#")
     grant(login, apart=False)
     login.hello()
     login.connection.execute("RESET ROLE")
