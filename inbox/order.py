@@ -1,7 +1,7 @@
 """What depends on the order of an inbox, and which order an inbox has.
 
-An inbox is a queue per key (`inbox.by_key.key_order`), or one queue in total order (`inbox.total_order.total_order`).
-Which of the two it is, is looked up once. The code that claims, handles, fails or parks uses what this returns, and its
+An inbox is a queue per key (`inbox.by_key.key_order`), one queue in total order (`inbox.total_order.total_order`), or
+a reader of a log (`inbox.by_log.log_order`). Which of these it is, is looked up once. The code that claims, handles, fails or parks uses what this returns, and its
 traits. Only the order knows where its messages are, and what is left of those that were taken.
 """
 
@@ -13,12 +13,13 @@ from inbox.by_key.claim import Claimed, Course, Share
 from inbox.by_key.failure import Failed, Recorded
 from inbox.by_key.key_order import KeyOrder
 from inbox.by_key.parked_keys import Changed, ParkedKey
+from inbox.by_log.log_order import LogOrder
 from inbox.total_order.total_order import TotalOrder
 from mailroom.errors import ConfigurationError
 from mailroom.message.message import Message
 from mailroom.order.traits import Traits, reading_traits
 from mailroom.schema import finding
-from mailroom.sql.operation import Operation, Row
+from mailroom.sql.operation import Operation, Row, Sql
 
 
 # D-reap-1: The order of an inbox is looked up in one place.
@@ -34,6 +35,10 @@ class Order(Protocol):
     @property
     def inbox(self) -> str:
         """The inbox."""
+
+    @property
+    def entries(self) -> Mapping[str, str]:
+        """How an in-flight entry finds its first message (`inbox.by_key.entries`)."""
 
     def claiming(self, share: Share, course: Course) -> Operation[tuple[Claimed, Course]]:
         """Take the next messages that nobody works on; return them, and the course of the next claim.
@@ -88,13 +93,21 @@ class Order(Protocol):
         """
 
 
-ORDERS: dict[str, Callable[[str, str], Order]] = {each.traits.name: each for each in (KeyOrder, TotalOrder)}
+ORDERS: dict[str, Callable[..., Order]] = {each.traits.name: each for each in (KeyOrder, TotalOrder, LogOrder)}
+LOG = Sql(
+    """
+SELECT l.name, l.lanes::bigint FROM {schema}.inbox_registry AS r JOIN {schema}.log_registry AS l ON l.name = r.log
+WHERE r.name = '{inbox}'
+""",
+    columns=("text", "bigint"),
+)
 
 
 def reading_order(schema: str, inbox: str) -> Operation[Order]:
     """Return the order of an inbox that is there."""
     traits = yield from reading_traits(schema, inbox)
-    return ORDERS[traits.name](schema, inbox)
+    of_log = (yield LOG.at(schema=schema, inbox=inbox)()) if traits.reads_log else [()]
+    return ORDERS[traits.name](schema, inbox, *of_log[0])
 
 
 def finding_order(schema: str, inbox: str) -> Operation[Order]:

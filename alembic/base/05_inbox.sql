@@ -21,11 +21,14 @@ CREATE TABLE inbox_registry (  -- The inboxes and their settings.
     healthy_floor bigint           NOT NULL DEFAULT 0,      -- All messages up to this clock are of failing keys, which stay failing up to it.
     expire_s      double precision CHECK (expire_s > 0),    -- How many seconds a delivered message may wait before the janitor removes it; null for ever.
     expired       bigint           NOT NULL DEFAULT 0,      -- How many messages have expired here.
-    "order"       text             COLLATE "C" NOT NULL DEFAULT 'key' CHECK ("order" IN ('key', 'total')),  -- The order in which messages are reaped: key, or total, by sent_clock and origin.
+    "order"       text             COLLATE "C" NOT NULL DEFAULT 'key' CHECK ("order" IN ('key', 'total', 'log')),  -- The order in which messages are reaped: key, or total, by sent_clock and origin, or log, by the lanes of a log.
     sent_floor    bigint           NOT NULL DEFAULT 0,      -- Of a total inbox: no message has a sent_clock at or below it, nor will have one. It saves time.
     paused_at     timestamptz,                              -- Since when it is paused: claims give nothing, deliveries go on. Null if it is not.
     paused_by     text,                                     -- Who paused it, and why.
-    keep_reaped_days integer CHECK (keep_reaped_days >= 1)  -- How many days what was reaped is kept in `reaped`; null if it is not.
+    keep_reaped_days integer CHECK (keep_reaped_days >= 1), -- How many days what was reaped is kept in `reaped`; null if it is not.
+    log           text             COLLATE "C",             -- The log that it reads; null if messages are delivered to it.
+    epoch         integer          NOT NULL DEFAULT 0,      -- How often it was set back in its log.
+    CHECK (("order" = 'log') = (log IS NOT NULL))
 ) WITH ({busy});
 -- Most nodes have no total inbox, and each delivery asks.
 CREATE INDEX registry_total ON inbox_registry (name) WHERE "order" = 'total';

@@ -16,6 +16,7 @@ DROP FUNCTION clock_reach, link_allows, link_next, watch_query, watch_told, watc
     watch_audit;
 DROP TABLE node, commit_token, outbox, periodic, scheduled, dispatch_turn, execute_turn, lease, subscription, fan_out, fan_out_way,
     inbox, inbox_registry, limits, slot, breaker, stable, worker, key_state, attempt, parked, reaped, reaped_day, dead_letter, audit,
+    log, log_registry, log_segment, log_tick, log_lane, log_receipt,
     outbox_executable, store,
     accounting, executable_target, executable_function, executable_cursor, link, link_allowed, link_topic, transit, origin,
     receipt, known, spark_batch, spark_staging, spark_bulk, spark_stream, spark_drain, outbox_jdbc_id,
@@ -25,4 +26,4 @@ DROP FUNCTION doorbell, check_message, refuse_without_node, take_dispatch_turn, 
     failing_keys, check_executable, check_executable_clock, link_topic_asked, acknowledged_less, greeted, bound_reader,
     link_hold, link_hello, link_ask, link_acknowledge, link_want, link_claim, link_match, outbox_jdbc_take, outbox_jdbc_copy, cbor_to_jsonb, sequences_behind,
     raise_sequence, raise_sequences, clock_of_rows, raise_copied, is_mine, delete_marked, refuse_others, make_reaped_days,
-    empty_reaped_day, drop_reaped_day, age_percentile;
+    empty_reaped_day, drop_reaped_day, lane_of, make_log_segment, empty_log_segment, drop_log_segment, age_percentile;

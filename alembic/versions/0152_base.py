@@ -19,7 +19,7 @@ depends_on = None
 BASE = Path(__file__).parents[1] / "base"
 HOLD_MESSAGES = (
     "outbox", "inbox", "scheduled", "dead_letter", "parked", "fan_out", "transit", "spark_bulk", "outbox_executable",
-    "store", "accounting", "reaped",
+    "store", "accounting", "reaped", "log",
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from dispatcher.delivery.floor import FIRST, START, ScanStart
 from dispatcher.delivery.plain import DELIVER_PLAIN, DELIVER_PLAIN_LOGS, PLAIN_RESULT
 from mailroom.links.marks import IS_WANTED
-from mailroom.logs.writing import HAS_LOGS, IS_INBOX, LOGGED, LOGGED_ROWS
+from mailroom.logs.writing import HAS_LOGS, IS_INBOX, LOGGED, LOGGED_ROWS, WOKEN_BY_LOGS
 from mailroom.message.columns import MESSAGE
 from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.order.total import HAS_BOUNDS, RINGING, raising_stable
@@ -111,7 +111,7 @@ touched AS MATERIALIZED (
     SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
     FROM delivered GROUP BY inbox)
 SELECT taken, rows{rows_of_logs}, outcomes.last, setval('{schema}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
-       (SELECT {ringing} FROM touched){link_bells}, coalesce(more, false), inboxes,
+       (SELECT {ringing} FROM touched){woken_by_logs}{link_bells}, coalesce(more, false), inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
        (SELECT running FROM start), {has_bounds}, outcomes.scheduled, outcomes.expired, unrouted, dead,
        has_links, has_many, {held}, has_logs{of_links}
@@ -147,6 +147,7 @@ DELIVER = Sql(
     keyed="",
     logged="",
     rows_of_logs="",
+    woken_by_logs="",
     widen="",
     narrow="",
     held="waits",
@@ -198,6 +199,7 @@ fanned_way AS (
     INSERT INTO {schema}.fan_out_way (inbox, topic, messages_after, events_after, others_after)
     SELECT inbox, topic, 0, CASE WHEN subscribed THEN 0 END, CASE WHEN named THEN 0 END FROM route
     WHERE (SELECT is_wide FROM width) AND topic IN (SELECT topic FROM stamped WHERE outcome = 'delivered')
+      AND {keyed}
     ORDER BY inbox, topic),"""
 NARROW = " AND NOT (SELECT is_wide FROM width)"
 DELIVER_FULL = Sql(
@@ -206,16 +208,16 @@ DELIVER_FULL = Sql(
     route=LOG_ROUTE,
     receivers="(SELECT count(*) FROM {schema}.inbox_registry) + (SELECT count(*) FROM {schema}.log_registry)",
     guard="",
-    widen=WIDEN,
+    widen=filled(WIDEN, keyed=IS_INBOX),
     narrow=NARROW,
     keyed=f" AND {IS_INBOX}",
     logged=filled(
         LOGGED,
         stamped="(SELECT *, clock AS sent_clock FROM stamped WHERE outcome = 'delivered') AS s",
         top="(SELECT max(clock) FROM stamped)",
-        narrow=NARROW,
     ),
     rows_of_logs=f" + {LOGGED_ROWS}",
+    woken_by_logs=WOKEN_BY_LOGS,
     held="waits OR EXISTS (SELECT FROM fanned)",
     link_route=f"\n{LINK_ROUTE},",
     links_of_topic=""",
@@ -241,8 +243,8 @@ class Delivery:
     `last` is the largest position taken, `clock` the last clock given out. If `ceiling` is set, nothing was taken: the
     clock's ceiling must first be raised to at least that. `more`: the batch was full. `inboxes` are those that got a
     message. `woken` counts the inboxes and links whose sleepers were rung for. `drawn` and `running` are for the floor.
-    `has_bounds`: the node has total inboxes. `has_logs`: it has logs. `has_links`: it has links, if only such as were cut. `has_many`: it has
-    more inboxes than one transaction may meet. `waits`: some messages wait to be fanned out, of this delivery or of one
+    `has_bounds`: the node has total inboxes. `has_logs`: it has logs. `has_links`: it has links, if only such as were
+    cut. `has_many`: it has more inboxes than one transaction may meet. `waits`: some messages wait to be fanned out, of this delivery or of one
     before, and then it took nothing (`dispatcher.delivery.fan_out`). `is_mark_wanted`: a reader asks for a mark
     (`mailroom.links.marks`).
     """
@@ -293,8 +295,8 @@ def delivering(
     """Deliver up to `rows` messages and `max_bytes` of values (at least one message) from `start` on.
 
     It meets at most `partitions` inboxes, None for as many as the server has room for: the rest `waits`, and
-    is to be fanned out. `has_links`, `has_many`, `has_bounds`, `has_logs` and `is_plain`, as the delivery before has found them,
-    only save time.
+    is to be fanned out. `has_links`, `has_many`, `has_bounds`, `has_logs` and `is_plain`, as the delivery before has
+    found them, only save time.
 
     A plain batch is a transaction by itself where there is no total inbox, which has to be raised in the same one.
     """

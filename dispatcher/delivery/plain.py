@@ -6,7 +6,7 @@ It has no part for anything else, so a small batch starts a smaller plan, and th
 from typing import Any
 
 from dispatcher.delivery.floor import START
-from mailroom.logs.writing import HAS_LOGS, IS_INBOX, LOGGED, LOGGED_ROWS
+from mailroom.logs.writing import HAS_LOGS, IS_INBOX, LOGGED, LOGGED_ROWS, WOKEN_BY_LOGS
 from mailroom.message.columns import MESSAGE
 from mailroom.order.total import HAS_BOUNDS, RINGING
 from mailroom.registry.routing import GETS, LOG_ROUTE, ROUTE
@@ -76,7 +76,7 @@ touched AS MATERIALIZED (
     SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
     FROM delivered GROUP BY inbox)
 SELECT taken, rows{rows_of_logs}, t.last, CASE WHEN taken > 0 THEN setval('{schema}.clock'::regclass, top) END,
-       CASE WHEN is_plain AND NOT fits THEN top END, woken, more, inboxes,
+       CASE WHEN is_plain AND NOT fits THEN top END, woken{woken_by_logs}, more, inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
        (SELECT running FROM start), has_bounds{has_logs}, is_plain
 FROM stamp, (SELECT count(*), max(position) FROM taken) AS t (taken, last),
@@ -103,6 +103,7 @@ DELIVER_PLAIN = Sql(
     keyed="",
     logged="",
     rows_of_logs="",
+    woken_by_logs="",
     has_logs="",
     **PARTS,
 )
@@ -122,9 +123,9 @@ DELIVER_PLAIN_LOGS = Sql(
                 FROM {schema}.outbox
                 WHERE position > (SELECT position FROM start) AND position <= (SELECT last FROM stamp)) AS o) AS o""",
         top="(SELECT top FROM stamp)",
-        narrow="",
     ),
     rows_of_logs=f" + {LOGGED_ROWS}",
+    woken_by_logs=WOKEN_BY_LOGS,
     has_logs=f", {HAS_LOGS}",
     **PARTS,
 )

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import date, datetime
 
 import psycopg
@@ -32,6 +33,17 @@ from inbox.by_key.parked_keys import MovedParked, moving_parked
 from mailroom import events
 from mailroom.figures.keys import PARKED
 from mailroom.links.handshake.diverged import finding_claims, renewing
+from mailroom.logs.segments import (
+    Over,
+    dropping_segment,
+    listing_old_logs,
+    listing_readers,
+    making_segment,
+    sweeping_receipts,
+    sweeping_ticks,
+)
+from mailroom.logs.segments import emptying as emptying_segment
+from mailroom.logs.segments import listing_over as listing_segments
 from mailroom.metrics.recorder import KEPT
 from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.order.expressions import BY_CLOCK
@@ -99,15 +111,15 @@ class Janitor:
         with self._passing(connection, "periodic messages"):
             unfinished += await self._periodic.send_due(connection)
         unfinished += await self.move_on(connection)
-        failing: dict[str, bool] = {}
+        failing: list[Failing] = []
         with self._passing(connection, "failing keys"):
             failing = await run_async(connection, listing_failing(self._schema))
-        for inbox in (inbox for inbox, holds_parked in failing.items() if holds_parked):
+        for inbox in (each.inbox for each in failing if each.holds_parked):
             with self._passing(connection, f"parked keys of {inbox}"):
                 moved = await run_async(connection, moving_parked(self._schema, inbox, self._cursors.get(inbox, "")))
                 self._cursors[inbox] = moved.cursor
                 unfinished += moved.more
-        for inbox in failing:
+        for inbox in (each.inbox for each in failing if each.has_floors):
             with self._passing(connection, f"the healthy floor of {inbox}"):
                 unfinished += await self._raise_healthy_floor(connection, inbox)
         with self._passing(connection, "claims of readers"):
@@ -154,7 +166,7 @@ class Janitor:
         try:
             state = await run_async(connection, reading_floor(self._schema, inbox))
             if state is None:
-                return False  # the inbox was just removed
+                return False  # it was just removed, or has no floor
             floor, oldest, clock, is_bounded = state
             lags = (clock if oldest is None else oldest - 1) - floor >= STEP
             # Watched as long as it moves. An empty inbox is raised once: its next delivery calls `watch`.
@@ -177,15 +189,15 @@ class Janitor:
                 return False
         return True
 
-    async def _sweep(self, connection: psycopg.AsyncConnection, failing: Iterable[str]) -> bool:
+    async def _sweep(self, connection: psycopg.AsyncConnection, failing: Iterable["Failing"]) -> bool:
         """Delete obsolete rows, one step per table; return whether more may be left for the next round."""
         more = 0
         with self._passing(connection, "attempts"):
             await run_async(connection, bringing_back_attempted(self._schema, SWEPT_ROWS))
-        for inbox in failing:
-            with self._passing(connection, f"key_state of {inbox}"):
-                await run_async(connection, sweeping_key_state(self._schema, inbox))
-                await run_async(connection, bringing_back_suspected(self._schema, inbox, SWEPT_ROWS))
+        for each in failing:
+            with self._passing(connection, f"key_state of {each.inbox}"):
+                await run_async(connection, sweeping_key_state(self._schema, each))
+                await run_async(connection, bringing_back_suspected(self._schema, each.inbox, SWEPT_ROWS))
         expires: list[str] = []
         with self._passing(connection, "the list of inboxes whose messages expire"):
             expires = await run_async(connection, listing_expiring(self._schema))
@@ -201,6 +213,7 @@ class Janitor:
             with self._passing(connection, f"what was stable of {inbox}"):
                 more += await run_async(connection, sweeping_stable(self._schema, inbox, SWEPT_ROWS)) >= SWEPT_ROWS
         await self._turn_days(connection)
+        more += await self._turn_segments(connection)
         more += await self._trim_links(connection)
         with self._passing(connection, "history"):
             more += await run_async(connection, sweeping_history(self._schema))
@@ -227,6 +240,31 @@ class Janitor:
         for day, is_empty in over:
             with self._passing(connection, f"day {day} of the archive"):
                 await run_in_transaction(connection, (dropping_day if is_empty else emptying)(self._schema, day))
+
+    async def _turn_segments(self, connection: psycopg.AsyncConnection) -> int:
+        """Make new segments of logs, empty and then drop those that are over; delete ticks and receipts that are old."""
+        more = 0
+        old: list[str] = []
+        over: list[Over] = []
+        readers: list[str] = []
+        with self._passing(connection, "the segments of logs"):
+            old = await run_async(connection, listing_old_logs(self._schema))
+            over = await run_async(connection, listing_segments(self._schema))
+            readers = await run_async(connection, listing_readers(self._schema))
+            more += await run_async(connection, sweeping_ticks(self._schema)) >= SWEPT_ROWS
+        for log_name in old:
+            with self._passing(connection, f"a new segment of log {log_name}"):
+                await run_in_transaction(connection, making_segment(self._schema, log_name))
+        for each in over:
+            with self._passing(connection, f"segment {each.segment} of log {each.log}"):
+                if each.is_empty:
+                    await run_in_transaction(connection, dropping_segment(self._schema, each))
+                else:
+                    await run_in_transaction(connection, emptying_segment(self._schema, each))
+        for inbox in readers:
+            with self._passing(connection, f"receipts of {inbox}"):
+                more += await run_async(connection, sweeping_receipts(self._schema, inbox)) >= SWEPT_ROWS
+        return more
 
     async def _trim_links(self, connection: psycopg.AsyncConnection) -> int:
         self._trim.over(connection)
@@ -284,10 +322,10 @@ class Janitor:
 
 def moving_all_parked(schema: str) -> Operation[None]:
     """Move all messages of parked keys to `parked`, except those locked by others; in autocommit, step by step."""
-    for inbox, holds_parked in (yield from listing_failing(schema)).items():
-        moved = MovedParked(0, cursor="", more=holds_parked)
+    for each in (yield from listing_failing(schema)):
+        moved = MovedParked(0, cursor="", more=each.holds_parked)
         while moved.more or moved.cursor:
-            moved = yield from moving_parked(schema, inbox, moved.cursor)
+            moved = yield from moving_parked(schema, each.inbox, moved.cursor)
 
 
 INBOXES = Sql(
@@ -306,6 +344,21 @@ def listing_inboxes(schema: str, named: list[str], *, after: str, rows: int) -> 
     return [name for name, is_named in found if is_named], [name for name, is_named in found if not is_named]
 
 
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """An inbox with failing keys: whether some are parked, and the log that it reads, with its lanes, if it does."""
+
+    inbox: str
+    holds_parked: bool
+    log: str | None
+    lanes: int | None
+
+    @property
+    def has_floors(self) -> bool:
+        """Whether its messages come with rising clocks: what is diverted from a log has old ones."""
+        return self.log is None
+
+
 # Steps through the index from inbox to inbox, however many failing keys each of them has.
 FAILING = Sql(
     """
@@ -315,17 +368,18 @@ WITH RECURSIVE failing AS (
     SELECT (SELECT min(inbox) FROM {schema}.key_state AS k WHERE k.inbox > t.inbox) FROM failing AS t
     WHERE t.inbox IS NOT NULL)
 SELECT r.name, EXISTS (SELECT FROM {schema}.key_state AS k
-                       WHERE k.inbox = r.name AND {parked})
+                       WHERE k.inbox = r.name AND {parked}),
+       r.log, (SELECT l.lanes::bigint FROM {schema}.log_registry AS l WHERE l.name = r.log)
 FROM failing AS t JOIN {schema}.inbox_registry AS r ON r.name = t.inbox ORDER BY r.name
 """,
-    columns=("text", "boolean"),
+    into=Failing,
     parked=filled(PARKED, row="k"),
 )
 
 
-def listing_failing(schema: str) -> Operation[dict[str, bool]]:
-    """Return the inboxes that have failing keys, and for each whether some of those are parked."""
-    return dict((yield FAILING.at(schema=schema)()))
+def listing_failing(schema: str) -> Operation[list[Failing]]:
+    """Return the inboxes that have failing keys."""
+    return FAILING.named((yield FAILING.at(schema=schema)()))
 
 
 # -- Floors -----------------------------------------------------------------------------------------------------------
@@ -334,7 +388,7 @@ FLOOR_STATE = Sql(
     """
 SELECT floor, (SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > r.floor ORDER BY {by_clock} LIMIT 1),
        last_value, {is_bounded}
-FROM {schema}.inbox_registry r, {schema}.clock WHERE name = '{inbox}'
+FROM {schema}.inbox_registry r, {schema}.clock WHERE name = '{inbox}' AND log IS NULL
 """,
     columns=("bigint", "bigint", "bigint", "boolean"),
     by_clock=BY_CLOCK,
@@ -344,7 +398,7 @@ FROM {schema}.inbox_registry r, {schema}.clock WHERE name = '{inbox}'
 
 def reading_floor(schema: str, inbox: str) -> Operation[tuple[int, int | None, int, bool] | None]:
     """Return the inbox's floor, the clock of its oldest message or None, the node's clock, and whether it is given
-    out up to a bound; None if it is gone.
+    out up to a bound; None if it is gone, or reads a log: what is diverted from there has old clocks.
     """
     rows = yield FLOOR_STATE.at(schema=schema, inbox=inbox)()
     return rows[0] if rows else None
@@ -411,7 +465,7 @@ WITH due AS MATERIALIZED (
 idle AS MATERIALIZED (
     SELECT d.key, d.alone_to, d.retry_at FROM due AS d LEFT JOIN LATERAL (
         SELECT clock FROM {schema}.inbox_{inbox} WHERE key = d.key AND clock <= d.clock LIMIT 1) AS i ON true
-    WHERE i.clock IS NULL),
+    WHERE i.clock IS NULL{is_read}),
 held AS MATERIALIZED (
     SELECT s.key FROM (SELECT * FROM idle) AS i, LATERAL (
         SELECT key FROM {schema}.key_state AS k
@@ -422,9 +476,17 @@ DELETE FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = ANY (ARRAY(SELE
 )
 
 
-def sweeping_key_state(schema: str, inbox: str) -> Operation[None]:
+# And the log has none of them any more: what failed there is diverted by the next claim of its lane.
+IS_READ = """ AND d.clock <= (
+        SELECT r.clock FROM {schema}.receipts_{inbox} AS r WHERE r.lane = {schema}.lane_of(d.key, {lanes})
+        ORDER BY r.epoch DESC, r.clock DESC LIMIT 1)"""
+
+
+def sweeping_key_state(schema: str, failing: Failing) -> Operation[None]:
     """Delete key_state rows of failing keys whose messages are gone."""
-    yield IDLE_KEYS.at(schema=schema, inbox=inbox)(rows=SWEPT_ROWS)
+    is_read = IS_READ if failing.log else ""
+    names = {"schema": schema, "inbox": failing.inbox, "lanes": str(failing.lanes)}
+    yield IDLE_KEYS.at(is_read=is_read, **names)(rows=SWEPT_ROWS)
 
 
 OLD = Sql(

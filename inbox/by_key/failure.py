@@ -41,11 +41,11 @@ DECIDED = """decided AS MATERIALIZED (
                %(after_s)s::float8, (0.5::float8 + random() / 2::float8)
                * least(backoff_max_s, backoff_s * 2::float8 ^ least(attempt - 1, 30)::float8)) AS retry_at
     FROM tried)"""
-RECORD = Sql(
-    """
+RECORDED = ("text", "bigint", "float8", "bigint")
+TRIED = """
 WITH tried AS MATERIALIZED (
     SELECT r.*,
-           %(clock)s::bigint = (SELECT min(clock) FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text) AS is_head,
+           {is_head} AS is_head,
            1 + greatest(0, (SELECT attempt FROM {schema}.my_attempt
                             WHERE inbox = '{inbox}' AND key = %(key)s::text AND clock = %(clock)s::bigint
                             ORDER BY id DESC LIMIT 1),
@@ -53,7 +53,7 @@ WITH tried AS MATERIALIZED (
                          WHERE inbox = '{inbox}' AND key = %(key)s::text AND clock = %(clock)s::bigint)) AS attempt
     FROM {schema}.inbox_registry AS r
     WHERE name = '{inbox}'
-      AND EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock = %(clock)s::bigint)
+      AND {is_there}
       AND NOT EXISTS (SELECT FROM {schema}.my_key_state
                       WHERE inbox = '{inbox}' AND key = %(key)s::text AND parked_at IS NOT NULL)),
 {decided},
@@ -77,9 +77,13 @@ history AS (
            CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text, %(error_class)s::text
     FROM decided)
 SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed), max_attempts::bigint FROM decided
-""",
-    columns=("text", "bigint", "float8", "bigint"),
+"""
+RECORD = Sql(
+    TRIED,
+    columns=RECORDED,
     decided=DECIDED,
+    is_head="%(clock)s::bigint = (SELECT min(clock) FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text)",
+    is_there="EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock = %(clock)s::bigint)",
 )
 
 
@@ -147,9 +151,11 @@ def failed(message: Message, error: BaseException, fatal: tuple[type[BaseExcepti
     return Failed(message.key, message.clock, message.id, text, name, kind, after_s)
 
 
-def recording(schema: str, inbox: str, attempt: Failed, statement: Sql = RECORD) -> Operation[Recorded]:
+def recording(
+    schema: str, inbox: str, attempt: Failed, statement: Sql = RECORD, **names: str
+) -> Operation[Recorded]:
     """Record one failed attempt, and its outcome: the message's key waits, or the message ends."""
-    rows = yield statement.at(schema=schema, inbox=inbox)(
+    rows = yield statement.at(**names, schema=schema, inbox=inbox)(
         key=attempt.key, clock=attempt.clock, id=attempt.id, error=attempt.error, error_class=attempt.error_class,
         failure=attempt.kind, after_s=attempt.after_s,
     )  # fmt: skip
@@ -166,37 +172,40 @@ def last_clocks(messages: Sequence[Message]) -> dict[str, int]:
 
 # Keys are locked in key order, as everywhere, so that two of these statements cannot deadlock. A key of the batch may
 # be failing already: above `suspect_to` its messages are claimed in batches too (`inbox.by_key.due`).
-SUSPECT = Sql(
-    """
+SUSPECTED = """
 INSERT INTO {schema}.my_key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
 SELECT '{inbox}', key, clock, 0, clock_timestamp(), %(error)s::text, clock, clock
 FROM unnest(%(keys)s::text[], %(clocks)s::bigint[]) AS u (key, clock)
-WHERE EXISTS (SELECT FROM {schema}.inbox_{inbox} AS i WHERE i.key = u.key AND i.clock <= u.clock)
+WHERE {is_there}
 ORDER BY key
 ON CONFLICT (inbox, key) DO UPDATE SET
     alone_to = greatest(s.alone_to, excluded.alone_to), suspect_to = excluded.suspect_to,
     last_error = excluded.last_error
     WHERE s.suspect_to < excluded.suspect_to
 """
+SUSPECT = Sql(
+    SUSPECTED,
+    is_there="EXISTS (SELECT FROM {schema}.inbox_{inbox} AS i WHERE i.key = u.key AND i.clock <= u.clock)",
 )
 
 
 def suspecting(
-    schema: str, inbox: str, keys: Sequence[str], clocks: Sequence[int], error: str, statement: Sql = SUSPECT
-) -> Operation[None]:
+    schema: str, inbox: str, keys: Sequence[str], clocks: Sequence[int], error: str, statement: Sql = SUSPECT,
+    **names: str,
+) -> Operation[None]:  # fmt: skip
     """Have these keys of a failed batch tried one message at a time, each up to its last clock in the batch.
 
     Use it for the messages that were handled before the one that failed; or for the whole batch if nobody knows which
     message failed, because its COMMIT failed or its worker died.
     """
-    yield statement.at(schema=schema, inbox=inbox)(keys=list(keys), clocks=list(clocks), error=error)
+    yield statement.at(**names, schema=schema, inbox=inbox)(keys=list(keys), clocks=list(clocks), error=error)
 
 
 # Of a batch whose worker has died.
 WAS_IN_BATCH = Sql(
     """
 SELECT EXISTS (
-    SELECT FROM {schema}.inbox_{inbox} AS i, LATERAL (
+    SELECT FROM {there} AS i, LATERAL (
         SELECT FROM {schema}.my_key_state AS s
         WHERE s.inbox = '{inbox}' AND s.key = {failing} AND s.last_error = %(error)s::text AND s.suspect_to >= {upto}
           AND NOT EXISTS (SELECT FROM {schema}.my_attempt AS a
@@ -208,12 +217,14 @@ SELECT EXISTS (
 
 
 def was_in_batch(
-    schema: str, inbox: str, key: str, clock: int, error: str, *, failing: str = "i.key", upto: str = "i.clock"
-) -> Operation[bool]:
+    schema: str, inbox: str, key: str, clock: int, error: str, *, failing: str = "i.key", upto: str = "i.clock",
+    there: str = "{schema}.inbox_{inbox}",
+) -> Operation[bool]:  # fmt: skip
     """Return whether this message was in a batch that ended with this error, and no attempt was counted since.
 
-    `failing` and `upto` are the key that it fails under, and by which clocks it is suspected.
+    `failing` and `upto` are the key that it fails under, and by which clocks it is suspected; `there` has its key and
+    clock as long as it waits.
     """
-    names = {"failing": failing, "upto": upto, "schema": schema, "inbox": inbox}
+    names = {"there": there, "failing": failing, "upto": upto, "schema": schema, "inbox": inbox}
     [(found,)] = yield WAS_IN_BATCH.at(**names)(key=key, clock=clock, error=error)
     return bool(found)

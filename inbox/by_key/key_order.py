@@ -8,6 +8,7 @@ from uuid import UUID
 from inbox.by_key import failure, parked_keys
 from inbox.by_key.claim import Claimed, Course, Share, reaping_any, reaping_key
 from inbox.by_key.due import healing, reaping_due
+from inbox.by_key.entries import BY_ROW
 from inbox.by_key.failure import Failed, Recorded
 from inbox.by_key.parked_keys import Changed, ParkedKey
 from inbox.by_key.peek import counting, peeking
@@ -24,6 +25,11 @@ class KeyOrder:
 
     schema: str
     inbox: str
+
+    @property
+    def entries(self) -> Mapping[str, str]:
+        """By the row of the message."""
+        return BY_ROW
 
     def claiming(self, share: Share, course: Course) -> Operation[tuple[Claimed, Course]]:
         """Of the keys that have waited longest, by the locks of their heads."""

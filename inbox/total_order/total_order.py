@@ -6,6 +6,7 @@ from typing import ClassVar
 from uuid import UUID
 
 from inbox.by_key import failure, parked_keys
+from inbox.by_key.entries import BY_ROW
 from inbox.by_key.claim import Claimed, Course, Share
 from inbox.by_key.failure import Failed, Recorded
 from inbox.by_key.parked_keys import Changed, ParkedKey
@@ -26,6 +27,11 @@ class TotalOrder:
 
     schema: str
     inbox: str
+
+    @property
+    def entries(self) -> Mapping[str, str]:
+        """By the row of the message."""
+        return BY_ROW
 
     def claiming(self, share: Share, course: Course) -> Operation[tuple[Claimed, Course]]:
         """Up to what is stable, by the lock of the inbox's head; so one transaction at a time."""

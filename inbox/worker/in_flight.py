@@ -27,6 +27,7 @@ from psycopg.errors import InsufficientPrivilege
 from inbox.by_key.claim import PINNED
 from inbox.by_key.failure import Failed, last_clocks
 from inbox.handling.batch import Batch
+from inbox.handling.taken import TakenBatch
 from inbox.handling.told import told
 from inbox.order import reading_order
 from inbox.sessions.alive import HOLDS, WATCH_SESSION, Processes, terminating
@@ -58,8 +59,7 @@ INSERT INTO {schema}.my_worker (id, inbox, host, pid, claimed_at, messages, keys
 VALUES (%(id)s::uuid, '{inbox}', %(host)s::text, %(pid)s::bigint, clock_timestamp(), %(messages)s::bigint,
         %(keys)s::text[], %(clocks)s::bigint[], %(number)s::integer,
         (SELECT nullif(greatest(0, {full_xact}), 0) FROM (
-            SELECT xmax::text::bigint AS x, pg_current_xact_id()::text::bigint AS n FROM {schema}.inbox_{inbox}
-            WHERE key = (%(keys)s::text[])[1] AND clock = (%(clocks)s::bigint[])[1] AND xmax <> '0') AS h))
+            SELECT xmax::text::bigint AS x, pg_current_xact_id()::text::bigint AS n FROM {holder}) AS h))
 ON CONFLICT (id) DO UPDATE SET claimed_at = excluded.claimed_at, messages = excluded.messages, keys = excluded.keys,
                                clocks = excluded.clocks, process_number = excluded.process_number, xact = excluded.xact
 """,
@@ -87,7 +87,6 @@ WHERE id = ANY (%(mine)s::uuid[])
 # The lock on an entry's first message tells whether its batch has ended, since a batch is claimed and released as a
 # whole. If that message is gone, either the batch was committed, or another worker has consumed the message since, and
 # the one that killed the worker may still be there. Entries are locked last, so those of live workers never are.
-# (SELECT ...) IS NULL stays an index probe; NOT EXISTS may be planned as a full scan.
 # A server crash ends all batches, so entries from before its start blame no message. An entry without a number (from
 # behind a pooler) says nothing of its process, so it counts as soon as its batch has ended. So does one of several
 # messages whose process is silent: it blames none of them, so that waiting for certainty would only hold them up.
@@ -102,11 +101,9 @@ WITH ended AS MATERIALIZED (
           AND CASE WHEN process_number IS NULL THEN claimed_at < {old}
                    WHEN messages > 1 THEN process_number = ANY (%(silent)s::integer[])
                    ELSE process_number = ANY (%(dead)s::integer[]) END) AS w
-    LEFT JOIN LATERAL (
-        SELECT message_id FROM {schema}.inbox_{inbox} AS i WHERE i.key = w.key AND i.clock = w.clock
-        FOR UPDATE SKIP LOCKED) AS m ON true
+    LEFT JOIN LATERAL ({found}) AS m ON true
     WHERE m.message_id IS NOT NULL
-       OR (SELECT clock FROM {schema}.inbox_{inbox} AS i WHERE i.key = w.key AND i.clock = w.clock) IS NULL),
+       OR {is_gone}),
 held AS MATERIALIZED (
     SELECT w.id, e.message_id FROM ended AS e, LATERAL (
         SELECT id FROM {schema}.my_worker AS w WHERE w.id = e.id AND w.claimed_at = e.claimed_at
@@ -167,7 +164,7 @@ class InFlight:
         """Run blocking work in a thread reserved for it; handlers may keep all of asyncio's own threads busy."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    def add(self, entry: Entry, messages: Sequence[Message], *, due: bool = False) -> None:
+    def add(self, entry: Entry, taken: TakenBatch, *, due: bool = False) -> None:
         """Send the entry of a batch; leave entries out for a while if there is no session for them where the batch is.
 
         Behind a pooler that happens if no connection is free. No batch waits for that, or fails because of it. `due`:
@@ -175,13 +172,13 @@ class InFlight:
         """
         if time.monotonic() < self._without_until:
             return
-        keys = last_clocks(messages)
+        messages, keys = taken.messages, last_clocks(taken.messages)
         before = entry.written
         entry.written = True
         self._mine.add(entry.id)
         self._removed.discard(entry.id)
         self._left.discard(entry.id)
-        adding = ADD.at(**self._names)(
+        adding = ADD.at(holder=taken.order.entries["holder"], **self._names)(
             id=entry.id, host=platform.node(), pid=os.getpid(), messages=len(messages), keys=list(keys),
             clocks=list(keys.values()), number=self._processes.mine,
         )  # fmt: skip
@@ -395,7 +392,8 @@ class InFlight:
         if not (yield from self._processes.checking()):
             return False
         processes = self._processes
-        rows = yield TAKE_OVER.at(**self._names)(
+        entries = (yield from reading_order(**self._names)).entries
+        rows = yield TAKE_OVER.at(found=entries["found"], is_gone=entries["is_gone"], **self._names)(
             age_s=AGE_S, mine=self.mine, dead=processes.dead(), silent=processes.silent
         )
         for host, pid, is_their_own, keys, clocks, messages, message_id in rows:

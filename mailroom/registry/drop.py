@@ -1,7 +1,9 @@
 """Drop an inbox with everything that belongs to it."""
 
 from mailroom.errors import SchemaError
+from mailroom.logs.readers import removing
 from mailroom.message.answer import ASKS, Undone, answering_undone
+from mailroom.order.traits import reading_traits
 from mailroom.registry.exclusive import COUNT, HAVE_ROWS, having_alone
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
@@ -66,6 +68,8 @@ def _dropping(schema: str, inbox: str, actor: str, discard: bool, why: str | Non
     # name goes on after their numbers.
     for table in HAVE_ROWS:
         yield FORGET.at(table=table, **names)()
+    if (yield from reading_traits(schema, inbox)).reads_log:
+        yield from removing(schema, inbox)
     yield UNLIST.at(**names)()
     yield DROP.at(**names)()
     yield from auditing(schema, acts.INBOX_DROP, [(inbox, None, waiting + parked)], actor, why)

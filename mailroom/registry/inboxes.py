@@ -1,9 +1,11 @@
 """Inboxes: each is a partition, an entry in the registry, and subscriptions."""
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any, TypeAlias, Unpack
 
 from mailroom.errors import ConfigurationError, SchemaError
+from mailroom.logs.readers import NOW, beginning, checked_since
 from mailroom.order.expressions import BY_CLOCK, BY_SENT
 from mailroom.order.total import joining
 from mailroom.order.traits import TRAITS, OrderName, Traits, traits_of
@@ -40,6 +42,8 @@ def creation(
     schema: str = DEFAULT_SCHEMA,
     origin: str = OWN,
     order: Order | None = None,
+    log: str | None = None,
+    since: str | datetime = NOW,
     actor: str | None = None,
     why: str | None = None,
     **settings: Unpack[InboxSettings],
@@ -74,6 +78,11 @@ def creation(
     messages are reaped by their sent_clock, one transaction at a time, and a failing one holds up the whole inbox. Such
     an inbox takes no `expire_s` and no `breaker_by`.
 
+    With `log` it reads the log of that name (`create_log`) instead of getting messages of its own: all that the log
+    gets after the commit, or from `since` on, which is `now`, `start` (the oldest message that the log has) or a
+    datetime with a time zone, compared with the time of delivery. Keys are in order, and fail and are parked one by
+    one, as by key. Such an inbox has no subscriptions, no `expire_s`, no `keep_reaped_days` and no `breaker_by`.
+
     Users' own migrations may call it, and programs that start: what changes something is written to the table `audit`,
     with `actor` (user@host of this process) and `why`. Everything happens in the caller's transaction. A concurrent
     delivery goes on; if it was planned before the partition existed, it fails once and is tried again.
@@ -85,13 +94,26 @@ def creation(
     """
     topics = topic_texts(subscribe)
     given = given_settings(settings)
-    if order not in (None, *TRAITS):
-        raise ConfigurationError(f"order is {order!r}; give 'key' or 'total'.", code="MR-invalid-argument")
+    if order not in (None, "log" if log else None, "key", "total") or (log and order in ("key", "total")):
+        raise ConfigurationError(
+            f"order is {order!r}; give 'key' or 'total', or a log to read, which has an order of its own.",
+            code="MR-invalid-argument",
+        )
+    read = None if log is None else (inbox_name(log), checked_since(since))
+    if read is None and since != NOW:
+        raise ConfigurationError("since goes with a log: give both.", code="MR-invalid-argument")
+    if read is not None and topics:
+        raise ConfigurationError(
+            f"An inbox that reads a log gets what the log gets: subscribe the log (mailroom log set {log} --subscribe).",
+            code="MR-log-inbox-subscribes",
+        )
     by = checked_actor(actor, why)
     # A text is a name: taken as an iterable, it would be a name per letter.
     several = [name] if isinstance(name, str) or not isinstance(name, Iterable) else name
     names = list(dict.fromkeys(inbox_name(each) for each in several))
-    return _creating(schema_name(schema), names, topics, origin_name(origin), order, given, by, why)
+    return _creating(
+        schema_name(schema), names, topics, origin_name(origin), "log" if log else order, read, given, by, why
+    )
 
 
 def setting(
@@ -183,8 +205,8 @@ AT_ONCE = 20
 REGISTERED = {name: each for name, each in SETTINGS.items() if each.column.startswith("r.")}
 REGISTER = Sql(
     """
-INSERT INTO {schema}.inbox_registry (name, "order", {fields})
-SELECT pg_catalog.unnest(%(names)s::text[]), %(order)s::text, {values}
+INSERT INTO {schema}.inbox_registry (name, "order", log, {fields})
+SELECT pg_catalog.unnest(%(names)s::text[]), %(order)s::text, %(log)s::text, {values}
 """,
     fields=", ".join(REGISTERED),
     values=", ".join(f"%({name})s::{each.type}" for name, each in REGISTERED.items()),
@@ -199,8 +221,8 @@ SCHEMA_LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS N
 
 
 def _creating(
-    schema: str, names: list[str], topics: list[str], origin: str, order: Order | None, given: dict[str, Any],
-    actor: str, why: str | None,
+    schema: str, names: list[str], topics: list[str], origin: str, order: Order | None,
+    read: tuple[str, str | datetime] | None, given: dict[str, Any], actor: str, why: str | None,
 ) -> Operation[None]:  # fmt: skip
     yield IN_TRANSACTION
     yield from checking(schema)
@@ -212,14 +234,17 @@ def _creating(
     for name, traits in orders.items():
         _check_allowed(name, traits, given)
     for inbox in there.values():
-        _check_same(inbox, order, given)
+        _check_same(inbox, order, read, given)
+    yield from _check_no_logs(schema, new)
     for traits in TRAITS.values():
         of_it = [name for name in names if orders[name] is traits and name not in partitions]
         yield from _making_partitions(schema, of_it, traits)
     settings = DEFAULTS | held(with_backoff(given))
     yield REGISTER.at(schema=schema)(
-        names=new, order=traits_of(order).name, **{name: settings[name] for name in REGISTERED}
+        names=new, order=traits_of(order).name, log=read and read[0], **{name: settings[name] for name in REGISTERED}
     )
+    if read is not None and new:
+        yield from beginning(schema, new, *read)
     if given.get("keep_reaped_days"):
         yield from making_days(schema)
     yield from limiting(schema, new, given)
@@ -233,6 +258,7 @@ def _creating(
     told = subscriptions_text(topics, origin)
     made = [
         f"order {traits_of(order).name}",
+        *([f"reads log {read[0]} since {read[1]}"] if read else []),
         changed_settings(DEFAULTS, settings),
         *([f"subscribed to {told}"] if topics else []),
     ]
@@ -274,9 +300,31 @@ def _finding_partitions(schema: str, names: list[str]) -> Operation[set[str]]:
     return {name for name, _ in found}
 
 
-def _check_same(inbox: Mapping[str, Any], order: Order | None, given: dict[str, Any]) -> None:
-    """Raise `ConfigurationError` if an inbox that exists has another order or another setting than is given."""
+LOGS = Sql(
+    "SELECT name FROM {schema}.log_registry WHERE name = ANY (%(names)s::text[]) ORDER BY name", columns=("text",)
+)
+
+
+def _check_no_logs(schema: str, names: list[str]) -> Operation[None]:
+    """Raise `SchemaError` if a log has one of these names: subscriptions are of either."""
+    if found := (yield LOGS.at(schema=schema)(names=names)):
+        raise SchemaError(
+            f"There is a log {found[0][0]!r}: give the inbox another name, such as the name of what reads it "
+            f"(mailroom inbox create NAME --log {found[0][0]}).",
+            code="MR-inbox-name-is-a-log",
+        )
+
+
+def _check_same(
+    inbox: Mapping[str, Any], order: Order | None, read: tuple[str, str | datetime] | None, given: dict[str, Any]
+) -> None:
+    """Raise `ConfigurationError` if an inbox that exists has another order, log or setting than is given."""
     name = inbox["name"]
+    if read is not None and inbox["log"] not in (None, read[0]):
+        raise ConfigurationError(
+            f"Inbox {name!r} exists, and reads log {inbox['log']!r}. An inbox reads the log it was created with.",
+            code="MR-inbox-order-fixed",
+        )
     if order not in (None, inbox["order"]):
         raise ConfigurationError(
             f"Inbox {name!r} exists, and its order is {inbox['order']}. An inbox has the order it was created with: "
@@ -292,18 +340,35 @@ def _check_same(inbox: Mapping[str, Any], order: Order | None, given: dict[str, 
 
 def _check_allowed(name: str, traits: Traits, given: Mapping[str, Any]) -> None:
     """Raise `ConfigurationError` for what an inbox of this order cannot have."""
-    if given.get("expire_s") and not traits.drops:
+    if traits.reads_log:
+        _check_allowed_of_log(name, given)
+    elif given.get("expire_s") and not traits.drops:
         raise ConfigurationError(
             f"Inbox {name!r} has {traits.name} order, and expire_s would drop messages that other nodes give out. "
             "Leave it out.",
             code="MR-total-order-keeps-all",
         )
-    if given.get("breaker_by") and not traits.parks_one:
+    elif given.get("breaker_by") and not traits.parks_one:
         raise ConfigurationError(
             f"Inbox {name!r} has {traits.name} order, so keys cannot wait by their prefix. Leave breaker_by out, for a "
             "breaker of the whole inbox.",
             code="MR-total-order-has-no-keys",
         )
+
+
+REFUSED_OF_LOG = {
+    "expire_s": "the log keeps its messages for its own time (mailroom log set --keep-days)",
+    "keep_reaped_days": "the log is an archive: what was read stands there until its time",
+    "breaker_by": "a lane has keys of all prefixes; leave it out, for a breaker of the whole inbox",
+}
+
+
+def _check_allowed_of_log(name: str, given: Mapping[str, Any]) -> None:
+    for setting, why in REFUSED_OF_LOG.items():
+        if given.get(setting):
+            raise ConfigurationError(
+                f"Inbox {name!r} reads a log, so it cannot have {setting}: {why}.", code="MR-log-inbox-setting"
+            )
 
 
 def _making_partitions(schema: str, names: list[str], traits: Traits) -> Operation[None]:

@@ -15,12 +15,12 @@ SELECT name,
        (SELECT pg_catalog.json_object_agg(origin, topics)::text
         FROM (SELECT origin, pg_catalog.json_agg(topic ORDER BY topic) AS topics FROM {schema}.subscription
               WHERE inbox = r.name GROUP BY origin) AS s),
-       "order", created_at, paused_at, paused_by,
+       "order", log, created_at, paused_at, paused_by,
        {settings}
 FROM {schema}.inbox_registry AS r LEFT JOIN {schema}.limits AS l ON l.inbox = r.name
 WHERE %(inboxes)s::text[] IS NULL OR name = ANY (%(inboxes)s::text[]) ORDER BY name
 """,
-    columns=("text", "text", "text", "timestamptz", "timestamptz", "text", *(each.type for each in SETTINGS.values())),
+    columns=("text", "text", "text", "text", "timestamptz", "timestamptz", "text", *(each.type for each in SETTINGS.values())),
     settings=", ".join(each.column for each in SETTINGS.values()),
 )
 
@@ -32,8 +32,9 @@ def listing(schema: str, inboxes: Collection[str] | None = None) -> Operation[li
 
 
 def _listed(
-    name: str, subscribed: str | None, order: str, created_at: Any, paused_at: Any, paused_by: str | None, *values: Any
-) -> dict[str, Any]:
+    name: str, subscribed: str | None, order: str, log: str | None, created_at: Any, paused_at: Any,
+    paused_by: str | None, *values: Any,
+) -> dict[str, Any]:  # fmt: skip
     topics = json.loads(subscribed or "{}")
     settings = dict(zip(SETTINGS, values, strict=True))
     spread = spread_s(settings["backoff_s"], settings["backoff_max_s"], settings["max_attempts"])
@@ -42,6 +43,7 @@ def _listed(
         "topics": topics.pop(OWN, []),
         "topics_of": topics,
         "order": order,
+        "log": log,
         **settings,
         "attempts_spread_s": spread,
         "created_at": created_at,

@@ -1,6 +1,8 @@
 """Give an inbox another name, with all that it holds."""
 
 from mailroom.errors import SchemaError
+from mailroom.logs.readers import renaming_reader
+from mailroom.order.traits import reading_traits
 from mailroom.registry.exclusive import COUNT, HAVE_ROWS, having_alone
 from mailroom.registry.inboxes import FIND
 from mailroom.registry.subscriptions import SUBSCRIBE
@@ -19,7 +21,7 @@ def renaming(
     It keeps its messages, subscriptions and settings, and its failures, parked keys and dead letters. Nothing is lost
     on the way: the inbox subscribes to its old name as a topic. So it still gets what was or is sent to that name, and
     replies to commands that name it in `reply_to`. `unsubscribe` ends that, once nothing is sent there and before
-    another inbox gets the name. `actor` says who acts and `why` gives the reason; both are written to the table
+    another inbox gets the name. One that reads a log goes on there, and gets nothing by its name. `actor` says who acts and `why` gives the reason; both are written to the table
     `audit`, whose earlier entries keep the old name.
 
     In the caller's transaction, which has the node's dispatch lock until it ends: nothing is delivered meanwhile, so
@@ -96,10 +98,14 @@ def _renaming(schema: str, inbox: str, new: str, actor: str, why: str | None) ->
             code="MR-inbox-read-by-spark",
         )
     [(waiting, parked)] = yield COUNT.at(schema=schema, inbox=inbox)()
+    reads_log = (yield from reading_traits(schema, inbox)).reads_log
     yield PARTITION.at(**names)()
+    if reads_log:
+        yield from renaming_reader(schema, inbox, new)
     yield LIST.at(**names)()
     for table in (*HAVE_ROWS, "dead_letter", "reaped"):
         yield TAKE_ALONG.at(table=table, **names)()
-    yield SUBSCRIBE.at(schema=schema)(inboxes=[new], since=[0], topics=[inbox], origin=OWN)
+    if not reads_log:
+        yield SUBSCRIBE.at(schema=schema)(inboxes=[new], since=[0], topics=[inbox], origin=OWN)
     yield from auditing(schema, acts.INBOX_RENAME, [(inbox, None, waiting + parked)], actor, why, f"{inbox} -> {new}")
     return int(waiting + parked)

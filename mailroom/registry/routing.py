@@ -29,14 +29,15 @@ sent_topic AS MATERIALIZED (
 {route} AS MATERIALIZED (
     SELECT topic, inbox, bool_or(subscribed) AS subscribed, bool_or(named) AS named
     FROM (SELECT topic, inbox, true, true FROM {schema}.subscription WHERE {of_this_node}
-          UNION ALL SELECT name, name, false, true FROM {schema}.inbox_registry
+          UNION ALL SELECT name, name, false, true FROM {schema}.inbox_registry{named}
           UNION ALL SELECT t.topic, p.inbox, true, false FROM sent_topic AS t JOIN pattern AS p
                     ON {fits})
          AS r (topic, inbox, subscribed, named)
     GROUP BY topic, inbox)"""
-ROUTE = filled(_ROUTE, fits=FITS, of_this_node=OF_THIS_NODE, route="route")
+ROUTE = filled(_ROUTE, fits=FITS, of_this_node=OF_THIS_NODE, route="route", named="")
 # The same on a node with logs. A log gets messages and events only: two of its readers would do a command twice.
-# `segment` is the newest one of a log, null for an inbox.
+# `lanes` and `segment`, the newest one, are those of a log, null for an inbox. What is sent to the name of an inbox that reads a log does not
+# get there: it could overtake what stands in the log.
 LOG_ROUTE = filled(
     """{receivers},
 route AS MATERIALIZED (
@@ -44,7 +45,7 @@ route AS MATERIALIZED (
            (SELECT s.segment FROM {schema}.log_segment AS s WHERE s.log = l.name ORDER BY s.segment DESC LIMIT 1)
            AS segment
     FROM receiver AS r LEFT JOIN {schema}.log_registry AS l ON l.name = r.inbox)""",
-    receivers=filled(_ROUTE, fits=FITS, of_this_node=OF_THIS_NODE, route="receiver"),
+    receivers=filled(_ROUTE, fits=FITS, of_this_node=OF_THIS_NODE, route="receiver", named=" WHERE log IS NULL"),
 )
 
 # Whether an inbox in `route` gets a message of this kind.

@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
+from mailroom.errors import ConfigurationError
 from mailroom.message.topic import Topic, pattern_text
 from mailroom.order.total import joining, leaving
+from mailroom.order.traits import reading_traits
 from mailroom.schema.acts import INBOX_SUBSCRIBE, INBOX_UNSUBSCRIBE
 from mailroom.schema.audit import auditing, checked_actor
 from mailroom.schema.checks import checking, finding
@@ -70,6 +72,12 @@ def _subscribing(
     yield IN_TRANSACTION
     yield from checking(schema)
     yield from finding(schema, inbox)
+    if (yield from reading_traits(schema, inbox)).reads_log:
+        raise ConfigurationError(
+            f"Inbox {inbox!r} reads a log, and gets what the log gets: subscribe the log (mailroom log set NAME "
+            "--subscribe TOPIC).",
+            code="MR-log-inbox-subscribes",
+        )
     since = 0 if origin == OWN else (yield from joining(schema, inbox, origin))
     changed = yield SUBSCRIBE.at(schema=schema)(inboxes=[inbox], since=[since], topics=topics, origin=origin)
     new = sorted(topic for _, topic in changed)

@@ -27,6 +27,8 @@ class Act:
 
 
 LOG_CREATE = Act("log create")
+LOG_SET = Act("log set")
+LOG_DROP = Act("log drop")
 
 INBOX_CREATE = Act("inbox create")
 INBOX_SET = Act("inbox set")

@@ -1,0 +1,145 @@
+"""Which lanes a claim takes: those with news that nobody reads, by locks on their rows; and which segments it reads."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from inbox.by_key.claim import DUE_IN_S, UNPINNED
+from mailroom.sql.operation import Operation, Sql
+
+TICKS = 1_000  # deliveries that a claim looks through; after more of them every lane may have news
+SEGMENTS = 8  # that one claim reads, and so locks
+DEEP = 1_000  # messages of one lane
+
+# The lanes are tried from `first` on, so that workers begin with different ones. A lane that another transaction has
+# locked is left out. `was_lost`: the last transaction that had one of these lanes was not committed, so its worker may
+# have died (`inbox.by_key.claim`). `level`: a claim that could not see what the last holder of a lane has done would
+# hand out messages twice.
+LOCK = Sql(
+    """
+WITH bound AS MATERIALIZED (
+    SELECT paused_at IS NULL AS is_open, epoch, s.segment, s.first_clock
+    FROM {schema}.inbox_registry LEFT JOIN LATERAL (
+        SELECT segment, first_clock FROM {schema}.log_segment
+        WHERE log = '{log}' ORDER BY segment DESC LIMIT 1) AS s ON true
+    WHERE name = '{inbox}'),
+tick AS MATERIALIZED (
+    SELECT clock, lanes FROM {schema}.log_tick
+    WHERE log = '{log}' AND clock > %(seen)s::bigint ORDER BY clock LIMIT {ticks}),
+news AS MATERIALIZED (
+    SELECT DISTINCT lane FROM tick, LATERAL pg_catalog.unnest(lanes) AS lane),
+mine AS MATERIALIZED (
+    SELECT l.lane, l.holder FROM (
+        SELECT lane FROM (SELECT lane FROM pg_catalog.unnest(%(lanes)s::bigint[]) AS lane
+                          UNION SELECT lane FROM news) AS either
+        WHERE (SELECT is_open FROM bound)
+        ORDER BY (lane < %(first)s::bigint), lane OFFSET 0) AS wanted, LATERAL (
+        SELECT lane, xmax::text::bigint AS holder FROM {schema}.lanes_{inbox} AS l
+        WHERE l.lane = wanted.lane::smallint FOR UPDATE SKIP LOCKED) AS l
+    LIMIT %(most)s::bigint)
+SELECT ARRAY(SELECT lane::bigint FROM mine), ARRAY(SELECT lane::bigint FROM news),
+       coalesce((SELECT max(clock) FROM tick), %(seen)s::bigint), (SELECT count(*) = {ticks} FROM tick),
+       (SELECT max(clock) FROM {schema}.log_tick WHERE log = '{log}'),
+       EXISTS (SELECT FROM mine, LATERAL (SELECT pg_current_xact_id()::text::bigint) AS x (now)
+               WHERE holder <> 0
+                 AND pg_xact_status((now - ((now - holder) & 4294967295))::text::xid8) IS DISTINCT FROM 'committed'
+                 AND now - ((now - holder) & 4294967295) <> now),
+       current_setting('transaction_isolation'), is_open, epoch::bigint, segment, first_clock,
+       CASE WHEN is_open THEN {due_in_s} END,
+       CASE WHEN NOT EXISTS (SELECT FROM mine) THEN {unpinned} END
+FROM bound
+""",
+    columns={
+        "mine": "bigint[]", "news": "bigint[]", "seen": "bigint", "is_full": "boolean", "last": "bigint",
+        "was_lost": "boolean", "level": "text", "is_open": "boolean", "epoch": "bigint", "newest": "bigint",
+        "newest_first": "bigint", "due_in_s": "float8", "is_unpinned": "boolean",
+    },
+    ticks=TICKS,
+    due_in_s=DUE_IN_S,
+    unpinned=UNPINNED,
+)  # fmt: skip
+# From the one in which this clock lies; the clock of the first after them is where they end. The oldest one begins at 0:
+# what was before it is gone.
+COVERING = Sql(
+    """
+SELECT segment, CASE WHEN lag(segment) OVER (ORDER BY segment) IS NULL AND NOT EXISTS (
+           SELECT FROM {schema}.log_segment AS o WHERE o.log = '{log}' AND o.emptied_at IS NULL AND o.segment < s.segment)
+       THEN 0 ELSE first_clock END
+FROM {schema}.log_segment AS s
+WHERE log = '{log}' AND emptied_at IS NULL AND segment >= coalesce((
+    SELECT segment FROM {schema}.log_segment
+    WHERE log = '{log}' AND first_clock <= %(clock)s::bigint + 1 ORDER BY segment DESC LIMIT 1), 0)
+ORDER BY segment LIMIT {segments}
+""",
+    columns=("bigint", "bigint"),
+    segments=SEGMENTS + 1,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Segments, one after the other, with all messages from the clock `first` on, and before `end` if there is one."""
+
+    segments: tuple[int, ...] = ()
+    first: int = 0
+    end: int | None = None
+
+
+def covering(schema: str, log: str, clock: int) -> Operation[Range]:
+    """Return the segments in which the messages after this clock are, up to so many; the first are the oldest there."""
+    found = yield COVERING.at(schema=schema, log=log)(clock=clock)
+    if not found:
+        return Range()
+    end = found[SEGMENTS][1] if len(found) > SEGMENTS else None
+    return Range(tuple(segment for segment, _ in found[:SEGMENTS]), found[0][1], end)
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """What a program knows of the lanes of its inbox: which may have messages, and where.
+
+    `dirty` are the lanes that may have messages. `given` are those of which the last claim gave messages: that claim may
+    have been rolled back, so they count as dirty for one more claim. `seen` is the last tick that it knows, and `depth`
+    how many messages a lane seems to have.
+    """
+
+    seen: int = -1
+    epoch: int = -1
+    newest: int = -1
+    dirty: frozenset[int] = frozenset()
+    given: frozenset[int] = frozenset()
+    first: int = 0
+    depth: float = 1.0
+    range: Range = field(default_factory=Range)
+    has_apart: bool = True  # the inbox's own table may have messages, or keys may fail
+    is_turn: bool = False  # of the log, and not of that table
+
+    def wanted(self) -> list[int]:
+        """The lanes to try."""
+        return sorted(self.dirty | self.given)
+
+    def most(self, lanes: int, rows: int) -> int:
+        """How many of the lanes are read in one claim of so many messages."""
+        return max(1, min(lanes, rows, round(rows / self.depth)))
+
+    def told(self, news: Iterable[int], seen: int) -> "Lanes":
+        """Return what is known after ticks up to `seen` that named these lanes."""
+        return replace(self, dirty=self.dirty | frozenset(news), seen=seen)
+
+    def read(self, lock: Any, end: Any, per_lane: int) -> "Lanes":
+        """Return what is known after a claim that read up to `per_lane` messages of each lane that it had locked."""
+        mine, left = frozenset(lock.mine), frozenset(end.left)
+        if self.range.end is not None or end.elsewhere is not None:
+            left = mine
+        if 2 * len(end.left) > len(mine):
+            depth = max(self.depth, per_lane) * 2
+        else:
+            depth = end.rows / len(mine)
+        return replace(
+            self,
+            dirty=((self.dirty | self.given) - mine) | left,
+            given=frozenset(end.taken),
+            first=lock.mine[-1] + 1,
+            depth=max(1.0, min(depth, DEEP)),
+            has_apart=end.has_apart,
+        )

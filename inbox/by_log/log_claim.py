@@ -1,0 +1,217 @@
+"""Claims of an inbox that reads a log: the next messages of lanes, by locks on the rows of the lanes.
+
+A claim locks lanes first, and reads in a later statement, which sees all that the last holder of a lane has done: its
+position, and which keys fail. In that one statement each message passes the position of its lane once: it is handed
+out, or, if its key fails, waits or has messages in the inbox's own table, diverted there. From then on the inbox is
+one by key for this message (`inbox.by_key`), and the key returns to the log when its messages there are used up. The new
+position is a row of `receipts_<inbox>`, which is part of the caller's transaction.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from inbox.by_key.claim import KEY_STATE, LIGHT, MAX_BYTES, NULLS, PIN, SIZE, UNPINNED, Claimed, Share, unregistered
+from inbox.by_log.lanes import LOCK, Lanes, Range, covering
+from mailroom.errors import ConfigurationError
+from mailroom.message.columns import DELIVERED, MESSAGE
+from mailroom.message.message import COLUMNS, SELECTED, messages
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, filled
+
+AT = """at AS MATERIALIZED (
+    SELECT l.lane::smallint AS lane, (
+        SELECT r.clock FROM {schema}.receipts_{inbox} AS r
+        WHERE r.lane = l.lane::smallint ORDER BY r.epoch DESC, r.clock DESC LIMIT 1) AS clock
+    FROM pg_catalog.unnest(%(lanes)s::bigint[]) AS l (lane)),
+due AS MATERIALIZED (
+    SELECT lane, clock FROM at WHERE clock >= %(first)s::bigint - 1)"""
+IN_LANE = """FROM {schema}.log_{log} AS o
+        WHERE o.segment IN ({segments}) AND o.lane = {lane}"""
+NEXT = filled(f"{IN_LANE} AND o.clock > due.clock ORDER BY o.clock LIMIT %(per_lane)s::bigint", lane="due.lane")
+# Where all of a lane was read and newer segments follow, its position moves to where those begin.
+MOVED = """moved AS MATERIALIZED (
+    SELECT lane, CASE WHEN rows < %(per_lane)s::bigint{is_whole} THEN greatest(last, %(end)s::bigint - 1)
+                      ELSE last END AS clock
+    FROM sums{where}
+    UNION ALL SELECT lane, %(end)s::bigint - 1 FROM due
+    WHERE clock < %(end)s::bigint - 1 AND lane NOT IN (SELECT lane FROM sums){is_whole}),
+received AS (
+    INSERT INTO {schema}.receipts_{inbox} (inbox, lane, epoch, clock)
+    SELECT '{inbox}', lane, {epoch}, clock FROM moved)"""
+LEFT = "ARRAY(SELECT lane::bigint FROM sums WHERE rows >= %(per_lane)s::bigint)"
+# The smallest position of a lane that these segments do not have the next message of.
+ELSEWHERE = """(SELECT min(clock) FROM at
+        WHERE clock < %(first)s::bigint - 1 OR clock >= %(end)s::bigint - 1)"""
+# Up to where all lanes were read, if the claim read several segments: older ones need not be read again.
+LOWEST = """least((SELECT min(clock) FROM moved), (
+        SELECT min(clock) FROM at WHERE lane NOT IN (SELECT lane FROM moved)))"""
+# What a claim returns in its last row.
+ENDING = {
+    "is_plain": "boolean", "rows": "bigint", "left": "bigint[]", "taken": "bigint[]", "elsewhere": "bigint",
+    "lowest": "bigint", "has_apart": "boolean", "diverted": "bigint", "is_unpinned": "boolean",
+}  # fmt: skip
+NO_ENDING = ", ".join(f"NULL::{kind}" for kind in ENDING.values())
+PARTS: dict[str, Any] = {
+    "at": AT,
+    "no_ending": NO_ENDING,
+    "elsewhere": ELSEWHERE,
+    "selected": SELECTED,
+    "nulls": NULLS,
+    "unpinned": UNPINNED,
+    "message": MESSAGE,
+}
+# D-log-3: A plain claim of a log has a statement of its own.
+READ_PLAIN = Sql(
+    """
+WITH {at},
+has AS MATERIALIZED (
+    SELECT EXISTS (SELECT FROM {schema}.my_key_state WHERE inbox = '{inbox}')
+           OR EXISTS (SELECT FROM {schema}.inbox_{inbox}) AS apart),
+sums AS MATERIALIZED (
+    SELECT due.lane, due.clock AS begun, o.last, o.rows, o.bytes FROM due, LATERAL (
+        SELECT max(clock) AS last, count(*) AS rows, sum(light) AS bytes
+        FROM (SELECT o.clock, {light} AS light {next}) AS o) AS o
+    WHERE o.rows > 0 AND NOT (SELECT apart FROM has)),
+plain AS MATERIALIZED (
+    SELECT coalesce(sum(bytes), 0) <= {max_bytes} AND NOT (SELECT apart FROM has) AS is_plain,
+           coalesce(sum(rows), 0)::bigint AS rows
+    FROM sums),
+{moved}
+SELECT {selected}, {no_ending}
+FROM (SELECT * FROM sums WHERE (SELECT is_plain FROM plain)) AS s, LATERAL (
+    SELECT o.clock, o.sent_clock, o.origin, o.delivered_at, {message} {in_lane}
+    AND o.clock > s.begun AND o.clock <= s.last ORDER BY o.clock LIMIT %(per_lane)s::bigint) AS o
+UNION ALL
+SELECT {nulls}, is_plain, rows, {left}, ARRAY(SELECT lane::bigint FROM sums), {elsewhere}, {lowest},
+       (SELECT apart FROM has), 0::bigint, {unpinned} OR (is_plain AND {held} AND {schema}.hold_batch())
+FROM plain
+ORDER BY clock
+""",
+    COLUMNS | ENDING,
+    light=LIGHT,
+    next=NEXT,
+    in_lane=filled(IN_LANE, lane="s.lane"),
+    moved=filled(
+        MOVED, is_whole=" AND (SELECT is_plain FROM plain)", where=" WHERE (SELECT is_plain FROM plain)"
+    ),
+    left=LEFT,
+    max_bytes=MAX_BYTES,
+    **PARTS,
+)
+APART = f"""(SELECT min(i.clock) FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.key = k.key) IS NOT NULL
+       OR {KEY_STATE % "k.key"}) IS NOT NULL"""
+# The key of a worker that has died, until that is counted.
+OR_ORPHANED = " OR k.key IN (SELECT {schema}.orphaned_keys('{inbox}', %(mine)s::uuid[]))"
+READ = Sql(
+    """
+WITH {at},
+ahead AS MATERIALIZED (
+    SELECT due.lane, o.*, row_number() OVER (ORDER BY due.lane, o.clock) AS nth FROM due, LATERAL (
+        SELECT o.clock, o.key, octet_length(o.value) AS bytes, o.value_json {next}) AS o),
+picked AS MATERIALIZED (
+    SELECT lane, clock, key FROM ahead WHERE nth < coalesce((
+        SELECT nth FROM (SELECT nth, nth > 1 AND sum({size}) OVER so_far > {max_bytes} AS is_over
+                         FROM ahead WINDOW so_far AS (ORDER BY nth ROWS UNBOUNDED PRECEDING)) AS o
+        WHERE is_over ORDER BY nth LIMIT 1), 9223372036854775807)),
+sums AS MATERIALIZED (SELECT lane, max(clock) AS last, count(*) AS rows FROM picked GROUP BY lane),
+{moved},
+apart AS MATERIALIZED (
+    SELECT key FROM (SELECT DISTINCT key FROM picked OFFSET 0) AS k WHERE {apart}{or_orphaned}),
+diverted AS (
+    INSERT INTO {schema}.inbox_{inbox} ({delivered})
+    SELECT {delivered} FROM (SELECT lane, clock AS at FROM picked WHERE key IN (SELECT key FROM apart)) AS p, LATERAL (
+        SELECT '{inbox}'::text AS inbox, o.clock, o.sent_clock, o.origin, o.delivered_at, {message} {in_lane}
+        AND o.clock = p.at) AS o
+    ORDER BY key, clock RETURNING 1),
+given AS MATERIALIZED (SELECT lane, clock AS at FROM picked WHERE key NOT IN (SELECT key FROM apart))
+SELECT {selected}, {no_ending}
+FROM given AS p, LATERAL (
+    SELECT o.clock, o.sent_clock, o.origin, o.delivered_at, {message} {in_lane} AND o.clock = p.at) AS o
+UNION ALL
+SELECT {nulls}, true, (SELECT count(*) FROM picked), CASE WHEN {is_cut} THEN %(lanes)s::bigint[] ELSE {left} END,
+       ARRAY(SELECT lane::bigint FROM sums), {elsewhere}, {lowest},
+       EXISTS (SELECT FROM diverted) OR EXISTS (SELECT FROM {schema}.my_key_state WHERE inbox = '{inbox}')
+       OR EXISTS (SELECT FROM {schema}.inbox_{inbox}), (SELECT count(*) FROM diverted),
+       {unpinned} OR ({held} AND {schema}.hold_batch())
+ORDER BY clock
+""",
+    COLUMNS | ENDING,
+    size=SIZE,
+    next=NEXT,
+    in_lane=filled(IN_LANE, lane="p.lane"),
+    moved=filled(MOVED, is_whole=" AND NOT {is_cut}", where=""),
+    is_cut="(SELECT count(*) FROM ahead) > (SELECT count(*) FROM picked)",
+    left=LEFT,
+    apart=APART,
+    delivered=DELIVERED,
+    max_bytes=MAX_BYTES,
+    **PARTS,
+)
+
+
+def reaping_log(
+    schema: str, inbox: str, log: str, lanes: int, share: Share, known: Lanes
+) -> Operation[tuple[Claimed, Lanes]]:
+    """Take the next messages of lanes that nobody reads; return them, and what is known of the lanes then.
+
+    Run this in a READ COMMITTED transaction. Raises `ConfigurationError` in one of another level.
+    """
+    yield IN_TRANSACTION
+    names = {"schema": schema, "inbox": inbox, "log": log}
+    yield PIN.at()()
+    rows = yield LOCK.at(**names)(
+        seen=known.seen, lanes=known.wanted(), first=known.first, most=known.most(lanes, share.most)
+    )
+    if not rows:
+        raise unregistered(schema, inbox)
+    [lock] = LOCK.named(rows)
+    if lock.level != "read committed":
+        raise ConfigurationError(
+            f"This transaction is {lock.level}, and would not see how far others have read. Take messages of an inbox "
+            "that reads a log in a transaction of READ COMMITTED.",
+            code="MR-wrong-isolation",
+        )
+    if known.epoch != lock.epoch or lock.is_full:
+        known = replace(known.told(range(lanes), lock.last if lock.is_full else lock.seen), epoch=lock.epoch)
+    else:
+        known = known.told(lock.news, lock.seen)
+    if not lock.mine:
+        return Claimed([], lock.due_in_s, is_all=True), known
+    if known.newest != lock.newest:
+        newest = yield from covering(schema, log, lock.newest_first - 1)
+        known = replace(known, newest=lock.newest, range=newest)
+    return (yield from _reading(names, share, known, lock))
+
+
+def _reading(names: dict[str, str], share: Share, known: Lanes, lock: Any) -> Operation[tuple[Claimed, Lanes]]:
+    """Read the lanes that `LOCK` has locked, from the segments that have their next messages."""
+    per_lane = share.most // len(lock.mine)
+    while True:
+        is_plain = not known.has_apart and not lock.was_lost
+        within, statement = known.range, READ_PLAIN if is_plain else READ
+        parts = {
+            "lowest": LOWEST if len(within.segments) > 1 else "NULL::bigint",
+            "segments": ", ".join(map(str, within.segments)),
+            "epoch": str(lock.epoch),
+            "held": "false" if not share.hold else "rows > 0" if is_plain else "EXISTS (SELECT FROM given)",
+        }
+        values = {"lanes": lock.mine, "first": within.first, "end": within.end, "per_lane": per_lane}
+        if not is_plain:
+            parts["or_orphaned"] = OR_ORPHANED if lock.was_lost else ""
+            values |= {"mine": list(share.mine)} if lock.was_lost else {}
+        *taken, last = yield statement.at(**parts, **names)(**values)
+        [end] = statement.named([last])
+        if not end.is_plain:
+            known = replace(known, has_apart=True)
+            yield PIN.at()()
+            continue
+        known = known.read(lock, end, per_lane)
+        if end.elsewhere is not None:
+            known = replace(known, range=(yield from covering(names["schema"], names["log"], end.elsewhere)))
+            if not end.rows and known.range != within:
+                yield PIN.at()()
+                continue
+        elif end.lowest is not None and end.lowest >= lock.newest_first - 1:
+            newest = yield from covering(names["schema"], names["log"], lock.newest_first - 1)
+            known = replace(known, range=newest)
+        due_in_s = 0.0 if end.diverted else lock.due_in_s
+        return Claimed(messages(taken), due_in_s, is_all=not (known.dirty or end.diverted)), known

@@ -1,0 +1,177 @@
+"""The segments of logs: one a day, made ahead of nothing, emptied once they are over and read, and then dropped.
+
+A delivery writes into the newest segment, however old. What is done here happens in functions of the schema, with the
+rights of its owner. Each operation of the janitor runs in a transaction of its own, and gives way to a change of the
+schema meanwhile: there is another round.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from mailroom.order.clock import DISPATCH_LOCK
+from mailroom.sql import locks
+from mailroom.sql.operation import Operation, Sql
+
+PATIENCE_MS = 100  # a session that waits for a lock keeps later ones waiting
+SWEPT_ROWS = 10_000
+
+NOW = "coalesce(%(now)s::timestamptz, statement_timestamp())"
+DAY = "interval '1 day'"
+ALONE = Sql(
+    """
+SELECT pg_try_advisory_xact_lock({lock}, hashtext('{node}')), set_config('lock_timeout', '{patience}ms', true)
+""",
+    columns=("boolean", "text"),
+    lock=locks.DDL,
+    patience=PATIENCE_MS,
+)
+OLD_LOGS = Sql(
+    """
+SELECT name FROM {schema}.log_registry AS l WHERE NOT EXISTS (
+    SELECT FROM {schema}.log_segment AS s WHERE s.log = l.name AND s.opened_at > {now} - {day}) ORDER BY name
+""",
+    columns=("text",),
+    now=NOW,
+    day=DAY,
+)
+MAKE = Sql("SELECT {schema}.make_log_segment('{log}', {now})", columns=("bigint",), now=NOW)
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A segment that may go: all in it is older than its log keeps messages. `readers` are the inboxes of the log."""
+
+    segment: int
+    log: str
+    is_empty: bool
+    drop_unread: bool
+    readers: tuple[str, ...]
+
+
+# What is in a segment was delivered before the next one was made.
+OVER = Sql(
+    """
+SELECT s.segment, s.log, s.emptied_at IS NOT NULL, l.drop_unread,
+       ARRAY(SELECT r.name FROM {schema}.inbox_registry AS r WHERE r.log = s.log ORDER BY r.name)
+FROM {schema}.log_registry AS l JOIN {schema}.log_segment AS s ON s.log = l.name
+JOIN LATERAL (SELECT n.opened_at FROM {schema}.log_segment AS n
+              WHERE n.log = s.log AND n.segment > s.segment ORDER BY n.segment LIMIT 1) AS n ON true
+WHERE n.opened_at < {now} - l.keep_days * {day} ORDER BY s.segment
+""",
+    into=Over,
+    now=NOW,
+    day=DAY,
+)
+HOLDS = Sql(
+    """
+SELECT EXISTS (
+    SELECT FROM (SELECT DISTINCT ON (lane) lane, clock FROM {schema}.receipts_{inbox}
+                 ORDER BY lane, epoch DESC, clock DESC) AS at, LATERAL (
+        SELECT FROM {schema}.log_{log} AS o
+        WHERE o.segment = {segment} AND o.lane = at.lane AND o.clock > at.clock LIMIT 1) AS unread)
+""",
+    columns=("boolean",),
+)
+EMPTY = Sql("SELECT {schema}.empty_log_segment({segment}, {now})", columns=("boolean",), now=NOW)
+DROP = Sql("SELECT {schema}.drop_log_segment({segment}, {now})", columns=("boolean",), now=NOW)
+
+
+def listing_old_logs(schema: str, now: datetime | None = None) -> Operation[list[str]]:
+    """Return the logs whose newest segment is older than a day."""
+    return [name for (name,) in (yield OLD_LOGS.at(schema=schema)(now=now))]
+
+
+def making_segment(schema: str, log: str, now: datetime | None = None) -> Operation[int | None]:
+    """Make a new segment of a log; return its number, or None while the schema is changed."""
+    if not (yield from _alone(schema)):
+        return None
+    yield DISPATCH_LOCK.at(schema=schema)()
+    [(number,)] = yield MAKE.at(schema=schema, log=log)(now=now)
+    return None if number is None else int(number)
+
+
+def listing_over(schema: str, now: datetime | None = None) -> Operation[list[Over]]:
+    """Return the segments that are older than their logs keep messages."""
+    return OVER.named((yield OVER.at(schema=schema)(now=now)))
+
+
+def emptying(schema: str, over: Over, now: datetime | None = None) -> Operation[list[str]]:
+    """Empty a segment that is over, unless inboxes have messages there that they have not read; return those inboxes.
+
+    A log that drops what is unread waits for none. Fails with 55P03 if the segment is in use for 0.1 s. Positions go
+    back under the lock of changes of the schema only, so what they have passed stays passed.
+    """
+    if not (yield from _alone(schema)):
+        return []
+    segment = str(over.segment)
+    holders = []
+    for inbox in () if over.drop_unread else over.readers:
+        [(holds,)] = yield HOLDS.at(schema=schema, inbox=inbox, log=over.log, segment=segment)()
+        if holds:
+            holders.append(inbox)
+    if not holders:
+        yield EMPTY.at(schema=schema, segment=segment)(now=now)
+    return holders
+
+
+def dropping_segment(schema: str, over: Over, now: datetime | None = None) -> Operation[None]:
+    """Drop a segment that was emptied a minute ago. Fails with 55P03 if the log is in use for 0.1 s."""
+    if (yield from _alone(schema)):
+        yield DROP.at(schema=schema, segment=str(over.segment))(now=now)
+
+
+# -- Ticks and receipts -----------------------------------------------------------------------------------------------
+
+TICKS = Sql(
+    """
+WITH old AS MATERIALIZED (
+    SELECT t.log, t.clock FROM {schema}.log_registry AS l, LATERAL (
+        SELECT t.log, t.clock FROM {schema}.log_tick AS t
+        WHERE t.log = l.name AND t.clock < (
+            SELECT s.first_clock FROM {schema}.log_segment AS s
+            WHERE s.log = l.name AND s.emptied_at IS NULL ORDER BY s.segment LIMIT 1)
+        ORDER BY t.clock LIMIT %(rows)s::bigint) AS t),
+gone AS (
+    DELETE FROM {schema}.log_tick AS t USING old WHERE t.log = old.log AND t.clock = old.clock RETURNING 1)
+SELECT count(*) FROM gone
+""",
+    columns=("bigint",),
+)
+RECEIPTS = Sql(
+    """
+WITH newest AS MATERIALIZED (
+    SELECT DISTINCT ON (lane) lane, epoch, clock FROM {schema}.receipts_{inbox} ORDER BY lane, epoch DESC, clock DESC),
+old AS MATERIALIZED (
+    SELECT r.lane, r.epoch, r.clock FROM newest AS n, LATERAL (
+        SELECT r.lane, r.epoch, r.clock FROM {schema}.receipts_{inbox} AS r
+        WHERE r.lane = n.lane AND (r.epoch, r.clock) < (n.epoch, n.clock) LIMIT %(rows)s::bigint) AS r),
+gone AS (
+    DELETE FROM {schema}.receipts_{inbox} AS r USING old
+    WHERE r.lane = old.lane AND r.epoch = old.epoch AND r.clock = old.clock RETURNING 1)
+SELECT count(*) FROM gone
+""",
+    columns=("bigint",),
+)
+READERS = Sql("SELECT name FROM {schema}.inbox_registry WHERE log IS NOT NULL ORDER BY name", columns=("text",))
+
+
+def listing_readers(schema: str) -> Operation[list[str]]:
+    """Return the inboxes that read logs."""
+    return [name for (name,) in (yield READERS.at(schema=schema)())]
+
+
+def sweeping_ticks(schema: str, rows: int = SWEPT_ROWS) -> Operation[int]:
+    """Delete ticks from before the oldest message of their log, up to `rows` of each log; return how many."""
+    [(gone,)] = yield TICKS.at(schema=schema)(rows=rows)
+    return int(gone)
+
+
+def sweeping_receipts(schema: str, inbox: str, rows: int = SWEPT_ROWS) -> Operation[int]:
+    """Delete receipts that newer ones have replaced, up to `rows` of each lane; return how many."""
+    [(gone,)] = yield RECEIPTS.at(schema=schema, inbox=inbox)(rows=rows)
+    return int(gone)
+
+
+def _alone(schema: str) -> Operation[bool]:
+    [(is_mine, _)] = yield ALONE.at(node=schema)()
+    return bool(is_mine)
