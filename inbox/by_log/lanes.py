@@ -41,9 +41,8 @@ SELECT ARRAY(SELECT lane::bigint FROM mine), ARRAY(SELECT lane::bigint FROM news
        coalesce((SELECT max(clock) FROM tick), %(seen)s::bigint), (SELECT count(*) = {ticks} FROM tick),
        (SELECT max(clock) FROM {schema}.log_tick WHERE log = '{log}'),
        EXISTS (SELECT FROM mine, LATERAL (SELECT pg_current_xact_id()::text::bigint) AS x (now)
-               WHERE holder <> 0
-                 AND pg_xact_status((now - ((now - holder) & 4294967295))::text::xid8) IS DISTINCT FROM 'committed'
-                 AND now - ((now - holder) & 4294967295) <> now),
+               WHERE holder <> 0 AND pg_xact_status(({full_xact})::text::xid8) IS DISTINCT FROM 'committed'
+                 AND {full_xact} <> now),
        current_setting('transaction_isolation'), is_open, epoch::bigint, segment, first_clock,
        CASE WHEN is_open THEN {due_in_s} END,
        CASE WHEN NOT EXISTS (SELECT FROM mine) THEN {unpinned} END
@@ -55,6 +54,8 @@ FROM bound
         "newest_first": "bigint", "due_in_s": "float8", "is_unpinned": "boolean",
     },
     ticks=TICKS,
+    # The newest or next one around this transaction whose lower half is the holder: it may have begun later than this.
+    full_xact="now + 2147483648::bigint - ((now + 2147483648::bigint - holder) & 4294967295)",
     due_in_s=DUE_IN_S,
     unpinned=UNPINNED,
 )  # fmt: skip
