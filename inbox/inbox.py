@@ -55,6 +55,7 @@ class Inbox(_Reaped):
     resume = on_connection(_Reaped._resume)
     paused_keys = on_connection(_Reaped._paused_keys)
     wait_for_batches = on_connection(_Reaped._wait_for_batches)
+    rewind = on_connection(_Reaped._rewind)
     rename = on_connection(_Reaped._rename)
     drop = on_connection(_Reaped._drop)
 
@@ -63,7 +64,7 @@ class Inbox(_Reaped):
 
         Waits while another transaction works on the key. The list is empty if the key has no messages, if it waits
         after a failure or is parked, and while it or the inbox is paused. Raises `ConfigurationError` for a total
-        inbox, which has no queues of keys.
+        inbox and for one that reads a log, which have no queues of keys.
         """
         return run(connection, self._reap(key, limit))
 
@@ -75,7 +76,8 @@ class Inbox(_Reaped):
         empty.
 
         Of a total inbox it takes up to `max_keys` times `per_key` messages, whatever their keys, by sent_clock; and
-        none while another transaction works on the inbox.
+        none while another transaction works on the inbox. Of an inbox that reads a log it takes as many, of lanes that
+        no other transaction reads, in a transaction of READ COMMITTED only.
         """
         return run(connection, self._reap_any(max_keys, per_key))
 
@@ -99,6 +101,7 @@ class AsyncInbox(_Reaped):
     resume = on_async_connection(_Reaped._resume)
     paused_keys = on_async_connection(_Reaped._paused_keys)
     wait_for_batches = on_async_connection(_Reaped._wait_for_batches)
+    rewind = on_async_connection(_Reaped._rewind)
     rename = on_async_connection(_Reaped._rename)
     drop = on_async_connection(_Reaped._drop)
 

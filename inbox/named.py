@@ -1,10 +1,13 @@
 """An inbox by its name: how it is made, subscribed, paused, renamed and dropped."""
 
+from datetime import datetime
 from typing import Unpack
 
 from inbox.by_key.paused_keys import PausedKey
+from inbox.by_log.rewind import Rewound, rewinding
 from inbox.claims import Claims
 from inbox.pausing import listing, pausing, resuming, waiting_for_batches
+from mailroom.logs.readers import NOW
 from mailroom.registry.drop import dropping
 from mailroom.registry.inboxes import Order, creation, setting
 from mailroom.registry.rename import renaming
@@ -31,14 +34,17 @@ class Named:
         *,
         origin: str = OWN,
         order: Order | None = None,
+        log: str | None = None,
+        since: str | datetime = NOW,
         actor: str | None = None,
         why: str | None = None,
         **settings: Unpack[InboxSettings],
     ) -> Operation[None]:
         """Create the inbox, as `mailroom.create_inbox` does."""
         return creation(
-            self.inbox, subscribe, schema=self.schema, origin=origin, order=order, actor=actor, why=why, **settings
-        )
+            self.inbox, subscribe, schema=self.schema, origin=origin, order=order, log=log, since=since, actor=actor,
+            why=why, **settings,
+        )  # fmt: skip
 
     def _set(
         self, *, actor: str | None = None, why: str | None = None, **settings: Unpack[InboxSettings]
@@ -99,6 +105,24 @@ class Named:
         not committed; and `MailroomError`, with the sessions that are waited for, after `timeout_s`.
         """
         return waiting_for_batches(self.schema, self.inbox, timeout_s)
+
+    def _rewind(self, to: str | int | datetime, *, actor: str, why: str | None = None) -> Operation[Rewound]:
+        """Have an inbox that reads a log read it again, from `to` on; return where it goes on.
+
+        `to` is `start` (the oldest message that the log has), a datetime with a time zone, which is compared with times
+        of delivery, or the clock of a message. What lies before the oldest message is gone: `Rewound` says so. An inbox
+        that has not read so far yet stays where it is: this never skips a message.
+
+        From then on its messages come once more, with the same ids and clocks, in order by key: exactly once between
+        two rewinds. What failed or was parked after that place is read again, too, with its attempts counted from 1; a
+        parked key stays parked, and holds its messages as they come. A paused one stays paused.
+
+        In the caller's transaction. It waits for batches in hand, and none begins before the commit: commit soon.
+        `actor` says who acts and `why` gives the reason; both are written to the table `audit`. Raises `UnknownInbox`,
+        `ConfigurationError` for an inbox that reads no log and for a wrong `to`, and `InvalidMessage` for a wrong
+        `actor` or `why`.
+        """
+        return rewinding(self.schema, self.inbox, to, actor, why)
 
     def _rename(self, new: str, *, actor: str, why: str | None = None) -> Operation[int]:
         """Give the inbox another name; return how many messages it has. As `mailroom.rename_inbox`.

@@ -1,8 +1,9 @@
 """What depends on the order of an inbox, and which order an inbox has.
 
-An inbox is a queue per key (`inbox.by_key.key_order`), one queue in total order (`inbox.total_order.total_order`), or
-a reader of a log (`inbox.by_log.log_order`). Which of these it is, is looked up once. The code that claims, handles, fails or parks uses what this returns, and its
-traits. Only the order knows where its messages are, and what is left of those that were taken.
+An inbox is a queue per key (`inbox.by_key.key_order`), one queue in total order (`inbox.total_order.total_order`), or a
+reader of a log (`inbox.by_log.log_order`). Which of these it is, is looked up once. The code that claims, handles,
+fails or parks uses what this returns, and its traits. Only the order knows where its messages are, and what is left of
+those that were taken.
 """
 
 from collections.abc import Callable, Mapping, Sequence

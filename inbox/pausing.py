@@ -97,16 +97,17 @@ def _listing(schema: str, inbox: str, limit: int | None) -> Operation[list[Pause
 # -- What is in hand --------------------------------------------------------------------------------------------------
 
 # A session that takes messages has one of these locks on the inbox's table until its transaction ends. A statement
-# takes it before its snapshot: so a session without it when the pause is committed sees the pause. That holds at READ
-# COMMITTED, where workers and Spark work. In-flight entries would not do: they are written after the claim, and only by
-# workers. A delivery has such a lock as well, for as long as it takes; one that begins later is not waited for. Locks
-# are seen as they are now, whatever the transaction's snapshot.
+# takes it before its snapshot, one that reads a log on its lanes: so a session without it when the pause is committed
+# sees the pause. That holds at READ COMMITTED, where workers and Spark work. In-flight entries would not do: they are
+# written after the claim, and only by workers. A delivery has such a lock as well, for as long as it takes; one that
+# begins later is not waited for. Locks are seen as they are now, whatever the transaction's snapshot.
 # D-reap-11: Waiting for a pause to be complete means looking at `pg_locks`.
 HOLDERS = Sql(
     """
 SELECT DISTINCT virtualtransaction, pid::bigint
 FROM pg_catalog.pg_locks
-WHERE locktype = 'relation' AND relation = '{schema}.inbox_{inbox}'::regclass::oid
+WHERE locktype = 'relation'
+  AND relation IN ('{schema}.inbox_{inbox}'::regclass::oid, to_regclass('{schema}.lanes_{inbox}')::oid)
   AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
   AND mode IN ('RowShareLock', 'RowExclusiveLock') AND granted
 """,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mailroom.order.lamport import LamportClock, Stamp
     from mailroom.registry.drop import drop_inbox, drop_inbox_async
     from mailroom.registry.inboxes import create_inbox, create_inbox_async, set_inbox, set_inbox_async
+    from mailroom.registry.logs import create_log, create_log_async, drop_log, drop_log_async, set_log, set_log_async
     from mailroom.registry.rename import rename_inbox, rename_inbox_async
     from mailroom.registry.subscriptions import subscribe, subscribe_async, unsubscribe, unsubscribe_async
     from mailroom.schema.watching import Watched, unwatch, unwatch_async, watch, watch_async, watched, watched_async
@@ -40,8 +41,12 @@ __all__ = [
     "carrying",
     "create_inbox",
     "create_inbox_async",
+    "create_log",
+    "create_log_async",
     "drop_inbox",
     "drop_inbox_async",
+    "drop_log",
+    "drop_log_async",
     "dsn",
     "rename_inbox",
     "rename_inbox_async",
@@ -49,6 +54,8 @@ __all__ = [
     "resolve_async",
     "set_inbox",
     "set_inbox_async",
+    "set_log",
+    "set_log_async",
     "subscribe",
     "subscribe_async",
     "unsubscribe",
@@ -69,6 +76,9 @@ _HOMES = {
     "mailroom.links.links": ("AsyncLinks", "Links"),
     "mailroom.registry.drop": ("drop_inbox", "drop_inbox_async"),
     "mailroom.registry.inboxes": ("create_inbox", "create_inbox_async", "set_inbox", "set_inbox_async"),
+    "mailroom.registry.logs": (
+        *("create_log", "create_log_async", "drop_log", "drop_log_async", "set_log", "set_log_async"),
+    ),
     "mailroom.registry.rename": ("rename_inbox", "rename_inbox_async"),
     "mailroom.registry.subscriptions": ("subscribe", "subscribe_async", "unsubscribe", "unsubscribe_async"),
     "mailroom.session.settings": ("dsn",),

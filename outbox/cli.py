@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, get_args
@@ -18,7 +17,7 @@ from mailroom.cli.acting import answering
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, progress_bar, say, say_whole
-from mailroom.cli.parameters import KEY, TOPIC, OneOf, seconds
+from mailroom.cli.parameters import KEY, TOPIC, OneOf, moment
 from mailroom.errors import InvalidMessage, MailroomError, coded
 from mailroom.message.outgoing import EventType, MessageType, Outgoing, row_of, sending, sending_many
 from mailroom.node.trace import Location, trace
@@ -32,21 +31,6 @@ HELD_ROWS = 10_000  # held in memory at a time
 STDIN = Path("-")
 KINDS = {"message": "M", "event": "E", "command": "C"}
 ALONE = "\0"  # the value of --json without a value; nobody can type it
-
-
-def moment(text: str) -> datetime:
-    """Parse a time: ISO 8601 with a zone, or +SECONDS from now."""
-    try:
-        if text.startswith("+"):
-            return datetime.now(UTC) + timedelta(seconds=seconds(text[1:]))
-        given = datetime.fromisoformat(text)
-    except (ValueError, OverflowError):
-        given = None
-    if given is None or given.tzinfo is None:
-        raise click.BadParameter(
-            f"{text!r} is not a time: give one with its zone, such as 2030-01-31T09:00:00+01:00, or +SECONDS from now."
-        )
-    return given
 
 
 def header(text: str) -> tuple[str, str]:

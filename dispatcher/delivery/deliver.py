@@ -110,7 +110,7 @@ outcomes AS MATERIALIZED (
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
     FROM delivered GROUP BY inbox)
-SELECT taken, rows{rows_of_logs}, outcomes.last, setval('{schema}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
+SELECT taken, {rows}, outcomes.last, setval('{schema}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
        (SELECT {ringing} FROM touched){woken_by_logs}{link_bells}, coalesce(more, false), inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
        (SELECT running FROM start), {has_bounds}, outcomes.scheduled, outcomes.expired, unrouted, dead,
@@ -146,7 +146,7 @@ DELIVER = Sql(
     guard=" AND NOT has_links AND NOT has_many AND NOT has_logs",
     keyed="",
     logged="",
-    rows_of_logs="",
+    rows="rows",
     woken_by_logs="",
     widen="",
     narrow="",
@@ -216,7 +216,7 @@ DELIVER_FULL = Sql(
         stamped="(SELECT *, clock AS sent_clock FROM stamped WHERE outcome = 'delivered') AS s",
         top="(SELECT max(clock) FROM stamped)",
     ),
-    rows_of_logs=f" + {LOGGED_ROWS}",
+    rows=f"rows + {LOGGED_ROWS}",
     woken_by_logs=WOKEN_BY_LOGS,
     held="waits OR EXISTS (SELECT FROM fanned)",
     link_route=f"\n{LINK_ROUTE},",
@@ -244,9 +244,9 @@ class Delivery:
     clock's ceiling must first be raised to at least that. `more`: the batch was full. `inboxes` are those that got a
     message. `woken` counts the inboxes and links whose sleepers were rung for. `drawn` and `running` are for the floor.
     `has_bounds`: the node has total inboxes. `has_logs`: it has logs. `has_links`: it has links, if only such as were
-    cut. `has_many`: it has more inboxes than one transaction may meet. `waits`: some messages wait to be fanned out, of this delivery or of one
-    before, and then it took nothing (`dispatcher.delivery.fan_out`). `is_mark_wanted`: a reader asks for a mark
-    (`mailroom.links.marks`).
+    cut. `has_many`: it has more inboxes than one transaction may meet. `waits`: some messages wait to be fanned out, of
+    this delivery or of one before, and then it took nothing (`dispatcher.delivery.fan_out`). `is_mark_wanted`: a reader
+    asks for a mark (`mailroom.links.marks`).
     """
 
     taken: int

@@ -75,7 +75,7 @@ delivered AS (
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
     FROM delivered GROUP BY inbox)
-SELECT taken, rows{rows_of_logs}, t.last, CASE WHEN taken > 0 THEN setval('{schema}.clock'::regclass, top) END,
+SELECT taken, {rows}, t.last, CASE WHEN taken > 0 THEN setval('{schema}.clock'::regclass, top) END,
        CASE WHEN is_plain AND NOT fits THEN top END, woken{woken_by_logs}, more, inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
        (SELECT running FROM start), has_bounds{has_logs}, is_plain
@@ -102,7 +102,7 @@ DELIVER_PLAIN = Sql(
     route=ROUTE,
     keyed="",
     logged="",
-    rows_of_logs="",
+    rows="rows",
     woken_by_logs="",
     has_logs="",
     **PARTS,
@@ -124,7 +124,7 @@ DELIVER_PLAIN_LOGS = Sql(
                 WHERE position > (SELECT position FROM start) AND position <= (SELECT last FROM stamp)) AS o) AS o""",
         top="(SELECT top FROM stamp)",
     ),
-    rows_of_logs=f" + {LOGGED_ROWS}",
+    rows=f"rows + {LOGGED_ROWS}",
     woken_by_logs=WOKEN_BY_LOGS,
     has_logs=f", {HAS_LOGS}",
     **PARTS,

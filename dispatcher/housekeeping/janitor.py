@@ -196,7 +196,7 @@ class Janitor:
             await run_async(connection, bringing_back_attempted(self._schema, SWEPT_ROWS))
         for each in failing:
             with self._passing(connection, f"key_state of {each.inbox}"):
-                await run_async(connection, sweeping_key_state(self._schema, each))
+                await run_async(connection, sweeping_key_state(self._schema, each.inbox, each.lanes))
                 await run_async(connection, bringing_back_suspected(self._schema, each.inbox, SWEPT_ROWS))
         expires: list[str] = []
         with self._passing(connection, "the list of inboxes whose messages expire"):
@@ -242,7 +242,7 @@ class Janitor:
                 await run_in_transaction(connection, (dropping_day if is_empty else emptying)(self._schema, day))
 
     async def _turn_segments(self, connection: psycopg.AsyncConnection) -> int:
-        """Make new segments of logs, empty and then drop those that are over; delete ticks and receipts that are old."""
+        """Make new segments of logs, empty and drop those that are over; delete old ticks and receipts."""
         more = 0
         old: list[str] = []
         over: list[Over] = []
@@ -482,11 +482,10 @@ IS_READ = """ AND d.clock <= (
         ORDER BY r.epoch DESC, r.clock DESC LIMIT 1)"""
 
 
-def sweeping_key_state(schema: str, failing: Failing) -> Operation[None]:
-    """Delete key_state rows of failing keys whose messages are gone."""
-    is_read = IS_READ if failing.log else ""
-    names = {"schema": schema, "inbox": failing.inbox, "lanes": str(failing.lanes)}
-    yield IDLE_KEYS.at(is_read=is_read, **names)(rows=SWEPT_ROWS)
+def sweeping_key_state(schema: str, inbox: str, lanes: int | None = None) -> Operation[None]:
+    """Delete key_state rows of failing keys whose messages are gone. `lanes`: how many its log has, if it reads one."""
+    is_read = "" if lanes is None else IS_READ
+    yield IDLE_KEYS.at(is_read=is_read, schema=schema, inbox=inbox, lanes=str(lanes))(rows=SWEPT_ROWS)
 
 
 OLD = Sql(

@@ -151,9 +151,7 @@ def failed(message: Message, error: BaseException, fatal: tuple[type[BaseExcepti
     return Failed(message.key, message.clock, message.id, text, name, kind, after_s)
 
 
-def recording(
-    schema: str, inbox: str, attempt: Failed, statement: Sql = RECORD, **names: str
-) -> Operation[Recorded]:
+def recording(schema: str, inbox: str, attempt: Failed, statement: Sql = RECORD, **names: str) -> Operation[Recorded]:
     """Record one failed attempt, and its outcome: the message's key waits, or the message ends."""
     rows = yield statement.at(**names, schema=schema, inbox=inbox)(
         key=attempt.key, clock=attempt.clock, id=attempt.id, error=attempt.error, error_class=attempt.error_class,

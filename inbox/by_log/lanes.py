@@ -59,12 +59,13 @@ FROM bound
     due_in_s=DUE_IN_S,
     unpinned=UNPINNED,
 )  # fmt: skip
-# From the one in which this clock lies; the clock of the first after them is where they end. The oldest one begins at 0:
-# what was before it is gone.
+# From the one in which this clock lies; the clock of the first after them is where they end. The oldest one begins at
+# 0: what was before it is gone.
 COVERING = Sql(
     """
-SELECT segment, CASE WHEN lag(segment) OVER (ORDER BY segment) IS NULL AND NOT EXISTS (
-           SELECT FROM {schema}.log_segment AS o WHERE o.log = '{log}' AND o.emptied_at IS NULL AND o.segment < s.segment)
+SELECT segment, CASE WHEN NOT EXISTS (
+           SELECT FROM {schema}.log_segment AS o
+           WHERE o.log = '{log}' AND o.emptied_at IS NULL AND o.segment < s.segment)
        THEN 0 ELSE first_clock END
 FROM {schema}.log_segment AS s
 WHERE log = '{log}' AND emptied_at IS NULL AND segment >= coalesce((
@@ -99,9 +100,9 @@ def covering(schema: str, log: str, clock: int) -> Operation[Range]:
 class Lanes:
     """What a program knows of the lanes of its inbox: which may have messages, and where.
 
-    `dirty` are the lanes that may have messages. `given` are those of which the last claim gave messages: that claim may
-    have been rolled back, so they count as dirty for one more claim. `seen` is the last tick that it knows, and `depth`
-    how many messages a lane seems to have.
+    `dirty` are the lanes that may have messages. `given` are those of which the last claim gave messages: that claim
+    may have been rolled back, so they count as dirty for one more claim. `seen` is the last tick that it knows, and
+    `depth` how many messages a lane seems to have.
     """
 
     seen: int = -1
@@ -132,10 +133,7 @@ class Lanes:
         mine, left = frozenset(lock.mine), frozenset(end.left)
         if self.range.end is not None or end.elsewhere is not None:
             left = mine
-        if 2 * len(end.left) > len(mine):
-            depth = max(self.depth, per_lane) * 2
-        else:
-            depth = end.rows / len(mine)
+        depth = 2 * max(self.depth, per_lane) if 2 * len(end.left) > len(mine) else end.rows / len(mine)
         return replace(
             self,
             dirty=((self.dirty | self.given) - mine) | left,

@@ -2,8 +2,8 @@
 
 A claim locks lanes first, and reads in a later statement, which sees all that the last holder of a lane has done: its
 position, and which keys fail. In that one statement each message passes the position of its lane once: it is handed
-out, or, if its key fails, waits or has messages in the inbox's own table, diverted there. From then on the inbox is
-one by key for this message (`inbox.by_key`), and the key returns to the log when its messages there are used up. The new
+out, or, if its key fails, waits or has messages in the inbox's own table, diverted there. From then on the inbox is one
+by key for this message (`inbox.by_key`), and the key returns to the log when its messages there are used up. The new
 position is a row of `receipts_<inbox>`, which is part of the caller's transaction.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from inbox.by_key.claim import KEY_STATE, LIGHT, MAX_BYTES, NULLS, PIN, SIZE, UNPINNED, Claimed, Share, unregistered
-from inbox.by_log.lanes import LOCK, Lanes, Range, covering
+from inbox.by_log.lanes import LOCK, Lanes, covering
 from mailroom.errors import ConfigurationError
 from mailroom.message.columns import DELIVERED, MESSAGE
 from mailroom.message.message import COLUMNS, SELECTED, messages
@@ -90,9 +90,7 @@ ORDER BY clock
     light=LIGHT,
     next=NEXT,
     in_lane=filled(IN_LANE, lane="s.lane"),
-    moved=filled(
-        MOVED, is_whole=" AND (SELECT is_plain FROM plain)", where=" WHERE (SELECT is_plain FROM plain)"
-    ),
+    moved=filled(MOVED, is_whole=" AND (SELECT is_plain FROM plain)", where=" WHERE (SELECT is_plain FROM plain)"),
     left=LEFT,
     max_bytes=MAX_BYTES,
     **PARTS,

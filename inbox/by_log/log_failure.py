@@ -13,7 +13,8 @@ POSITION = """(SELECT r.clock FROM {schema}.receipts_{inbox} AS r
 OF_KEY = filled(POSITION, key="%(key)s::text")
 WAITS = "EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock = %(clock)s::bigint)"
 # Not what waits for its turn after another message of its key, in the same batch.
-IS_FIRST = f"""NOT EXISTS (SELECT FROM {{schema}}.inbox_{{inbox}} WHERE key = %(key)s::text AND clock < %(clock)s::bigint)
+IS_FIRST = f"""NOT EXISTS (SELECT FROM {{schema}}.inbox_{{inbox}}
+                       WHERE key = %(key)s::text AND clock < %(clock)s::bigint)
            AND NOT EXISTS (SELECT FROM {{schema}}.log_{{log}} AS o
                            WHERE o.lane = {{schema}}.lane_of(%(key)s::text, {{lanes}}) AND o.clock > {OF_KEY}
                              AND o.clock < %(clock)s::bigint AND o.key = %(key)s::text)"""

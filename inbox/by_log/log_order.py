@@ -1,4 +1,5 @@
-"""The order of an inbox that reads a log: by key, as the log has its messages; what fails goes on in a queue per key."""
+"""The order of an inbox that reads a log: by key, as the log has its messages; what fails goes on in a queue per
+key."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,8 +10,8 @@ from inbox.by_key.claim import Claimed, Course, Share, reaping_any
 from inbox.by_key.failure import Failed, Recorded
 from inbox.by_key.key_order import KeyOrder
 from inbox.by_log.lanes import Lanes
-from inbox.by_log.log_entries import BY_LANE
 from inbox.by_log.log_claim import reaping_log
+from inbox.by_log.log_entries import BY_LANE
 from inbox.by_log.log_failure import RECORD, SUSPECT, THERE
 from inbox.by_log.log_peek import counting, peeking
 from mailroom.errors import ConfigurationError
@@ -56,9 +57,7 @@ class LogOrder(KeyOrder):
                 course = replace(cast("LogCourse", of_keys), is_turn=True)
                 if apart.messages:
                     return replace(apart, is_all=False), course
-            claimed, known = yield from reaping_log(
-                self.schema, self.inbox, self.log, self.lanes, share, course.lanes
-            )
+            claimed, known = yield from reaping_log(self.schema, self.inbox, self.log, self.lanes, share, course.lanes)
             course = replace(course, lanes=known, is_turn=False)
             if claimed.messages or claimed.is_all:
                 return claimed, course

@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Literal, Unpack
 
 import click
@@ -31,12 +32,14 @@ from mailroom.cli.parameters import (
     PATTERN,
     Number,
     OneOf,
+    moment,
     seconds,
 )
 from mailroom.cli.serving import metrics_option, serving, statistics_option
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.links.links import Links
 from mailroom.links.unknown import not_read
+from mailroom.logs.readers import NOW, START
 from mailroom.message.message import Message
 from mailroom.node.status import links_status
 from mailroom.order.traits import traits_of
@@ -78,6 +81,16 @@ def wait_options(command: Callable[..., None]) -> Callable[..., None]:
     return wait(timeout(command))
 
 
+def since(text: str) -> str | datetime:
+    """Return where an inbox begins to read a log."""
+    return text if text in (NOW, START) else moment(text)
+
+
+def place(text: str) -> str | int | datetime:
+    """Return where an inbox goes on in a log: `start`, a clock or a time."""
+    return text if text == START else int(text) if text.isdecimal() else moment(text)
+
+
 @click.group(cls=Group)
 def inbox() -> None:
     """Create inboxes and subscribe them, show their messages, and reap from a shell."""
@@ -104,6 +117,15 @@ AT_ONCE = 100
     type=OneOf(["key", "total"]),
     help="In which order messages are reaped: each key's by itself, or all in one queue. Only for a new inbox. [key]",
 )
+@click.option("--log", metavar="LOG", type=INBOX, help="Read this log instead of getting messages of its own.")
+@click.option(
+    "--since",
+    metavar="TIME",
+    type=since,
+    default=NOW,
+    help="With --log: where to begin: now, start (the oldest message that the log has) or a time with its zone, such "
+    "as 2026-11-30T08:00+00:00. [now]",
+)
 @settings_options
 @click.option(
     "--migrate",
@@ -121,6 +143,8 @@ def create(
     waits: bool,
     timeout_s: float,
     order: Literal["key", "total"] | None,
+    log: str | None,
+    since: str | datetime,
     migrates: bool,
     actor: str,
     why: str | None,
@@ -145,6 +169,9 @@ def create(
     With --order total all messages form one queue, in the same order on all nodes. One batch at a time is worked on,
     and a message that fails holds up the inbox until it succeeds, is skipped or somebody acts.
 
+    With --log the inbox reads what stands in a log (mailroom log create), beside all others that do, and begins with
+    --since. It has no subscriptions of its own.
+
     \b
     Examples:
       mailroom inbox create shipping --subscribe order.paid --subscribe order.cancelled
@@ -158,6 +185,7 @@ def create(
       mailroom inbox create invoices --subscribe order.paid --origin lyon
       mailroom inbox create ledger --subscribe 'account.#' --origin '*' --order total
       mailroom inbox create shop_{1..1000} --subscribe price.changed
+      mailroom inbox create search --log orders --since start
     """
     if origin != OWN and not topics:
         raise click.UsageError("--origin says whose messages to subscribe to: give --subscribe too.")
@@ -173,6 +201,8 @@ def create(
                 schema=call.schema,
                 origin=origin,
                 order=order,
+                log=log,
+                since=since,
                 actor=actor,
                 why=why,
                 **settings,
@@ -321,6 +351,41 @@ def drop(call: Call, name: str, discard: bool, actor: str, why: str | None) -> N
     else:
         of_it = f", with {counted(number, 'message')}" if number else ""
         say(f"Inbox {name} is dropped{of_it}.")
+
+
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.option(
+    "--to",
+    metavar="TIME",
+    type=place,
+    required=True,
+    help="Where to go on: start (the oldest message that the log has), a time with a zone, such as "
+    "2026-11-30T08:00+00:00, or the clock of a message.",
+)
+@answering
+@pass_call
+def rewind(call: Call, name: str, to: str | int | datetime, actor: str, why: str | None) -> None:
+    """Have an inbox that reads a log read it again from a time on.
+
+    Its messages come once more, with the same ids, in order by key. What failed since then is tried anew; a parked key
+    stays parked and holds its messages. An inbox that has not read so far yet stays where it is. It waits for batches
+    in hand; workers keep running.
+
+    \b
+    Examples:
+      mailroom inbox rewind search --to start --why "the index is built anew"
+      mailroom inbox rewind billing --to 2026-11-30T08:00+00:00
+    """
+    with working("setting the inbox back"), call.connection("inbox rewind") as connection:
+        found = Inbox(name, schema=call.schema).rewind(connection, to, actor=actor, why=why)
+    if call.json:
+        fields = {"clock": found.clock, "oldest": found.opened_at, "is_short": found.is_short}
+        document({"inbox": name, "schema": call.schema, **fields})
+        return
+    say(f"Inbox {name} goes on after clock {found.clock}.")
+    if found.is_short:
+        note(f"The log has nothing from before {found.opened_at:%Y-%m-%d %H:%M:%S %z}: what is older is gone.")
 
 
 @inbox.command()
@@ -512,8 +577,9 @@ def _row(inbox: dict[str, Any]) -> tuple[object, ...]:
     """Return what the list shows of an inbox; of its settings those that are not as in a new one."""
     others = [f"{topic}{_of(origin)}" for origin, topics in inbox["topics_of"].items() for topic in topics]
     settings = [f"{name} {shown_value(inbox[name])}" for name, default in DEFAULTS.items() if inbox[name] != default]
+    order = f"log {inbox['log']}" if inbox["log"] else inbox["order"]
     return (
-        inbox["name"], "\n".join(inbox["topics"] + others) or None, inbox["order"], "\n".join(settings) or None,
+        inbox["name"], "\n".join(inbox["topics"] + others) or None, order, "\n".join(settings) or None,
         duration(inbox["attempts_spread_s"]), inbox["created_at"], inbox["paused_at"],
     )  # fmt: skip
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 from uuid import UUID
 
 from inbox.by_key import failure, parked_keys
-from inbox.by_key.entries import BY_ROW
 from inbox.by_key.claim import Claimed, Course, Share
+from inbox.by_key.entries import BY_ROW
 from inbox.by_key.failure import Failed, Recorded
 from inbox.by_key.parked_keys import Changed, ParkedKey
 from inbox.by_key.peek import counting, peeking_total

@@ -16,7 +16,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
@@ -25,9 +25,9 @@ import psycopg
 from psycopg.errors import InsufficientPrivilege
 
 from inbox.by_key.claim import PINNED
+from inbox.by_key.entries import BY_ROW
 from inbox.by_key.failure import Failed, last_clocks
 from inbox.handling.batch import Batch
-from inbox.handling.taken import TakenBatch
 from inbox.handling.told import told
 from inbox.order import reading_order
 from inbox.sessions.alive import HOLDS, WATCH_SESSION, Processes, terminating
@@ -164,21 +164,23 @@ class InFlight:
         """Run blocking work in a thread reserved for it; handlers may keep all of asyncio's own threads busy."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    def add(self, entry: Entry, taken: TakenBatch, *, due: bool = False) -> None:
+    def add(
+        self, entry: Entry, messages: Sequence[Message], *, due: bool = False, entries: Mapping[str, str] = BY_ROW
+    ) -> None:
         """Send the entry of a batch; leave entries out for a while if there is no session for them where the batch is.
 
         Behind a pooler that happens if no connection is free. No batch waits for that, or fails because of it. `due`:
-        the messages are of a failing key.
+        the messages are of a failing key. `entries` are those of the inbox's order.
         """
         if time.monotonic() < self._without_until:
             return
-        messages, keys = taken.messages, last_clocks(taken.messages)
+        keys = last_clocks(messages)
         before = entry.written
         entry.written = True
         self._mine.add(entry.id)
         self._removed.discard(entry.id)
         self._left.discard(entry.id)
-        adding = ADD.at(holder=taken.order.entries["holder"], **self._names)(
+        adding = ADD.at(holder=entries["holder"], **self._names)(
             id=entry.id, host=platform.node(), pid=os.getpid(), messages=len(messages), keys=list(keys),
             clocks=list(keys.values()), number=self._processes.mine,
         )  # fmt: skip

@@ -482,7 +482,7 @@ class Worker(_Worker):
                 if (taken := batch.taken) is None or not taken.messages:
                     return
                 entry.place = taken.place
-                self._in_flight.add(entry, taken, due=batch.due)
+                self._in_flight.add(entry, taken.messages, due=batch.due, entries=taken.order.entries)
                 try:
                     with batch.run.handling(taken, whole=self._whole) as turns:
                         for given in turns:  # a message, or all of them
@@ -649,7 +649,7 @@ class AsyncWorker(_Worker):
                 if (taken := batch.taken) is None or not taken.messages:
                     return
                 entry.place = taken.place
-                add = partial(self._in_flight.add, entry, taken, due=batch.due)
+                add = partial(self._in_flight.add, entry, taken.messages, due=batch.due, entries=taken.order.entries)
                 await self._in_flight.run_in_thread(add)
                 try:
                     with batch.run.handling(taken, whole=self._whole) as turns:

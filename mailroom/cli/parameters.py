@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -73,6 +74,21 @@ def seconds(text: str) -> float:
     if not (math.isfinite(number) and number >= 0):
         raise click.BadParameter(f"{text!r} is not a number of seconds >= 0.")
     return number
+
+
+def moment(text: str) -> datetime:
+    """Parse a time: ISO 8601 with a zone, or +SECONDS from now."""
+    try:
+        if text.startswith("+"):
+            return datetime.now(UTC) + timedelta(seconds=seconds(text[1:]))
+        given = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        given = None
+    if given is None or given.tzinfo is None:
+        raise click.BadParameter(
+            f"{text!r} is not a time: give one with its zone, such as 2030-01-31T09:00:00+01:00, or +SECONDS from now."
+        )
+    return given
 
 
 def seconds_above_0(text: str) -> float:

@@ -32,9 +32,7 @@ class Traits:
     reads_log: bool
 
 
-BY_KEY = Traits(
-    "key", parks_one=True, in_parts=True, takes_replays=True, drops=True, is_bounded=False, reads_log=False
-)
+BY_KEY = Traits("key", parks_one=True, in_parts=True, takes_replays=True, drops=True, is_bounded=False, reads_log=False)
 IN_TOTAL = Traits(
     "total", parks_one=False, in_parts=False, takes_replays=False, drops=False, is_bounded=True, reads_log=False
 )
@@ -64,7 +62,9 @@ def chosen(of: str = "", **traits: bool) -> str:
     (`registry_total`).
     """
     names = [
-        f"'{name}'" for name, each in TRAITS.items() if all(getattr(each, trait) is has for trait, has in traits.items())
+        f"'{name}'"
+        for name, each in TRAITS.items()
+        if all(getattr(each, trait) is has for trait, has in traits.items())
     ]
     column = f'{of}."order"' if of else '"order"'
     return f"{column} = {names[0]}" if len(names) == 1 else f"{column} IN ({', '.join(names)})"

@@ -104,7 +104,7 @@ def creation(
         raise ConfigurationError("since goes with a log: give both.", code="MR-invalid-argument")
     if read is not None and topics:
         raise ConfigurationError(
-            f"An inbox that reads a log gets what the log gets: subscribe the log (mailroom log set {log} --subscribe).",
+            f"An inbox of a log gets what the log gets: subscribe the log (mailroom log set {log} --subscribe TOPIC).",
             code="MR-log-inbox-subscribes",
         )
     by = checked_actor(actor, why)

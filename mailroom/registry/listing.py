@@ -20,7 +20,16 @@ SELECT name,
 FROM {schema}.inbox_registry AS r LEFT JOIN {schema}.limits AS l ON l.inbox = r.name
 WHERE %(inboxes)s::text[] IS NULL OR name = ANY (%(inboxes)s::text[]) ORDER BY name
 """,
-    columns=("text", "text", "text", "text", "timestamptz", "timestamptz", "text", *(each.type for each in SETTINGS.values())),
+    columns=(
+        "text",
+        "text",
+        "text",
+        "text",
+        "timestamptz",
+        "timestamptz",
+        "text",
+        *(each.type for each in SETTINGS.values()),
+    ),
     settings=", ".join(each.column for each in SETTINGS.values()),
 )
 

@@ -62,7 +62,9 @@ def finding_log(schema: str, log: str) -> Operation[Log]:
     """Return a log. Raises `SchemaError` if there is none of that name."""
     found = yield from listing_logs(schema, log)
     if not found:
-        raise SchemaError(f"There is no log {log!r}. `mailroom log list` shows those that there are.", code="MR-unknown-log")
+        raise SchemaError(
+            f"There is no log {log!r}. `mailroom log list` shows those that there are.", code="MR-unknown-log"
+        )
     return found[0]
 
 
@@ -94,7 +96,9 @@ def creation(
     settings = _checked(keep_days, lanes)
     if drop_unread is not None:
         settings["drop_unread"] = drop_unread
-    return _creating(schema_name(schema), inbox_name(name), topic_texts(subscribe), settings, checked_actor(actor, why), why)
+    return _creating(
+        schema_name(schema), inbox_name(name), topic_texts(subscribe), settings, checked_actor(actor, why), why
+    )
 
 
 def setting(
@@ -145,7 +149,9 @@ drop_log, drop_log_async = on_connections("drop_log", dropping)
 def _checked(keep_days: int | None, lanes: int | None) -> dict[str, Any]:
     given = {"keep_days": (keep_days, MOST_DAYS), "lanes": (lanes, MOST_LANES)}
     return {
-        name: whole(value, name, 1, most, ConfigurationError) for name, (value, most) in given.items() if value is not None
+        name: whole(value, name, 1, most, ConfigurationError)
+        for name, (value, most) in given.items()
+        if value is not None
     }
 
 
@@ -171,7 +177,8 @@ DECLARE
     owner CONSTANT pg_catalog.name := (SELECT pg_catalog.pg_get_userbyid(relowner) FROM pg_catalog.pg_class
                                        WHERE oid = '{schema}.log'::regclass::oid);
 BEGIN
-    CREATE TABLE {schema}.log_{log} (LIKE {schema}.log INCLUDING DEFAULTS INCLUDING COMMENTS) PARTITION BY LIST (segment);
+    CREATE TABLE {schema}.log_{log} (LIKE {schema}.log INCLUDING DEFAULTS INCLUDING COMMENTS)
+    PARTITION BY LIST (segment);
     IF owner <> current_user THEN
         EXECUTE pg_catalog.format('ALTER TABLE {schema}.log_{log} OWNER TO %%I', owner);
     END IF;
@@ -260,7 +267,12 @@ def _dropping(schema: str, log: str, actor: str, why: str | None) -> Operation[N
         )
     names = {"schema": schema, "log": log}
     yield DISPATCH_LOCK.at(schema=schema)()
-    for table, column in (("subscription", "inbox"), ("log_segment", "log"), ("log_tick", "log"), ("log_registry", "name")):
+    for table, column in (
+        ("subscription", "inbox"),
+        ("log_segment", "log"),
+        ("log_tick", "log"),
+        ("log_registry", "name"),
+    ):
         yield FORGET.at(table=table, column=column, **names)()
     yield DROP.at(**names)()
     yield from auditing(schema, LOG_DROP, [(log, None, 0)], actor, why)

@@ -21,8 +21,8 @@ def renaming(
     It keeps its messages, subscriptions and settings, and its failures, parked keys and dead letters. Nothing is lost
     on the way: the inbox subscribes to its old name as a topic. So it still gets what was or is sent to that name, and
     replies to commands that name it in `reply_to`. `unsubscribe` ends that, once nothing is sent there and before
-    another inbox gets the name. One that reads a log goes on there, and gets nothing by its name. `actor` says who acts and `why` gives the reason; both are written to the table
-    `audit`, whose earlier entries keep the old name.
+    another inbox gets the name. One that reads a log goes on there, and gets nothing by its name. `actor` says who acts
+    and `why` gives the reason; both are written to the table `audit`, whose earlier entries keep the old name.
 
     In the caller's transaction, which has the node's dispatch lock until it ends: nothing is delivered meanwhile, so
     commit soon. It rewrites each message: ten seconds or more for a million. Stop the inbox's workers first: it waits 3

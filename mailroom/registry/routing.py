@@ -36,8 +36,8 @@ sent_topic AS MATERIALIZED (
     GROUP BY topic, inbox)"""
 ROUTE = filled(_ROUTE, fits=FITS, of_this_node=OF_THIS_NODE, route="route", named="")
 # The same on a node with logs. A log gets messages and events only: two of its readers would do a command twice.
-# `lanes` and `segment`, the newest one, are those of a log, null for an inbox. What is sent to the name of an inbox that reads a log does not
-# get there: it could overtake what stands in the log.
+# `lanes` and `segment`, the newest one, are those of a log, null for an inbox. What is sent to the name of an inbox
+# that reads a log does not get there: it could overtake what stands in the log.
 LOG_ROUTE = filled(
     """{receivers},
 route AS MATERIALIZED (

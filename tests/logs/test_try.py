@@ -1,8 +1,8 @@
-from datetime import UTC, datetime
+from inbox.inbox import Inbox
 from mailroom import create_inbox
 from mailroom.registry.logs import create_log
-from inbox.inbox import Inbox
 from tests.support.node import Node
+
 
 def test_log(node: Node) -> None:
     with node.connection.transaction():

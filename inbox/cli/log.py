@@ -1,0 +1,163 @@
+"""`mailroom log`: what is written once and read by many inboxes."""
+
+import click
+
+from mailroom.cli.acting import answering
+from mailroom.cli.call import Call, pass_call
+from mailroom.cli.group import Group
+from mailroom.cli.output import document, print_listing, say
+from mailroom.cli.parameters import INBOX, PATTERN, WholeNumber
+from mailroom.registry.logs import (
+    KEEP_DAYS,
+    LANES,
+    MOST_DAYS,
+    MOST_LANES,
+    Log,
+    create_log,
+    drop_log,
+    listing_logs,
+    set_log,
+)
+from mailroom.sql.runner import run
+
+
+@click.group(cls=Group)
+def log() -> None:
+    """Create logs, whose messages are written once and read by many inboxes."""
+
+
+subscribe_option = click.option(
+    "--subscribe", metavar="TOPIC", type=PATTERN, multiple=True, help="Subscribe to this topic or pattern; repeatable."
+)
+keep_option = click.option(
+    "--keep-days", metavar="DAYS", type=WholeNumber(1, MOST_DAYS), help=f"Keep messages for so many days. [{KEEP_DAYS}]"
+)
+drop_option = click.option(
+    "--drop-unread/--keep-unread",
+    default=None,
+    help="Whether what is older goes though an inbox has not read it. [--keep-unread]",
+)
+
+
+@log.command()
+@click.argument("name", type=INBOX)
+@subscribe_option
+@keep_option
+@click.option(
+    "--lanes", metavar="N", type=WholeNumber(1, MOST_LANES), help=f"Into how many lanes keys are divided. [{LANES}]"
+)
+@drop_option
+@answering
+@pass_call
+def create(
+    call: Call, name: str, subscribe: tuple[str, ...], keep_days: int | None, lanes: int | None,
+    drop_unread: bool | None, actor: str, why: str | None,
+) -> None:  # fmt: skip
+    """Create a log, which keeps the messages and events of its topics for some days.
+
+    Inboxes read it: mailroom inbox create NAME --log LOG. However many do, a message is written once, and reading
+    deletes nothing. Commands and replies never enter a log. A message is kept until its days are over and every inbox
+    of the log has passed it, unless the log is told to --drop-unread.
+
+    One worker at a time reads a lane, and a key is always in the same one. So --lanes is how many batches an inbox of
+    the log may have in hand, and never changes. Repeating the command is harmless. With other settings than the log has
+    it fails, and mailroom log set changes them.
+
+    \b
+    Examples:
+      mailroom log create orders --subscribe 'order.#'
+      mailroom log create orders --subscribe 'order.#' --keep-days 30 --lanes 16
+      mailroom log create clicks --subscribe click --keep-days 2 --drop-unread
+    """
+    with call.connection("log create") as connection:
+        create_log(
+            connection, name, subscribe, keep_days=keep_days, lanes=lanes, drop_unread=drop_unread,
+            schema=call.schema, actor=actor, why=why,
+        )  # fmt: skip
+    if call.json:
+        document({"log": name, "schema": call.schema, "subscribed": subscribe})
+    else:
+        say(f"Log {name} exists" + (f", subscribed to {', '.join(subscribe)}." if subscribe else "."))
+
+
+@log.command("list")
+@pass_call
+def list_(call: Call) -> None:
+    """List the logs, with their subscriptions and the inboxes that read them.
+
+    \b
+    Examples:
+      mailroom log list
+      mailroom log list --json | jq -r '.[].name'
+    """
+    with call.looking("log list") as connection:
+        found = run(connection, listing_logs(call.schema))
+    print_listing(
+        found,
+        ("log", "subscribed to", "read by", "lanes", "keeps", "unread", "segments", "created"),
+        _row,
+        none="There is no log yet: mailroom log create NAME --subscribe TOPIC",
+        json=call.json,
+    )
+
+
+def _row(log: Log) -> tuple[object, ...]:
+    return (
+        log.name, "\n".join(log.topics) or None, "\n".join(log.readers) or None, log.lanes, f"{log.keep_days} days",
+        "dropped" if log.drop_unread else "kept", log.segments, log.created_at,
+    )  # fmt: skip
+
+
+@log.command("set")
+@click.argument("name", type=INBOX)
+@keep_option
+@drop_option
+@subscribe_option
+@click.option("--unsubscribe", metavar="TOPIC", type=PATTERN, multiple=True, help="End this subscription; repeatable.")
+@answering
+@pass_call
+def set_(
+    call: Call, name: str, keep_days: int | None, drop_unread: bool | None, subscribe: tuple[str, ...],
+    unsubscribe: tuple[str, ...], actor: str, why: str | None,
+) -> None:  # fmt: skip
+    """Change settings and subscriptions of a log, and print what is different now.
+
+    Settings that are not given stay. With fewer days the dispatcher drops what is older within minutes. Subscriptions
+    count for what is delivered from then on.
+
+    \b
+    Examples:
+      mailroom log set orders --keep-days 14
+      mailroom log set orders --subscribe 'refund.#' --why "the ledger needs them"
+      mailroom log set clicks --drop-unread
+    """
+    if keep_days is None and drop_unread is None and not subscribe and not unsubscribe:
+        raise click.UsageError("Give a setting to change. See: mailroom log list")
+    with call.connection("log set") as connection:
+        change = set_log(
+            connection, name, keep_days=keep_days, drop_unread=drop_unread, subscribe=subscribe,
+            unsubscribe=unsubscribe, schema=call.schema, actor=actor, why=why,
+        )  # fmt: skip
+    if call.json:
+        document({"log": name, "schema": call.schema, "change": change or None})
+    else:
+        say(f"Log {name}: {change or 'nothing to change'}.")
+
+
+@log.command()
+@click.argument("name", type=INBOX)
+@answering
+@pass_call
+def drop(call: Call, name: str, actor: str, why: str | None) -> None:
+    """Drop a log with all that it holds, for good. It is refused while an inbox reads it.
+
+    \b
+    Examples:
+      mailroom log drop clicks --why "nobody reads it"
+    """
+    with call.connection("log drop") as connection:
+        drop_log(connection, name, schema=call.schema, actor=actor, why=why)
+    if call.json:
+        document({"log": name, "schema": call.schema})
+    else:
+        say(f"Log {name} is dropped.")
