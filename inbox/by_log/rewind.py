@@ -66,11 +66,20 @@ class Rewound:
 
 def rewinding(schema: str, inbox: str, to: str | int | datetime, actor: str, why: str | None) -> Operation[Rewound]:
     """`Inbox.rewind` as an operation."""
-            check_actor(actor, why) if isinstance(to, datetime) and to.tzinfo is not None: at: str | int | datetime = to
-            elif to == START: at = START elif isinstance(to, int) and not isinstance(to, bool): at = whole(to, "to", 1,
-            2**63 - 1, ConfigurationError) - 1 else: raise ConfigurationError( "to is where the inbox goes on: 'start'
-            (the oldest message that the log has), a datetime with a zone, or the " "clock of a message.",
-            code="MR-invalid-argument", ) return _rewinding(schema, inbox, at, actor, why)
+    check_actor(actor, why)
+    if isinstance(to, datetime) and to.tzinfo is not None:
+        at: str | int | datetime = to
+    elif to == START:
+        at = START
+    elif isinstance(to, int) and not isinstance(to, bool):
+        at = whole(to, "to", 1, 2**63 - 1, ConfigurationError) - 1
+    else:
+        raise ConfigurationError(
+            "to is where the inbox goes on: 'start' (the oldest message that the log has), a datetime with a zone, or "
+            "the clock of a message.",
+            code="MR-invalid-argument",
+        )
+    return _rewinding(schema, inbox, at, actor, why)
 
 
 def _rewinding(schema: str, inbox: str, at: str | int | datetime, actor: str, why: str | None) -> Operation[Rewound]:
