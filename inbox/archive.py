@@ -191,6 +191,12 @@ class _Operations:
     def _replaying(self, chosen: dict[str, object], actor: str, why: str | None, dry_run: bool) -> Operation[int]:
         yield IN_TRANSACTION
         order = yield from finding_order(self.schema, self.inbox)
+        if order.traits.reads_log:
+            raise ConfigurationError(
+                f"Inbox {self.inbox!r} reads a log, where what it has handled still stands: set it back "
+                f"(mailroom inbox rewind {self.inbox} --to TIME).",
+                code="MR-replay-of-log",
+            )
         if not order.traits.takes_replays:
             raise ConfigurationError(
                 f"Inbox {self.inbox!r} has {order.traits.name} order, the same at all nodes, and gets no message by "

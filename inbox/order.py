@@ -17,10 +17,11 @@ from inbox.by_key.parked_keys import Changed, ParkedKey
 from inbox.by_log.log_order import LogOrder
 from inbox.total_order.total_order import TotalOrder
 from mailroom.errors import ConfigurationError
+from mailroom.logs.readers import LOG
 from mailroom.message.message import Message
 from mailroom.order.traits import Traits, reading_traits
 from mailroom.schema import finding
-from mailroom.sql.operation import Operation, Row, Sql
+from mailroom.sql.operation import Operation, Row
 
 
 # D-reap-1: The order of an inbox is looked up in one place.
@@ -95,13 +96,6 @@ class Order(Protocol):
 
 
 ORDERS: dict[str, Callable[..., Order]] = {each.traits.name: each for each in (KeyOrder, TotalOrder, LogOrder)}
-LOG = Sql(
-    """
-SELECT l.name, l.lanes::bigint FROM {schema}.inbox_registry AS r JOIN {schema}.log_registry AS l ON l.name = r.log
-WHERE r.name = '{inbox}'
-""",
-    columns=("text", "bigint"),
-)
 
 
 def reading_order(schema: str, inbox: str) -> Operation[Order]:

@@ -21,7 +21,8 @@ def _on(right: Right) -> str:
 
 
 def _why(right: Right) -> str:
-    return "; ".join(filter(None, (right.why, "only if it is in total order" if right.bounded else "")))
+    only = "only if it is in total order" if right.bounded else "only if it reads a log" if right.of_readers else ""
+    return "; ".join(filter(None, (right.why, only)))
 
 
 if __name__ == "__main__":

@@ -478,7 +478,8 @@ DELETE FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = ANY (ARRAY(SELE
 
 # And the log has none of them any more: what failed there is diverted by the next claim of its lane.
 IS_READ = """ AND d.clock <= (
-        SELECT r.clock FROM {schema}.receipts_{inbox} AS r WHERE r.lane = {schema}.lane_of(d.key, {lanes})
+        SELECT r.clock FROM {schema}.log_receipt AS r
+        WHERE r.inbox = '{inbox}' AND r.lane = {schema}.lane_of(d.key, {lanes})
         ORDER BY r.epoch DESC, r.clock DESC LIMIT 1)"""
 
 

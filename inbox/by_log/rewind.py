@@ -5,7 +5,7 @@ from datetime import datetime
 
 from inbox.by_key.parked_keys import NOTIFY
 from mailroom.errors import ConfigurationError
-from mailroom.logs.readers import START, Place, placing
+from mailroom.logs.readers import LOG, START, Place, placing
 from mailroom.order.traits import reading_traits
 from mailroom.schema import acts, checking, finding
 from mailroom.schema.audit import auditing, check_actor
@@ -14,19 +14,18 @@ from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.values.numbers import whole
 
 SCHEMA_LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
-LOG = Sql("SELECT log FROM {schema}.inbox_registry WHERE name = '{inbox}'", columns=("text",))
 # All lanes: batches in hand end first, and none begins before the commit. Then the failing keys, in key order as
 # everywhere: a replay of a parked key puts messages into the inbox's own table.
 LANES = Sql("SELECT FROM {schema}.lanes_{inbox} ORDER BY lane FOR UPDATE")
 KEYS = Sql("SELECT FROM {schema}.key_state WHERE inbox = '{inbox}' ORDER BY key FOR UPDATE")
-# What was diverted or parked after the place is read from the log again. A parked key stays parked, and holds its
+# What was diverted or parked after the place is read from the log again; a dead letter that was requeued is not there. A parked key stays parked, and holds its
 # messages as they come. Attempts count from 1 again, by the rows of a replay.
 REWIND = Sql(
     """
 WITH diverted AS (
-    DELETE FROM {schema}.inbox_{inbox} WHERE clock > %(clock)s::bigint RETURNING 1),
+    DELETE FROM {schema}.inbox_{inbox} AS i WHERE clock > %(clock)s::bigint AND {is_in_log} RETURNING 1),
 parked AS (
-    DELETE FROM {schema}.parked WHERE inbox = '{inbox}' AND clock > %(clock)s::bigint RETURNING 1),
+    DELETE FROM {schema}.parked AS i WHERE inbox = '{inbox}' AND clock > %(clock)s::bigint AND {is_in_log} RETURNING 1),
 healed AS (
     DELETE FROM {schema}.key_state AS s
     WHERE s.inbox = '{inbox}' AND s.clock > %(clock)s::bigint AND s.parked_at IS NULL AND s.paused_at IS NULL),
@@ -48,6 +47,8 @@ moved AS (
 SELECT (SELECT count(*) FROM diverted) + (SELECT count(*) FROM parked)
 """,
     columns=("bigint",),
+    is_in_log="""EXISTS (
+        SELECT FROM {schema}.log_{log} AS o WHERE o.lane = {schema}.lane_of(i.key, {lanes}) AND o.clock = i.clock)""",
 )
 
 
@@ -94,11 +95,11 @@ def _rewinding(schema: str, inbox: str, at: str | int | datetime, actor: str, wh
             code="MR-inbox-reads-no-log",
         )
     names = {"schema": schema, "inbox": inbox}
-    [(log,)] = yield LOG.at(**names)()
+    [(log, lanes)] = yield LOG.at(**names)()
     yield LANES.at(**names)()
     yield KEYS.at(**names)()
     place: Place = yield from placing(schema, log, at)
-    [(deleted,)] = yield REWIND.at(**names)(clock=place.clock, why=why)
+    [(deleted,)] = yield REWIND.at(log=log, lanes=str(lanes), **names)(clock=place.clock, why=why)
     change = f"in log {log} after clock {place.clock}"
     yield from auditing(schema, acts.INBOX_REWIND, [(inbox, None, deleted)], actor, why, change)
     yield NOTIFY.at(**names)()

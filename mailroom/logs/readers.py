@@ -64,6 +64,14 @@ FROM old, wanted AS w
 """,
     into=Place,
 )
+# The log that an inbox reads, and how many lanes it has.
+LOG = Sql(
+    """
+SELECT l.name, l.lanes::bigint FROM {schema}.inbox_registry AS r JOIN {schema}.log_registry AS l ON l.name = r.log
+WHERE r.name = '{inbox}'
+""",
+    columns=("text", "bigint"),
+)
 LANES = Sql("SELECT lanes::bigint FROM {schema}.log_registry WHERE name = '{log}'", columns=("bigint",))
 TABLES = Sql(
     """
@@ -149,6 +157,32 @@ def beginning(schema: str, inboxes: list[str], log: str, since: str | datetime) 
     for inbox in inboxes:
         yield TABLES.at(schema=schema, inbox=inbox)()
         yield BEGIN.at(schema=schema, inbox=inbox)(lanes=lanes, clock=place.clock)
+
+
+READ = Sql(
+    """
+SELECT r.name, l.lanes::bigint FROM {schema}.inbox_registry AS r JOIN {schema}.log_registry AS l ON l.name = r.log
+WHERE r.name = ANY (%(inboxes)s::text[]) ORDER BY r.name
+""",
+    columns=("text", "bigint"),
+)
+LOCK = Sql(
+    """
+SELECT FROM {schema}.lanes_{inbox} WHERE lane IN (
+    SELECT {schema}.lane_of(key, {lanes}) FROM {schema}.dead_letter
+    WHERE id = ANY (%(ids)s::bigint[]) AND inbox = '{inbox}') ORDER BY lane FOR UPDATE
+"""
+)
+
+
+def locking_lanes(schema: str, inboxes: list[str], ids: list[int]) -> Operation[None]:
+    """Lock the lanes of these dead letters, of those of the inboxes that read logs, before they are put back there.
+
+    A claim that began before would not see them, and hand out other messages of their keys beside them. It waits for
+    batches that are in hand.
+    """
+    for inbox, lanes in (yield READ.at(schema=schema)(inboxes=inboxes)):
+        yield LOCK.at(schema=schema, inbox=inbox, lanes=str(lanes))(ids=ids)
 
 
 def renaming_reader(schema: str, inbox: str, new: str) -> Operation[None]:

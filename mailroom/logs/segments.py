@@ -65,10 +65,10 @@ WHERE n.opened_at < {now} - l.keep_days * {day} ORDER BY s.segment
 HOLDS = Sql(
     """
 SELECT EXISTS (
-    SELECT FROM (SELECT DISTINCT ON (lane) lane, clock FROM {schema}.receipts_{inbox}
+    SELECT FROM (SELECT DISTINCT ON (lane) lane, clock FROM {schema}.log_receipt WHERE inbox = '{inbox}'
                  ORDER BY lane, epoch DESC, clock DESC) AS at, LATERAL (
-        SELECT FROM {schema}.log_{log} AS o
-        WHERE o.segment = {segment} AND o.lane = at.lane AND o.clock > at.clock LIMIT 1) AS unread)
+        SELECT FROM {schema}.log AS o
+        WHERE o.log = '{log}' AND o.segment = {segment} AND o.lane = at.lane AND o.clock > at.clock LIMIT 1) AS unread)
 """,
     columns=("boolean",),
 )
@@ -140,14 +140,16 @@ SELECT count(*) FROM gone
 RECEIPTS = Sql(
     """
 WITH newest AS MATERIALIZED (
-    SELECT DISTINCT ON (lane) lane, epoch, clock FROM {schema}.receipts_{inbox} ORDER BY lane, epoch DESC, clock DESC),
+    SELECT DISTINCT ON (lane) lane, epoch, clock FROM {schema}.log_receipt WHERE inbox = '{inbox}'
+    ORDER BY lane, epoch DESC, clock DESC),
 old AS MATERIALIZED (
     SELECT r.lane, r.epoch, r.clock FROM newest AS n, LATERAL (
-        SELECT r.lane, r.epoch, r.clock FROM {schema}.receipts_{inbox} AS r
-        WHERE r.lane = n.lane AND (r.epoch, r.clock) < (n.epoch, n.clock) LIMIT %(rows)s::bigint) AS r),
+        SELECT r.lane, r.epoch, r.clock FROM {schema}.log_receipt AS r
+        WHERE r.inbox = '{inbox}' AND r.lane = n.lane AND (r.epoch, r.clock) < (n.epoch, n.clock)
+        LIMIT %(rows)s::bigint) AS r),
 gone AS (
-    DELETE FROM {schema}.receipts_{inbox} AS r USING old
-    WHERE r.lane = old.lane AND r.epoch = old.epoch AND r.clock = old.clock RETURNING 1)
+    DELETE FROM {schema}.log_receipt AS r USING old
+    WHERE r.inbox = '{inbox}' AND r.lane = old.lane AND r.epoch = old.epoch AND r.clock = old.clock RETURNING 1)
 SELECT count(*) FROM gone
 """,
     columns=("bigint",),

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from mailroom.errors import ConfigurationError, DecodeError, InvalidMessage, UnknownBridge, UnknownInbox
 from mailroom.message.answer import ASKS, Undone, answering_undone
+from mailroom.logs.readers import locking_lanes
 from mailroom.message.columns import MESSAGE, MESSAGE_PARTS, PARTS, listed
 from mailroom.message.executable import NAMES, unwired
 from mailroom.message.message import parsed
@@ -453,6 +454,7 @@ class _Operations:
                 "(--inbox, ids), and send anew what it needs.",
                 code="MR-dead-letter-total-order",
             )
+        yield from locking_lanes(self.schema, inboxes, ids)
         base = yield from making_room(self.schema, len(ids))
         yield PLACE.at(schema=self.schema)(ids=ids, base=base)
 

@@ -37,7 +37,7 @@ IN_TOTAL = Traits(
     "total", parks_one=False, in_parts=False, takes_replays=False, drops=False, is_bounded=True, reads_log=False
 )
 OF_LOG = Traits(
-    "log", parks_one=True, in_parts=False, takes_replays=False, drops=False, is_bounded=False, reads_log=True
+    "log", parks_one=True, in_parts=False, takes_replays=True, drops=False, is_bounded=False, reads_log=True
 )
 TRAITS: dict[str, Traits] = {each.name: each for each in (BY_KEY, IN_TOTAL, OF_LOG)}
 

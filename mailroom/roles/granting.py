@@ -159,10 +159,10 @@ FROM pg_catalog.pg_roles AS r WHERE r.rolname = %(role)s::text::name
 )
 INBOXES = Sql(
     """
-SELECT name, {is_bounded} FROM {schema}.inbox_registry
+SELECT name, {is_bounded}, log FROM {schema}.inbox_registry
 WHERE to_regclass('{schema}.inbox_' || name) IS NOT NULL ORDER BY name
 """,
-    columns=("text", "boolean"),
+    columns=("text", "boolean", "text"),
     is_bounded=IS_BOUNDED,
 )
 # What was granted to the role itself: not what it has as a member of another one, or because it is everybody's.

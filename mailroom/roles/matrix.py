@@ -23,8 +23,9 @@ class Right:
     """Privileges on one object: `of` a table, a view, a sequence or a function.
 
     A privilege is a word of SQL, on columns if some follow in parentheses. In `of` the text `{inbox}` stands for an
-    inbox. If it is `bounded`, only inboxes need it that are given out up to a bound (`mailroom.order.traits`).
-    `why` says what is not obvious.
+    inbox, and `{log}` for the log that it reads. If it is `bounded`, only inboxes need it that are given out up to a
+    bound, and if it is `of_readers`, only those that read a log (`mailroom.order.traits`). `why` says what is not
+    obvious.
     """
 
     of: str
@@ -32,11 +33,12 @@ class Right:
     why: str = ""
     kind: Kind = "table"
     bounded: bool = False
+    of_readers: bool = False
 
     @property
     def of_inbox(self) -> bool:
-        """Whether each inbox has an object of its own."""
-        return "{inbox}" in self.of
+        """Whether it depends on the inbox."""
+        return "{inbox}" in self.of or self.bounded or self.of_readers
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,9 @@ class Purpose:
     creates: bool = False  # tables of its own in the schema of the node, or in another one
 
 
-def on(of: str, *privileges: str, why: str = "", bounded: bool = False) -> Right:
+def on(of: str, *privileges: str, why: str = "", bounded: bool = False, of_readers: bool = False) -> Right:
     """Return privileges on a table or view."""
-    return Right(of, privileges, why, bounded=bounded)
+    return Right(of, privileges, why, bounded=bounded, of_readers=of_readers)
 
 
 def sequence(of: str, *privileges: str, why: str = "") -> Right:
@@ -151,6 +153,13 @@ REAPER = (
     on("reaped_day", "SELECT", why="the days of the archive"),
     on("dead_letter", "INSERT", why="refused for other inboxes"),
     on("stable", "SELECT", why="how far a total inbox may be given out", bounded=True),
+    on("inbox_{inbox}", "INSERT", why="what fails is diverted from the log", of_readers=True),
+    on("lanes_{inbox}", "SELECT", "UPDATE (lane)", why="UPDATE to lock rows", of_readers=True),
+    on("receipts_{inbox}", "SELECT", "INSERT", why="how far it has read", of_readers=True),
+    on("log_{log}", "SELECT", of_readers=True),
+    on("log_registry", "SELECT", of_readers=True),
+    on("log_segment", "SELECT", of_readers=True),
+    on("log_tick", "SELECT", why="which lanes have news", of_readers=True),
     *TOKENS,
     NAME,
 )  # fmt: skip
@@ -236,6 +245,13 @@ DISPATCHER = (
     on("key_state", "SELECT", "UPDATE (alone_to, parked_at, retry_at, resume_at)", "DELETE"),
     on("parked", "SELECT", "INSERT"),
     on("dead_letter", "SELECT"),
+    on("log", "SELECT", "INSERT", why="deliveries go through it into all logs, new ones too"),
+    on("log_registry", "SELECT"),
+    on("log_segment", "SELECT"),
+    on("log_tick", "SELECT", "INSERT", "DELETE"),
+    on("log_receipt", "SELECT", "DELETE", why="housekeeping"),
+    *(function(f"{name}_log_segment", why="runs as the owner, whose the segments of logs are")
+      for name in ("make", "empty", "drop")),
     on("reaped_day", "SELECT", why="the days of the archive"),
     *(function(f"{name}_reaped_day{end}", why="runs as the owner, whose the days of the archive are")
       for name, end in (("make", "s"), ("empty", ""), ("drop", ""))),
@@ -275,6 +291,8 @@ DISPATCHER = (
 OPERATOR = (
     REVISION,
     on("inbox_{inbox}", "SELECT", "INSERT", "DELETE"),
+    on("lanes_{inbox}", "SELECT", "UPDATE (lane)", why="UPDATE to lock rows", of_readers=True),
+    on("log_registry", "SELECT"),
     on("inbox", "SELECT", "INSERT", why="where requeued messages enter"),
     on("inbox_registry", "SELECT", "UPDATE (floor, healthy_floor, paused_at, paused_by)"),
     on(
@@ -348,6 +366,10 @@ METRICS = (
     on("spark_bulk", "SELECT (messages, moved)"),
     on("inbox_registry", "SELECT"),
     on("reaped_day", "SELECT"),
+    on("log_registry", "SELECT"),
+    on("log_segment", "SELECT"),
+    on("log_tick", "SELECT"),
+    on("log_receipt", "SELECT"),
     on("limits", "SELECT"),
     on("breaker", "SELECT"),
     on("inbox", "SELECT (inbox, clock, sent_clock, delivered_at, sent_at)", why="all inboxes, new ones too"),
@@ -379,6 +401,7 @@ AUDITOR = (
     on("inbox", select([*DELIVERY, *TELLING]), why="all inboxes, new ones too"),
     on("parked", select([*DELIVERY, *TELLING])),
     on("reaped", select([*DELIVERY, *TELLING, "reaped_at", "drop_on"])),
+    on("log", select(["log", "segment", "lane", *(name for name in DELIVERY if name != "inbox"), *TELLING])),
     on("dead_letter", select(["inbox", "clock", "reason", "attempts", "origin", "sent_clock", "bridge", *TELLING])),
     on("transit", select(["sent_clock", "stamped_at", *TELLING])),
     on("link_allowed", "SELECT"),

@@ -33,10 +33,11 @@ Atoms: TypeAlias = frozenset[Atom]
 
 @dataclass(frozen=True, slots=True)
 class GrantedInbox:
-    """An inbox that rights are given for, and whether it is given out up to a bound (`mailroom.order.traits`)."""
+    """An inbox that rights are given for: whether it is given out up to a bound, and which log it reads, if any."""
 
     name: str
     is_bounded: bool = False
+    log: str | None = None
 
 
 def schema_atoms(schema: str, purpose: str, staging: str | None) -> Iterator[Atom]:
@@ -49,21 +50,21 @@ def schema_atoms(schema: str, purpose: str, staging: str | None) -> Iterator[Ato
 
 def fixed_atoms(purpose: str) -> Atoms:
     """Return what a purpose needs whatever its inboxes are, schemas left out."""
-    return frozenset(
-        atom for right in PURPOSES[purpose].rights if not (right.of_inbox or right.bounded) for atom in _of(right)
-    )
+    return frozenset(atom for right in PURPOSES[purpose].rights if not right.of_inbox for atom in _of(right))
 
 
 # D-roles-5: No default privileges for new inboxes.
 def inbox_atoms(purpose: str, inbox: GrantedInbox) -> Atoms:
     """Return what a purpose needs for one inbox, beside what it always needs."""
-    rights = PURPOSES[purpose].rights
-    needed = [right for right in rights if inbox.is_bounded or not right.bounded if right.of_inbox or right.bounded]
-    return frozenset(atom for right in needed for atom in _of(right, inbox.name))
+    needed = [
+        right for right in PURPOSES[purpose].rights
+        if right.of_inbox and (inbox.is_bounded or not right.bounded) and (inbox.log or not right.of_readers)
+    ]  # fmt: skip
+    return frozenset(atom for right in needed for atom in _of(right, inbox.name, inbox.log or ""))
 
 
-def _of(right: Right, inbox: str = "") -> Iterator[Atom]:
-    thing = Thing(right.kind, right.of.format(inbox=inbox))
+def _of(right: Right, inbox: str = "", log: str = "") -> Iterator[Atom]:
+    thing = Thing(right.kind, right.of.format(inbox=inbox, log=log))
     for text in right.privileges:
         found = PRIVILEGE.match(text)
         if found is None:
