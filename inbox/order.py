@@ -115,6 +115,12 @@ def finding_in_parts(schema: str, inbox: str) -> Operation[None]:
     """Raise `UnknownInbox` unless there is such an inbox, and `ConfigurationError` unless it may be read in parts."""
     yield from finding(schema, inbox)
     traits = yield from reading_traits(schema, inbox)
+    if traits.reads_log:
+        raise ConfigurationError(
+            f"Inbox {inbox!r} reads a log, and Spark would delete what it reads. Subscribe an inbox by key to the same "
+            "topics for Spark.",
+            code="MR-log-not-in-parts",
+        )
     if not traits.in_parts:
         raise ConfigurationError(
             f"Inbox {inbox!r} has {traits.name} order. Spark reads and drains inboxes in parts, and their order would "

@@ -32,7 +32,7 @@ mine AS MATERIALIZED (
     SELECT l.lane, l.holder FROM (
         SELECT lane FROM (SELECT lane FROM pg_catalog.unnest(%(lanes)s::bigint[]) AS lane
                           UNION SELECT lane FROM news) AS either
-        WHERE (SELECT is_open FROM bound)
+        WHERE (SELECT is_open FROM bound) AND lane <> ALL (%(but)s::bigint[])
         ORDER BY (lane < %(first)s::bigint), lane OFFSET 0) AS wanted, LATERAL (
         SELECT lane, xmax::text::bigint AS holder FROM {schema}.lanes_{inbox} AS l
         WHERE l.lane = wanted.lane::smallint FOR UPDATE SKIP LOCKED) AS l
@@ -114,7 +114,7 @@ class Lanes:
     depth: float = 1.0
     range: Range = field(default_factory=Range)
     has_apart: bool = True  # the inbox's own table may have messages, or keys may fail
-    is_turn: bool = False  # of the log, and not of that table
+    avoided: frozenset[int] = frozenset()  # until the death of the worker that had them is counted
 
     def wanted(self) -> list[int]:
         """The lanes to try."""

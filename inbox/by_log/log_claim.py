@@ -97,8 +97,6 @@ ORDER BY clock
 )
 APART = f"""(SELECT min(i.clock) FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.key = k.key) IS NOT NULL
        OR {KEY_STATE % "k.key"}) IS NOT NULL"""
-# The key of a worker that has died, until that is counted.
-OR_ORPHANED = " OR k.key IN (SELECT {schema}.orphaned_keys('{inbox}', %(mine)s::uuid[]))"
 READ = Sql(
     """
 WITH {at},
@@ -113,7 +111,7 @@ picked AS MATERIALIZED (
 sums AS MATERIALIZED (SELECT lane, max(clock) AS last, count(*) AS rows FROM picked GROUP BY lane),
 {moved},
 apart AS MATERIALIZED (
-    SELECT key FROM (SELECT DISTINCT key FROM picked OFFSET 0) AS k WHERE {apart}{or_orphaned}),
+    SELECT key FROM (SELECT DISTINCT key FROM picked OFFSET 0) AS k WHERE {apart}),
 diverted AS (
     INSERT INTO {schema}.inbox_{inbox} ({delivered})
     SELECT {delivered} FROM (SELECT lane, clock AS at FROM picked WHERE key IN (SELECT key FROM apart)) AS p, LATERAL (
@@ -146,6 +144,16 @@ ORDER BY clock
 )
 
 
+UNPIN = Sql("SELECT {unpinned}", columns=("boolean",), unpinned=UNPINNED)
+ORPHANED = Sql(
+    """
+SELECT DISTINCT {schema}.lane_of(o.key, {lanes})::bigint
+FROM {schema}.orphaned_keys('{inbox}', %(mine)s::uuid[]) AS o (key)
+""",
+    columns=("bigint",),
+)
+
+
 def reaping_log(
     schema: str, inbox: str, log: str, lanes: int, share: Share, known: Lanes
 ) -> Operation[tuple[Claimed, Lanes]]:
@@ -155,10 +163,13 @@ def reaping_log(
     """
     yield IN_TRANSACTION
     names = {"schema": schema, "inbox": inbox, "log": log}
+    if known.avoided:
+        known = replace(known, avoided=(yield from _orphaned(schema, inbox, lanes, share)))
     yield PIN.at()()
     rows = yield LOCK.at(**names)(
-        seen=known.seen, lanes=known.wanted(), first=known.first, most=known.most(lanes, share.most)
-    )
+        seen=known.seen, lanes=known.wanted(), first=known.first, most=known.most(lanes, share.most),
+        but=sorted(known.avoided),
+    )  # fmt: skip
     if not rows:
         raise unregistered(schema, inbox)
     [lock] = LOCK.named(rows)
@@ -174,29 +185,42 @@ def reaping_log(
         known = known.told(lock.news, lock.seen)
     if not lock.mine:
         return Claimed([], lock.due_in_s, is_all=True), known
+    if share.hold and lock.was_lost:
+        avoided = yield from _orphaned(schema, inbox, lanes, share)
+        if avoided.intersection(lock.mine):
+            # Not in this transaction: to count the death takes the lock of the lane.
+            yield UNPIN.at()()
+            return Claimed([], lock.due_in_s, is_all=False), replace(known, avoided=avoided)
     if known.newest != lock.newest:
         newest = yield from covering(schema, log, lock.newest_first - 1)
         known = replace(known, newest=lock.newest, range=newest)
     return (yield from _reading(names, share, known, lock))
 
 
+def _orphaned(schema: str, inbox: str, lanes: int, share: Share) -> Operation[frozenset[int]]:
+    """Return the lanes of keys that a worker had when it died, until that is counted."""
+    rows = yield ORPHANED.at(schema=schema, inbox=inbox, lanes=str(lanes))(mine=list(share.mine))
+    return frozenset(int(lane) for (lane,) in rows)
+
+
 def _reading(names: dict[str, str], share: Share, known: Lanes, lock: Any) -> Operation[tuple[Claimed, Lanes]]:
     """Read the lanes that `LOCK` has locked, from the segments that have their next messages."""
     per_lane = share.most // len(lock.mine)
     while True:
-        is_plain = not known.has_apart and not lock.was_lost
-        within, statement = known.range, READ_PLAIN if is_plain else READ
+        within, statement = known.range, READ if known.has_apart else READ_PLAIN
         parts = {
             "lowest": LOWEST if len(within.segments) > 1 else "NULL::bigint",
             "segments": ", ".join(map(str, within.segments)),
             "epoch": str(lock.epoch),
-            "held": "false" if not share.hold else "rows > 0" if is_plain else "EXISTS (SELECT FROM given)",
+            "held": "false"
+            if not share.hold
+            else "rows > 0"
+            if statement is READ_PLAIN
+            else "EXISTS (SELECT FROM given)",
         }
-        values = {"lanes": lock.mine, "first": within.first, "end": within.end, "per_lane": per_lane}
-        if not is_plain:
-            parts["or_orphaned"] = OR_ORPHANED if lock.was_lost else ""
-            values |= {"mine": list(share.mine)} if lock.was_lost else {}
-        *taken, last = yield statement.at(**parts, **names)(**values)
+        *taken, last = yield statement.at(**parts, **names)(
+            lanes=lock.mine, first=within.first, end=within.end, per_lane=per_lane
+        )
         [end] = statement.named([last])
         if not end.is_plain:
             known = replace(known, has_apart=True)

@@ -59,7 +59,7 @@ class LogOrder(KeyOrder):
                     return replace(apart, is_all=False), course
             claimed, known = yield from reaping_log(self.schema, self.inbox, self.log, self.lanes, share, course.lanes)
             course = replace(course, lanes=known, is_turn=False)
-            if claimed.messages or claimed.is_all:
+            if claimed.messages or claimed.is_all or known.avoided:
                 return claimed, course
 
     def claiming_key(self, key: str, limit: int, course: Course) -> Operation[tuple[list[Message], Course]]:
@@ -82,7 +82,7 @@ class LogOrder(KeyOrder):
 
     def was_in_batch(self, key: str, clock: int, error: str) -> Operation[bool]:
         """By the failure of the message's key."""
-        there = filled(THERE, log=self.log, lanes=self.lanes)
+        there = filled(THERE, lanes=self.lanes)
         return failure.was_in_batch(self.schema, self.inbox, key, clock, error, there=there)
 
     def peeking(self, key: str | None, limit: int) -> Operation[list[Message]]:

@@ -18,8 +18,8 @@ SCHEMA_LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS N
 # everywhere: a replay of a parked key puts messages into the inbox's own table.
 LANES = Sql("SELECT FROM {schema}.lanes_{inbox} ORDER BY lane FOR UPDATE")
 KEYS = Sql("SELECT FROM {schema}.key_state WHERE inbox = '{inbox}' ORDER BY key FOR UPDATE")
-# What was diverted or parked after the place is read from the log again; a dead letter that was requeued is not there. A parked key stays parked, and holds its
-# messages as they come. Attempts count from 1 again, by the rows of a replay.
+# What was diverted or parked after the place is read from the log again; a dead letter that was requeued is not there.
+# A parked key stays parked, and holds its messages as they come. Attempts count from 1 again, by the rows of a replay.
 REWIND = Sql(
     """
 WITH diverted AS (

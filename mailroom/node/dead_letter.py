@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeAlias, get_args
 from uuid import UUID
 
 from mailroom.errors import ConfigurationError, DecodeError, InvalidMessage, UnknownBridge, UnknownInbox
-from mailroom.message.answer import ASKS, Undone, answering_undone
 from mailroom.logs.readers import locking_lanes
+from mailroom.message.answer import ASKS, Undone, answering_undone
 from mailroom.message.columns import MESSAGE, MESSAGE_PARTS, PARTS, listed
 from mailroom.message.executable import NAMES, unwired
 from mailroom.message.message import parsed
