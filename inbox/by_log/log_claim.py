@@ -179,12 +179,12 @@ def reaping_log(
             "that reads a log in a transaction of READ COMMITTED.",
             code="MR-wrong-isolation",
         )
-    if known.epoch != lock.epoch or lock.is_full:
+    if is_anew := known.epoch != lock.epoch or lock.is_full:
         known = replace(known.told(range(lanes), lock.last if lock.is_full else lock.seen), epoch=lock.epoch)
     else:
         known = known.told(lock.news, lock.seen)
     if not lock.mine:
-        return Claimed([], lock.due_in_s, is_all=True), known
+        return Claimed([], lock.due_in_s, is_all=not is_anew), known
     if share.hold and lock.was_lost:
         avoided = yield from _orphaned(schema, inbox, lanes, share)
         if avoided.intersection(lock.mine):

@@ -1,0 +1,299 @@
+"""Logs: how they are made, what gets into them, and what goes."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from dispatcher.delivery.deliverer import Deliverer
+from inbox import Inbox
+from mailroom import create_inbox, create_log, drop_inbox, drop_log, rename_inbox, set_inbox, set_log, subscribe
+from mailroom.errors import ConfigurationError, MailroomError, SchemaError
+from mailroom.logs.segments import (
+    dropping_segment,
+    emptying,
+    listing_old_logs,
+    listing_over,
+    making_segment,
+    sweeping_receipts,
+    sweeping_ticks,
+)
+from mailroom.registry.logs import listing_logs
+from mailroom.sql.runner import run
+from tests.logs.support import Reader, keys_of, make, write
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node
+
+NOW = datetime(2026, 11, 29, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+def test_create_set_and_drop_are_audited_and_harmless_when_repeated(node: Node) -> None:
+    with node.connection.transaction():
+        for _ in range(2):
+            create_log(node.connection, "orders", ["order.#"], keep_days=3, lanes=8, actor="me")
+            create_inbox(node.connection, "billing", log="orders", actor="me")
+        create_log(node.connection, "orders", ["refund"], actor="me")
+        assert set_log(node.connection, "orders", keep_days=4, unsubscribe=["refund"], actor="me") == (
+            "keep_days 3 -> 4, no longer to refund"
+        )
+        assert set_log(node.connection, "orders", keep_days=4, actor="me") == ""
+    [log] = run(node.connection, listing_logs(SCHEMA))
+    assert (log.name, log.lanes, log.keep_days, log.topics, log.readers) == ("orders", 8, 4, ("order.#",), ("billing",))
+    with node.connection.transaction():
+        drop_inbox(node.connection, "billing", actor="me")
+        drop_log(node.connection, "orders", actor="me")
+    assert node.rows("SELECT action, change FROM mailroom.audit ORDER BY id") == [
+        ("log create", "keeps 3 days, 8 lanes, subscribed to order.#"),
+        ("inbox create", "order log, reads log orders since now"),
+        ("log set", "subscribed to refund"),
+        ("log set", "keep_days 3 -> 4, no longer to refund"),
+        ("inbox drop", None),
+        ("log drop", None),
+    ]
+    left = "SELECT relname::text FROM pg_class WHERE relname ~ '^(log|lanes|receipts)_' AND relkind IN ('r', 'p')"
+    assert {name for (name,) in node.rows(left)} == {
+        *("log_registry", "log_segment", "log_tick", "log_lane", "log_receipt"),
+    }
+
+
+def test_what_no_log_or_reader_can_be_is_refused(node: Node) -> None:
+    node.inbox("shipping")
+    make(node, "billing")
+    for code, refused in {
+        "MR-log-name-taken": lambda: create_log(node.connection, "shipping"),
+        "MR-log-set-otherwise": lambda: create_log(node.connection, "orders", lanes=5),
+        "MR-inbox-name-is-a-log": lambda: create_inbox(node.connection, "orders"),
+        "MR-unknown-log": lambda: create_inbox(node.connection, "search", log="nowhere"),
+        "MR-log-inbox-setting": lambda: set_inbox(node.connection, "billing", expire_s=60),
+        "MR-log-inbox-subscribes": lambda: subscribe(node.connection, "billing", "order.paid"),
+        "MR-inbox-order-fixed": lambda: create_inbox(node.connection, "shipping", log="orders"),
+        "MR-log-in-use": lambda: drop_log(node.connection, "orders", actor="me"),
+        "MR-inbox-reads-no-log": lambda: Inbox("shipping").rewind(node.connection, "start", actor="me"),
+        "MR-invalid-argument": lambda: Inbox("billing").rewind(node.connection, "yesterday", actor="me"),
+    }.items():
+        with pytest.raises((ConfigurationError, SchemaError)) as raised, node.connection.transaction():
+            refused()
+        assert raised.value.code == code
+    create = lambda **given: create_inbox(node.connection, "late", log="orders", **given)  # noqa: E731  # short
+    for given in ({"order": "key"}, {"since": "yesterday"}, {"subscribe": ["order.paid"]}, {"keep_reaped_days": 1}):
+        with pytest.raises(ConfigurationError), node.connection.transaction():
+            create(**given)
+
+
+def test_messages_and_events_enter_and_commands_do_not(node: Node) -> None:
+    node.inbox("shipping", "order.paid")
+    make(node, "billing")
+    for kind in ("M", "E", "C"):
+        node.send("order.paid", key=kind, kind=kind)
+        node.send("order.failed", key=kind, kind=kind)
+    node.send("billing", key="to its name")
+    totals = node.deliver_all()
+    assert (totals.taken, totals.delivered) == (7, 7)
+    assert node.rows("SELECT key, topic, clock = sent_clock FROM mailroom.log ORDER BY clock") == [
+        ("M", "order.paid", True), ("M", "order.failed", True), ("E", "order.paid", True), ("E", "order.failed", True),
+    ]  # fmt: skip
+    assert node.delivered("inbox, key") == [("shipping", key) for key in "MEC"]
+    assert [key for key, _, _ in node.dead()] == ["C", "to its name"]
+
+
+@pytest.mark.parametrize("rows", [1, 50])
+def test_each_delivery_leaves_a_tick_and_tells_readers(node: Node, connect: Connect, rows: int) -> None:
+    make(node, "billing", "search", lanes=3)
+    for n in range(rows):
+        node.send("order.paid", key=str(n))
+    node.deliver_all()
+    reader = connect(autocommit=True)
+    reader.execute(
+        "SELECT pg_advisory_lock_shared(1835100527, ('mailroom.inbox_search'::regclass::oid::bigint - 2147483648)::int)"
+    )
+    for n in range(rows):
+        node.send("order.paid", key=str(n))
+    with node.connection.transaction():
+        node.connection.execute("SELECT")
+
+    async def delivering() -> tuple[int, int]:
+        connection = await psycopg.AsyncConnection.connect(node.dsn, autocommit=True)
+        async with connection:
+            deliverer = Deliverer(connection, SCHEMA)
+            first = await deliverer.deliver()
+            for n in range(rows):
+                await asyncio.to_thread(node.send, "order.paid", key=str(n))
+            return first.woken, (await deliverer.deliver()).woken
+
+    assert asyncio.run(delivering()) == (1, 1)  # by the full text, and then by the plain one for logs
+    ticks = node.rows("SELECT clock, lanes, rows FROM mailroom.log_tick ORDER BY clock")
+    assert sum(count for _, _, count in ticks) == 3 * rows
+    for clock, lanes, count in ticks:
+        found = "SELECT array_agg(DISTINCT lane ORDER BY lane), count(*) FROM mailroom.log WHERE clock <= %s AND clock > %s"
+        assert node.rows(found, clock, clock - count) == [(lanes, count)]
+
+
+def test_lanes_are_the_same_for_ever(node: Node) -> None:
+    """Of each key, whatever the server's version: what stands in a log is found by it."""
+    found = node.rows("SELECT k, mailroom.lane_of(k, 64) FROM unnest(%s::text[]) AS k", ["", "a", "käse", "order-42"])
+    assert found == [("", 48), ("a", 23), ("käse", 51), ("order-42", 56)]
+
+
+# -- Where an inbox begins, and goes back to --------------------------------------------------------------------------
+
+
+def days(node: Node, count: int) -> list[int]:
+    """Give the log a segment a day, each with a message; return the clocks."""
+    clocks = []
+    for day in range(count):
+        write(node, ["a"])
+        clocks.append(node.value("SELECT max(clock) FROM mailroom.log"))
+        at = NOW + day * DAY
+        node.connection.execute("UPDATE mailroom.log_tick SET at = %s WHERE clock = %s", [at, clocks[-1]])
+        node.connection.execute(
+            "UPDATE mailroom.log_segment SET opened_at = %s WHERE segment = (SELECT max(segment) FROM mailroom.log_segment)",
+            [at - DAY / 2],
+        )
+        with node.connection.transaction():
+            assert run(node.connection, making_segment(SCHEMA, "orders", at)) == day + 2
+    return clocks
+
+
+def test_an_inbox_begins_now_at_the_start_or_at_a_time(node: Node, connect: Connect) -> None:
+    make(node)
+    clocks = days(node, 12)  # more segments than one claim reads
+    for name, since, left in (
+        ("now", "now", []),
+        ("start", "start", clocks),
+        ("exact", NOW + 4 * DAY, clocks[4:]),
+        ("between", NOW + 3.5 * DAY, clocks[4:]),
+        ("future", NOW + 50 * DAY, []),
+        ("past", NOW - 50 * DAY, clocks),
+    ):
+        with node.connection.transaction():
+            create_inbox(node.connection, name, log="orders", since=since)
+        reader = Reader(connect(), name)
+        taken = []
+        for _ in range(9):
+            taken += [each.clock for each in reader.take()]
+        assert taken == left, name
+    write(node, ["a"])
+    assert keys_of(reader.take_all()) == ["a"]
+
+
+def test_an_inbox_is_set_back_and_reads_again(node: Node, connect: Connect) -> None:
+    make(node, "billing", backoff_s=60, max_attempts=1)
+    clocks = days(node, 4)
+    reader = Reader(connect(), "billing")
+    assert [each.clock for each in reader.take_all()] == clocks
+    write(node, ["x", "b"])
+    claimed = reader.claim().messages
+    reader.fail(next(each for each in claimed if each.key == "x"), node.connection)
+    assert keys_of(reader.take_all()) == ["b"]
+    assert reader.claim(due=True).ended
+    reader.connection.commit()
+    node.deliver_all()
+    assert node.rows("SELECT key FROM mailroom.parked") == [("x",)]
+    with node.connection.transaction():
+        found = Inbox("billing").rewind(node.connection, NOW + 2 * DAY, actor="me", why="anew")
+    assert (found.clock, found.is_short) == (clocks[1], False)
+    again = reader.take_all()
+    assert [each.clock for each in again if each.key == "a"] == clocks[2:]
+    assert sorted(keys_of(again)) == ["a", "a", "b"]  # x stays parked
+    node.deliver_all()
+    assert node.rows("SELECT key FROM mailroom.parked") == [("x",)]
+    with node.connection.transaction():
+        assert Inbox("billing").rewind(node.connection, clocks[3], actor="me").clock == clocks[3] - 1
+    assert sorted(keys_of(reader.take_all())) == ["a", "b"]
+    with node.connection.transaction():  # never forward
+        assert Inbox("billing").rewind(node.connection, NOW + 50 * DAY, actor="me").clock > clocks[3]
+    assert reader.take_all() == []
+    assert node.rows("SELECT change, reason FROM mailroom.audit WHERE action = 'inbox rewind' ORDER BY id")[0] == (
+        f"in log orders after clock {clocks[1]}", "anew",
+    )  # fmt: skip
+
+
+def test_a_rewind_waits_for_batches_in_hand(node: Node, connect: Connect) -> None:
+    make(node, "billing")
+    write(node, ["a", "b"])
+    reader, operator = Reader(connect(), "billing"), connect()
+    reader.claim()
+    operator.execute("SET lock_timeout = '50ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        Inbox("billing").rewind(operator, "start", actor="me")
+    operator.rollback()
+    reader.connection.commit()
+    Inbox("billing").rewind(operator, "start", actor="me")
+    assert reader.take() == []
+    operator.commit()
+    assert sorted(keys_of(reader.take_all())) == ["a", "b"]
+
+
+# -- Segments ---------------------------------------------------------------------------------------------------------
+
+
+def turned(node: Node, now: datetime) -> dict[int, list[str]]:
+    """Empty and drop segments as the janitor does; return by which inboxes those were held that are over."""
+    held = {}
+    for over in run(node.connection, listing_over(SCHEMA, now)):
+        with node.connection.transaction():
+            if over.is_empty:
+                run(node.connection, dropping_segment(SCHEMA, over, now))
+            else:
+                held[over.segment] = run(node.connection, emptying(SCHEMA, over, now))
+    return held
+
+
+def segments(node: Node) -> list[int]:
+    return [number for (number,) in node.rows("SELECT segment FROM mailroom.log_segment ORDER BY segment")]
+
+
+def test_segments_go_when_their_days_are_over_and_every_inbox_has_passed_them(node: Node, connect: Connect) -> None:
+    make(node, "billing", "search", lanes=2)
+    clocks = days(node, 10)
+    now = NOW + 10 * DAY
+    assert turned(node, now) == {number: ["billing", "search"] for number in (1, 2, 3)}
+    for name in ("billing", "search"):
+        assert len(Reader(connect(), name).take_all()) == len(clocks)
+    assert turned(node, now) == {1: [], 2: [], 3: []}
+    assert turned(node, now) == {}
+    assert len(segments(node)) == 11
+    assert turned(node, now + timedelta(minutes=2)) == {}
+    assert segments(node) == list(range(4, 12))
+    assert run(node.connection, sweeping_ticks(SCHEMA)) == 3
+    assert run(node.connection, sweeping_receipts(SCHEMA, "billing")) > 0
+    with node.connection.transaction():
+        found = Inbox("billing").rewind(node.connection, NOW, actor="me")
+    assert found.is_short
+    assert [each.clock for each in Reader(connect(), "billing").take_all()] == clocks[3:]
+
+
+def test_a_log_that_drops_what_is_unread_waits_for_nobody(node: Node, connect: Connect) -> None:
+    make(node, "billing")
+    clocks = days(node, 10)
+    with node.connection.transaction():
+        set_log(node.connection, "orders", drop_unread=True)
+    turned(node, NOW + 10 * DAY)
+    assert [each.clock for each in Reader(connect(), "billing").take_all()] == clocks[3:]
+
+
+def test_a_new_segment_is_made_each_day_and_no_delivery_needs_it(node: Node) -> None:
+    make(node)
+    assert run(node.connection, listing_old_logs(SCHEMA)) == []
+    later = datetime.now(UTC) + 2 * DAY
+    assert run(node.connection, listing_old_logs(SCHEMA, later)) == ["orders"]
+    write(node, ["a"])
+    with node.connection.transaction():
+        assert run(node.connection, making_segment(SCHEMA, "orders", later)) == 2
+    write(node, ["a"])
+    assert node.rows("SELECT segment, clock FROM mailroom.log ORDER BY clock")[0][0] == 1
+    assert [segment for (segment,) in node.rows("SELECT segment FROM mailroom.log ORDER BY clock")] == [1, 2]
+
+
+def test_a_reader_is_renamed_with_its_positions(node: Node, connect: Connect) -> None:
+    make(node, "billing")
+    write(node, ["a"])
+    assert keys_of(Reader(connect(), "billing").take_all()) == ["a"]
+    with node.connection.transaction():
+        rename_inbox(node.connection, "billing", "invoices", actor="me")
+    write(node, ["b"])
+    assert keys_of(Reader(connect(), "invoices").take_all()) == ["b"]
+    with pytest.raises(MailroomError), node.connection.transaction():
+        create_log(node.connection, "invoices")
