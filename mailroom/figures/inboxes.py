@@ -40,6 +40,10 @@ class InboxBacklog(NamedTuple):
     breaker_why: str | None
 
 
+# The inboxes that read logs.
+READERS = Sql(
+    "SELECT name, log FROM {schema}.inbox_registry WHERE log IS NOT NULL ORDER BY name", columns=("text", "text")
+)
 # What the outbox holds for each inbox.
 COMING = Sql(
     """
@@ -57,8 +61,13 @@ FROM outgoing JOIN route USING (topic) WHERE {gets} GROUP BY inbox
 
 
 def reading_coming(schema: str) -> Operation[dict[str, Coming]]:
-    """Return what is on the way to each inbox; one to which nothing is has none."""
-    return {each.inbox: each for each in COMING.named((yield COMING.at(schema=schema)()))}
+    """Return what is on the way to each inbox, or to the log that it reads; one to which nothing is has none."""
+    coming: dict[str, Coming] = {each.inbox: each for each in COMING.named((yield COMING.at(schema=schema)()))}
+    for reader, log in (yield READERS.at(schema=schema)()):
+        coming.pop(reader, None)
+        if log in coming:
+            coming[reader] = coming[log]._replace(inbox=reader)
+    return coming
 
 
 NAMES = Sql(
@@ -106,6 +115,55 @@ WHERE r.name IN ('{names}') ORDER BY r.name
 )
 
 
+class Unread(NamedTuple):
+    """What an inbox has yet to read of its log, and how long ago the oldest of that was sent and delivered."""
+
+    name: str
+    messages: int
+    sent_s: float | None
+    delivered_s: float | None
+
+
+UNREAD = Sql(
+    """
+WITH at AS MATERIALIZED (
+    SELECT DISTINCT ON (lane) lane, clock FROM {schema}.log_receipt WHERE inbox = '{inbox}'
+    ORDER BY lane, epoch DESC, clock DESC)
+SELECT '{inbox}', coalesce(sum(n.messages), 0)::bigint,
+       extract(epoch FROM clock_timestamp() - min(oldest.sent_at))::float8,
+       extract(epoch FROM clock_timestamp() - min(oldest.delivered_at))::float8
+FROM at CROSS JOIN LATERAL (
+    SELECT count(*) AS messages FROM {schema}.log AS o
+    WHERE o.log = '{log}' AND o.lane = at.lane AND o.clock > at.clock) AS n
+LEFT JOIN LATERAL (
+    SELECT o.sent_at, o.delivered_at FROM {schema}.log AS o
+    WHERE o.log = '{log}' AND o.lane = at.lane AND o.clock > at.clock ORDER BY o.clock LIMIT 1) AS oldest ON true
+""",
+    into=Unread,
+)
+
+
+def reading_unread(schema: str, but: Collection[str]) -> Operation[dict[str, Unread]]:
+    """Return what each inbox that reads a log has yet to read of it."""
+    unread: dict[str, Unread] = {}
+    for inbox, log in (yield READERS.at(schema=schema)()):
+        if inbox not in but:
+            [unread[inbox]] = UNREAD.named((yield UNREAD.at(schema=schema, inbox=inbox, log=log)()))
+    return unread
+
+
+def _with(found: InboxBacklog, unread: Unread | None) -> InboxBacklog:
+    if unread is None:
+        return found
+    return found._replace(
+        backlog=found.backlog + unread.messages,
+        sent_s=max(found.sent_s or 0.0, unread.sent_s or 0.0) if found.backlog + unread.messages else None,
+        delivered_s=max(found.delivered_s or 0.0, unread.delivered_s or 0.0)
+        if found.backlog + unread.messages
+        else None,
+    )
+
+
 def reading_inboxes(schema: str, but: Collection[str]) -> Operation[list[InboxBacklog]]:
     """Read the inboxes, as many per statement as one transaction may meet; in autocommit each lets its locks go."""
     found = yield NAMES.at(schema=schema)(partitions=None)
@@ -114,4 +172,5 @@ def reading_inboxes(schema: str, but: Collection[str]) -> Operation[list[InboxBa
     for first in range(0, len(names), most):
         listed = "', '".join(names[first : first + most])
         inboxes += INBOXES.named((yield INBOXES.at(schema=schema, names=listed)()))
-    return inboxes
+    unread = yield from reading_unread(schema, but)
+    return [_with(each, unread.get(each.name)) for each in inboxes]

@@ -366,6 +366,7 @@ METRICS = (
     on("spark_bulk", "SELECT (messages, moved)"),
     on("inbox_registry", "SELECT"),
     on("reaped_day", "SELECT"),
+    on("log", "SELECT (log, lane, clock, sent_at, delivered_at)", why="all logs, new ones too"),
     on("log_registry", "SELECT"),
     on("log_segment", "SELECT"),
     on("log_tick", "SELECT"),
@@ -401,7 +402,16 @@ AUDITOR = (
     on("inbox", select([*DELIVERY, *TELLING]), why="all inboxes, new ones too"),
     on("parked", select([*DELIVERY, *TELLING])),
     on("reaped", select([*DELIVERY, *TELLING, "reaped_at", "drop_on"])),
-    on("log", select(["log", "segment", "lane", *(name for name in DELIVERY if name != "inbox"), *TELLING])),
+    on(
+        "log",
+        select(
+            [
+                "segment",
+                *(name for name in DELIVERY if name not in ("inbox", "clock", "delivered_at")),
+                *(name for name in TELLING if name != "sent_at"),
+            ]
+        ),
+    ),
     on("dead_letter", select(["inbox", "clock", "reason", "attempts", "origin", "sent_clock", "bridge", *TELLING])),
     on("transit", select(["sent_clock", "stamped_at", *TELLING])),
     on("link_allowed", "SELECT"),

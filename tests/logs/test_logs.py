@@ -1,7 +1,9 @@
 """Logs: how they are made, what gets into them, and what goes."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -61,7 +63,7 @@ def test_create_set_and_drop_are_audited_and_harmless_when_repeated(node: Node) 
 def test_what_no_log_or_reader_can_be_is_refused(node: Node) -> None:
     node.inbox("shipping")
     make(node, "billing")
-    for code, refused in {
+    refusals: dict[str, Callable[[], object]] = {
         "MR-log-name-taken": lambda: create_log(node.connection, "shipping"),
         "MR-log-set-otherwise": lambda: create_log(node.connection, "orders", lanes=5),
         "MR-inbox-name-is-a-log": lambda: create_inbox(node.connection, "orders"),
@@ -72,14 +74,20 @@ def test_what_no_log_or_reader_can_be_is_refused(node: Node) -> None:
         "MR-log-in-use": lambda: drop_log(node.connection, "orders", actor="me"),
         "MR-inbox-reads-no-log": lambda: Inbox("shipping").rewind(node.connection, "start", actor="me"),
         "MR-invalid-argument": lambda: Inbox("billing").rewind(node.connection, "yesterday", actor="me"),
-    }.items():
+    }
+    for code, refused in refusals.items():
         with pytest.raises((ConfigurationError, SchemaError)) as raised, node.connection.transaction():
             refused()
         assert raised.value.code == code
-    create = lambda **given: create_inbox(node.connection, "late", log="orders", **given)  # noqa: E731  # short
-    for given in ({"order": "key"}, {"since": "yesterday"}, {"subscribe": ["order.paid"]}, {"keep_reaped_days": 1}):
+    settings: tuple[dict[str, Any], ...] = (
+        {"order": "key"},
+        {"since": "yesterday"},
+        {"subscribe": ["order.paid"]},
+        {"keep_reaped_days": 1},
+    )
+    for given in settings:
         with pytest.raises(ConfigurationError), node.connection.transaction():
-            create(**given)
+            create_inbox(node.connection, "late", log="orders", **given)
 
 
 def test_messages_and_events_enter_and_commands_do_not(node: Node) -> None:
@@ -126,7 +134,9 @@ def test_each_delivery_leaves_a_tick_and_tells_readers(node: Node, connect: Conn
     ticks = node.rows("SELECT clock, lanes, rows FROM mailroom.log_tick ORDER BY clock")
     assert sum(count for _, _, count in ticks) == 3 * rows
     for clock, lanes, count in ticks:
-        found = "SELECT array_agg(DISTINCT lane ORDER BY lane), count(*) FROM mailroom.log WHERE clock <= %s AND clock > %s"
+        found = (
+            "SELECT array_agg(DISTINCT lane ORDER BY lane), count(*) FROM mailroom.log WHERE clock <= %s AND clock > %s"
+        )
         assert node.rows(found, clock, clock - count) == [(lanes, count)]
 
 
@@ -148,8 +158,7 @@ def days(node: Node, count: int) -> list[int]:
         at = NOW + day * DAY
         node.connection.execute("UPDATE mailroom.log_tick SET at = %s WHERE clock = %s", [at, clocks[-1]])
         node.connection.execute(
-            "UPDATE mailroom.log_segment SET opened_at = %s WHERE segment = (SELECT max(segment) FROM mailroom.log_segment)",
-            [at - DAY / 2],
+            "UPDATE mailroom.log_segment SET opened_at = %s WHERE segment = %s", [at - DAY / 2, day + 1]
         )
         with node.connection.transaction():
             assert run(node.connection, making_segment(SCHEMA, "orders", at)) == day + 2

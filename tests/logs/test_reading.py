@@ -40,7 +40,7 @@ def test_a_lane_is_read_by_one_transaction_at_a_time(node: Node, connect: Connec
     [message] = first.messages
     others = [each for _ in range(60) for each in two.take(1)]
     lane = node.value("SELECT lane FROM mailroom.log WHERE clock = %s", message.clock)
-    lanes = dict(node.rows("SELECT clock, lane FROM mailroom.log"))
+    lanes: dict[int, int] = dict(node.rows("SELECT clock, lane FROM mailroom.log"))
     assert {lanes[each.clock] for each in others} == {1 - lane}
     one.connection.commit()
     rest = two.take_all()
@@ -104,7 +104,9 @@ def test_attempts_count_over_the_log_and_the_table(node: Node, connect: Connect)
     reader.take()
     [message] = reader.claim(due=True).messages
     assert reader.fail(message, apart).outcome == "park"
-    assert reader.claim(due=True).ended.id == message.id
+    ended = reader.claim(due=True).ended
+    assert ended is not None
+    assert ended.id == message.id
     reader.connection.commit()
     assert reader.take_all() == []
     write(node, ["a", "b"])
@@ -152,7 +154,7 @@ def test_lanes_of_a_dead_worker_wait_until_its_death_is_counted(node: Node, conn
         [uuid4(), len(keys), list(keys), list(keys.values()), xact[0]],
     )
     dead.connection.rollback()
-    lanes = dict(node.rows("SELECT key, lane FROM mailroom.log"))
+    lanes: dict[str, int] = dict(node.rows("SELECT key, lane FROM mailroom.log"))
     of_it = {key for key in KEYS if lanes[key] == lanes[messages[0].key]}
     for _ in range(9):
         assert of_it.isdisjoint(keys_of(reader.claim(hold=True).messages))

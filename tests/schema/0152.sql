@@ -472,6 +472,19 @@ END $$;
 
 COMMENT ON FUNCTION mailroom.doorbell() IS 'Wakes a sleeping dispatcher: NOTIFY mailroom:<oid of the table>.';
 
+CREATE FUNCTION mailroom.drop_log_segment(number bigint, at timestamp with time zone) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    DELETE FROM "mailroom".log_segment WHERE segment = number AND emptied_at < at - interval '1 minute';
+    IF NOT FOUND THEN RETURN false; END IF;
+    EXECUTE format('DROP TABLE "mailroom".log_%s', number);
+    RETURN true;
+END $$;
+
+COMMENT ON FUNCTION mailroom.drop_log_segment(number bigint, at timestamp with time zone) IS 'Drops a segment that was emptied more than a minute ago.';
+
 CREATE FUNCTION mailroom.drop_reaped_day(over date, at timestamp with time zone) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -484,6 +497,21 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION mailroom.drop_reaped_day(over date, at timestamp with time zone) IS 'Drops the partition of a day that was emptied more than a minute ago.';
+
+CREATE FUNCTION mailroom.empty_log_segment(number bigint, at timestamp with time zone) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    UPDATE "mailroom".log_segment AS s SET emptied_at = at
+    WHERE segment = number AND emptied_at IS NULL
+      AND EXISTS (SELECT FROM "mailroom".log_segment AS n WHERE n.log = s.log AND n.segment > s.segment);
+    IF NOT FOUND THEN RETURN false; END IF;
+    EXECUTE format('TRUNCATE "mailroom".log_%s', number);
+    RETURN true;
+END $$;
+
+COMMENT ON FUNCTION mailroom.empty_log_segment(number bigint, at timestamp with time zone) IS 'Empties a segment that is over: there is a newer one.';
 
 CREATE FUNCTION mailroom.empty_reaped_day(over date, at timestamp with time zone) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -547,6 +575,12 @@ CREATE FUNCTION mailroom.is_mine(inbox text) RETURNS boolean
     RETURN COALESCE(has_table_privilege((to_regclass(('"mailroom".'::text || quote_ident(('inbox_'::text || inbox)))))::oid, 'DELETE'::text), false);
 
 COMMENT ON FUNCTION mailroom.is_mine(inbox text) IS 'Whether the current role may take messages out of this inbox.';
+
+CREATE FUNCTION mailroom.lane_of(key text, lanes integer) RETURNS smallint
+    LANGUAGE sql STABLE
+    RETURN ((((get_byte(sha256(convert_to(key, 'UTF8'::name)), 0) * 256) + get_byte(sha256(convert_to(key, 'UTF8'::name)), 1)) % lanes))::smallint;
+
+COMMENT ON FUNCTION mailroom.lane_of(key text, lanes integer) IS 'The lane of a key in a log that has so many.';
 
 CREATE FUNCTION mailroom.link_acknowledge(of_link bigint, by_run uuid, seq bigint) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -764,6 +798,27 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION mailroom.link_want(of_link bigint, by_run uuid, clock bigint) IS 'A reader asks for a mark with a clock, or as far as it may.';
+
+CREATE FUNCTION mailroom.make_log_segment(of_log text, at timestamp with time zone) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+    number CONSTANT bigint := (SELECT coalesce(max(segment), 0) + 1 FROM "mailroom".log_segment);
+BEGIN
+    IF NOT EXISTS (SELECT FROM "mailroom".log_registry WHERE name = of_log) THEN RETURN NULL; END IF;
+    EXECUTE format(
+        'CREATE TABLE "mailroom".log_%s (LIKE "mailroom".log INCLUDING DEFAULTS INCLUDING COMMENTS) '
+        'WITH (autovacuum_enabled = off)', number);
+    EXECUTE format('CREATE UNIQUE INDEX log_%1$s_lane ON "mailroom".log_%1$s (lane, clock)', number);
+    EXECUTE format(
+        'ALTER TABLE "mailroom".log_%s ATTACH PARTITION "mailroom".log_%2$s FOR VALUES IN (%2$s)', of_log, number);
+    INSERT INTO "mailroom".log_segment (segment, log, first_clock, opened_at)
+    SELECT number, of_log, last_value + 1, at FROM "mailroom".clock;
+    RETURN number;
+END $_$;
+
+COMMENT ON FUNCTION mailroom.make_log_segment(of_log text, at timestamp with time zone) IS 'Makes a new segment of a log, and returns its number.';
 
 CREATE FUNCTION mailroom.make_reaped_days(at timestamp with time zone) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1811,14 +1866,17 @@ CREATE TABLE mailroom.inbox_registry (
     paused_at timestamp with time zone,
     paused_by text,
     keep_reaped_days integer,
+    log text COLLATE pg_catalog."C",
+    epoch integer DEFAULT 0 NOT NULL,
     CONSTRAINT inbox_registry_backoff_s_check CHECK ((backoff_s >= (0)::double precision)),
     CONSTRAINT inbox_registry_check CHECK ((backoff_max_s >= backoff_s)),
+    CONSTRAINT inbox_registry_check1 CHECK ((("order" = 'log'::text) = (log IS NOT NULL))),
     CONSTRAINT inbox_registry_expire_s_check CHECK ((expire_s > (0)::double precision)),
     CONSTRAINT inbox_registry_keep_reaped_days_check CHECK ((keep_reaped_days >= 1)),
     CONSTRAINT inbox_registry_max_attempts_check CHECK ((max_attempts >= 1)),
     CONSTRAINT inbox_registry_name_check CHECK ((name ~ '^[a-z][a-z0-9_]{0,40}$'::text)),
     CONSTRAINT inbox_registry_on_failure_check CHECK ((on_failure = ANY (ARRAY['park'::text, 'skip'::text]))),
-    CONSTRAINT inbox_registry_order_check CHECK (("order" = ANY (ARRAY['key'::text, 'total'::text])))
+    CONSTRAINT inbox_registry_order_check CHECK (("order" = ANY (ARRAY['key'::text, 'total'::text, 'log'::text])))
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
 
@@ -1844,7 +1902,7 @@ COMMENT ON COLUMN mailroom.inbox_registry.expire_s IS 'How many seconds a delive
 
 COMMENT ON COLUMN mailroom.inbox_registry.expired IS 'How many messages have expired here.';
 
-COMMENT ON COLUMN mailroom.inbox_registry."order" IS 'The order in which messages are reaped: key, or total, by sent_clock and origin.';
+COMMENT ON COLUMN mailroom.inbox_registry."order" IS 'The order in which messages are reaped: key, or total, by sent_clock and origin, or log, by the lanes of a log.';
 
 COMMENT ON COLUMN mailroom.inbox_registry.sent_floor IS 'Of a total inbox: no message has a sent_clock at or below it, nor will have one. It saves time.';
 
@@ -1852,7 +1910,9 @@ COMMENT ON COLUMN mailroom.inbox_registry.paused_at IS 'Since when it is paused:
 
 COMMENT ON COLUMN mailroom.inbox_registry.paused_by IS 'Who paused it, and why.';
 
-COMMENT ON COLUMN mailroom.inbox_registry.keep_reaped_days IS 'How many days what was reaped is kept in `reaped`; null if it is not.';
+COMMENT ON COLUMN mailroom.inbox_registry.log IS 'The log that it reads; null if messages are delivered to it.';
+
+COMMENT ON COLUMN mailroom.inbox_registry.epoch IS 'How often it was set back in its log.';
 
 CREATE TABLE mailroom.key_state (
     inbox text NOT NULL COLLATE pg_catalog."C",
@@ -2117,6 +2177,165 @@ COMMENT ON COLUMN mailroom.link_topic.fits IS 'Of a pattern: what a topic with a
 COMMENT ON COLUMN mailroom.link_topic.words IS 'Of a pattern with *: how many words the topic must have.';
 
 COMMENT ON COLUMN mailroom.link_topic.commands IS 'Whether the reader gets commands and replies of it, too, if no inbox here does.';
+
+CREATE TABLE mailroom.log (
+    log text NOT NULL COLLATE pg_catalog."C",
+    segment bigint NOT NULL,
+    lane smallint NOT NULL,
+    clock bigint NOT NULL,
+    sent_clock bigint NOT NULL,
+    origin uuid NOT NULL,
+    delivered_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    message_id uuid NOT NULL,
+    topic text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    kind "char" NOT NULL,
+    message_type "char" NOT NULL,
+    event_type "char",
+    value bytea,
+    value_json jsonb,
+    headers jsonb,
+    expires_at timestamp with time zone,
+    after_clock bigint,
+    source text COLLATE pg_catalog."C",
+    sent_at timestamp with time zone NOT NULL
+)
+PARTITION BY LIST (log);
+
+COMMENT ON TABLE mailroom.log IS 'Messages of logs: a partition per log, and in that one per segment.';
+
+COMMENT ON COLUMN mailroom.log.log IS 'The log.';
+
+COMMENT ON COLUMN mailroom.log.segment IS 'The segment.';
+
+COMMENT ON COLUMN mailroom.log.lane IS 'The lane, which the key decides (lane_of).';
+
+COMMENT ON COLUMN mailroom.log.clock IS 'Lamport clock of this node''s stamp: unique in the log, and rising.';
+
+COMMENT ON COLUMN mailroom.log.sent_clock IS 'Lamport clock of the origin''s send event.';
+
+COMMENT ON COLUMN mailroom.log.origin IS 'The node that sent it.';
+
+COMMENT ON COLUMN mailroom.log.delivered_at IS 'Physical time of the delivery.';
+
+COMMENT ON COLUMN mailroom.log.message_id IS 'The message''s id, which never changes; an idempotency key for effects outside the database.';
+
+COMMENT ON COLUMN mailroom.log.topic IS 'What the message is addressed to.';
+
+COMMENT ON COLUMN mailroom.log.key IS 'Ordering key within an inbox. An unordered message has its id as key.';
+
+COMMENT ON COLUMN mailroom.log.kind IS 'M message, E event, C command, R reply.';
+
+COMMENT ON COLUMN mailroom.log.message_type IS 'O object, D database, C collection, U user-defined.';
+
+COMMENT ON COLUMN mailroom.log.event_type IS 'C created, U updated, D deleted.';
+
+COMMENT ON COLUMN mailroom.log.value IS 'The value as CBOR; exactly one of value and value_json is set.';
+
+COMMENT ON COLUMN mailroom.log.value_json IS 'The value as JSON, for writers that have no CBOR.';
+
+COMMENT ON COLUMN mailroom.log.headers IS 'Flat map of text to text.';
+
+COMMENT ON COLUMN mailroom.log.expires_at IS 'If not delivered before this time, the message is dropped.';
+
+COMMENT ON COLUMN mailroom.log.after_clock IS 'The stamp is later than this clock: that of a cause on another node.';
+
+COMMENT ON COLUMN mailroom.log.source IS 'Who sent it: the writer''s application_name.';
+
+COMMENT ON COLUMN mailroom.log.sent_at IS 'Physical time of the send; order never rests on it.';
+
+CREATE TABLE mailroom.log_lane (
+    inbox text NOT NULL COLLATE pg_catalog."C",
+    lane smallint NOT NULL
+)
+PARTITION BY LIST (inbox);
+
+COMMENT ON TABLE mailroom.log_lane IS 'The lanes of each inbox that reads a log. A claim locks the rows of the lanes that it reads; they never change.';
+
+COMMENT ON COLUMN mailroom.log_lane.inbox IS 'The inbox.';
+
+COMMENT ON COLUMN mailroom.log_lane.lane IS 'The lane.';
+
+CREATE TABLE mailroom.log_receipt (
+    inbox text NOT NULL COLLATE pg_catalog."C",
+    lane smallint NOT NULL,
+    epoch integer NOT NULL,
+    clock bigint NOT NULL
+)
+PARTITION BY LIST (inbox);
+
+COMMENT ON TABLE mailroom.log_receipt IS 'How far each inbox has read each lane: the largest clock of the largest epoch counts.';
+
+COMMENT ON COLUMN mailroom.log_receipt.inbox IS 'The inbox.';
+
+COMMENT ON COLUMN mailroom.log_receipt.lane IS 'The lane.';
+
+COMMENT ON COLUMN mailroom.log_receipt.epoch IS 'How often the inbox was set back by then.';
+
+COMMENT ON COLUMN mailroom.log_receipt.clock IS 'All messages of the lane up to this clock were handed out, or diverted into the inbox''s own table.';
+
+CREATE TABLE mailroom.log_registry (
+    name text NOT NULL COLLATE pg_catalog."C",
+    lanes integer NOT NULL,
+    keep_days integer NOT NULL,
+    drop_unread boolean DEFAULT false NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT log_registry_keep_days_check CHECK (((keep_days >= 1) AND (keep_days <= 366))),
+    CONSTRAINT log_registry_lanes_check CHECK (((lanes >= 1) AND (lanes <= 256))),
+    CONSTRAINT log_registry_name_check CHECK ((name ~ '^[a-z][a-z0-9_]{0,40}$'::text))
+);
+
+COMMENT ON TABLE mailroom.log_registry IS 'The logs and their settings. No inbox has the name of one.';
+
+COMMENT ON COLUMN mailroom.log_registry.name IS 'The log''s name; its table is log_<name>.';
+
+COMMENT ON COLUMN mailroom.log_registry.lanes IS 'How many lanes it has. It never changes, since it decides the lane of a key.';
+
+COMMENT ON COLUMN mailroom.log_registry.keep_days IS 'How many days a message is kept at least.';
+
+COMMENT ON COLUMN mailroom.log_registry.drop_unread IS 'Whether what is older goes though an inbox has not read it.';
+
+COMMENT ON COLUMN mailroom.log_registry.created_at IS 'When it was created.';
+
+CREATE TABLE mailroom.log_segment (
+    segment bigint NOT NULL,
+    log text NOT NULL COLLATE pg_catalog."C",
+    first_clock bigint NOT NULL,
+    opened_at timestamp with time zone NOT NULL,
+    emptied_at timestamp with time zone
+);
+
+COMMENT ON TABLE mailroom.log_segment IS 'The segments of logs; the partition is log_<segment>.';
+
+COMMENT ON COLUMN mailroom.log_segment.segment IS 'Its number.';
+
+COMMENT ON COLUMN mailroom.log_segment.log IS 'The log.';
+
+COMMENT ON COLUMN mailroom.log_segment.first_clock IS 'No message here has a smaller clock, and none of an older segment a larger one.';
+
+COMMENT ON COLUMN mailroom.log_segment.opened_at IS 'When it was made: what is in older segments was delivered before.';
+
+COMMENT ON COLUMN mailroom.log_segment.emptied_at IS 'When the janitor emptied it, since it was over; null before.';
+
+CREATE TABLE mailroom.log_tick (
+    log text NOT NULL COLLATE pg_catalog."C",
+    clock bigint NOT NULL,
+    lanes smallint[] NOT NULL,
+    rows bigint NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE mailroom.log_tick IS 'What each delivery wrote into a log: where there is news, and which clock belongs to a time.';
+
+COMMENT ON COLUMN mailroom.log_tick.log IS 'The log.';
+
+COMMENT ON COLUMN mailroom.log_tick.clock IS 'No message of the delivery has a larger clock, and none of a later one a smaller.';
+
+COMMENT ON COLUMN mailroom.log_tick.lanes IS 'The lanes that got messages.';
+
+COMMENT ON COLUMN mailroom.log_tick.rows IS 'How many messages.';
+
+COMMENT ON COLUMN mailroom.log_tick.at IS 'When it was.';
 
 CREATE VIEW mailroom.my_attempt WITH (security_barrier='true') AS
  SELECT id,
@@ -3294,6 +3513,15 @@ ALTER TABLE ONLY mailroom.link
 ALTER TABLE ONLY mailroom.link_topic
     ADD CONSTRAINT link_topic_pkey PRIMARY KEY (topic, link);
 
+ALTER TABLE ONLY mailroom.log_registry
+    ADD CONSTRAINT log_registry_pkey PRIMARY KEY (name);
+
+ALTER TABLE ONLY mailroom.log_segment
+    ADD CONSTRAINT log_segment_pkey PRIMARY KEY (segment);
+
+ALTER TABLE ONLY mailroom.log_tick
+    ADD CONSTRAINT log_tick_pkey PRIMARY KEY (log, clock);
+
 ALTER TABLE ONLY mailroom.node
     ADD CONSTRAINT node_pkey PRIMARY KEY (single);
 
@@ -3376,6 +3604,8 @@ CREATE UNIQUE INDEX link_allowed_commands ON mailroom.link_allowed USING btree (
 CREATE INDEX link_topic_link ON mailroom.link_topic USING btree (link);
 
 CREATE INDEX link_topic_pattern ON mailroom.link_topic USING btree (fits, words, link) WHERE (fits IS NOT NULL);
+
+CREATE INDEX log_segment_newest ON mailroom.log_segment USING btree (log, segment DESC);
 
 CREATE INDEX outbox_jdbc_id_at ON mailroom.outbox_jdbc_id USING btree (at);
 
@@ -3495,7 +3725,11 @@ ALTER TABLE mailroom.outbox ENABLE ALWAYS TRIGGER zz_checked;
 
 REVOKE ALL ON FUNCTION mailroom.delete_marked() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION mailroom.drop_log_segment(number bigint, at timestamp with time zone) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION mailroom.drop_reaped_day(over date, at timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION mailroom.empty_log_segment(number bigint, at timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION mailroom.empty_reaped_day(over date, at timestamp with time zone) FROM PUBLIC;
 
@@ -3516,6 +3750,8 @@ REVOKE ALL ON FUNCTION mailroom.link_next(of_link bigint, behind bigint) FROM PU
 REVOKE ALL ON FUNCTION mailroom.link_topic_asked() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION mailroom.link_want(of_link bigint, by_run uuid, clock bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION mailroom.make_log_segment(of_log text, at timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION mailroom.make_reaped_days(at timestamp with time zone) FROM PUBLIC;
 
