@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from inbox.asking.requests import AsyncPending, AsyncRequests, ErrorReply, NoReply, Pending, Requests
     from inbox.by_key.parked_keys import Changed, ParkedKey
     from inbox.by_key.paused_keys import PausedKey
+    from inbox.by_log.rewind import Rewound
     from inbox.exceptions import Park, Reject, Retry, Skip, Unavailable
     from inbox.handling.batch_handler import AsyncBatchHandler, BatchHandler
     from inbox.handling.handlers import AsyncHandlers, Handlers
@@ -24,6 +25,7 @@ _HOMES = {
     "inbox.asking.requests": ("AsyncPending", "AsyncRequests", "ErrorReply", "NoReply", "Pending", "Requests"),
     "inbox.by_key.parked_keys": ("Changed", "ParkedKey"),
     "inbox.by_key.paused_keys": ("PausedKey",),
+    "inbox.by_log.rewind": ("Rewound",),
     "inbox.exceptions": ("Park", "Reject", "Retry", "Skip", "Unavailable"),
     "inbox.handling.batch_handler": ("AsyncBatchHandler", "BatchHandler"),
     "inbox.handling.handlers": ("AsyncHandlers", "Handlers"),
@@ -62,6 +64,7 @@ __all__ = [
     "Reject",
     "Requests",
     "Retry",
+    "Rewound",
     "Skip",
     "Unavailable",
     "Worker",

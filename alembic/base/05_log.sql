@@ -42,12 +42,14 @@ CREATE TABLE log_tick (  -- What each delivery wrote into a log: where there is 
 
 -- What follows is by inbox, as messages are: a role has rights to what belongs to its own inboxes, and no condition is
 -- looked at for each row. The partitions are lanes_<inbox> and receipts_<inbox>.
+-- D-logs-8: Lanes and receipts are tables per inbox.
 CREATE TABLE log_lane (  -- The lanes of each inbox that reads a log. A claim locks the rows of the lanes that it reads; they never change.
     inbox text     COLLATE "C" NOT NULL,  -- The inbox.
     lane  smallint NOT NULL               -- The lane.
 ) PARTITION BY LIST (inbox);
 
 -- Appended and never changed, so a position costs the same however long a snapshot keeps old rows from being removed.
+-- D-logs-2: A position is appended, never updated.
 CREATE TABLE log_receipt (  -- How far each inbox has read each lane: the largest clock of the largest epoch counts.
     inbox text     COLLATE "C" NOT NULL,  -- The inbox.
     lane  smallint NOT NULL,              -- The lane.
@@ -57,6 +59,7 @@ CREATE TABLE log_receipt (  -- How far each inbox has read each lane: the larges
 
 -- A function of PostgreSQL's that hashes may change with its version; this one never does, nor with the encoding of the
 -- database. STABLE, as convert_to is: so it is expanded where it is called.
+-- D-logs-1: A lane is computed by a function of the schema, from SHA-256.
 CREATE FUNCTION lane_of(key text, lanes integer)  -- The lane of a key in a log that has so many.
 RETURNS smallint LANGUAGE sql STABLE
 RETURN ((get_byte(sha256(convert_to(key, 'UTF8')), 0) * 256 + get_byte(sha256(convert_to(key, 'UTF8')), 1)) % lanes)::smallint;

@@ -201,6 +201,7 @@ fanned_way AS (
     WHERE (SELECT is_wide FROM width) AND topic IN (SELECT topic FROM stamped WHERE outcome = 'delivered')
       AND {keyed}
     ORDER BY inbox, topic),"""
+# D-logs-10: A log is written at once, also where inboxes are fanned out.
 NARROW = " AND NOT (SELECT is_wide FROM width)"
 DELIVER_FULL = Sql(
     TEXT,

@@ -111,7 +111,7 @@ class Janitor:
         with self._passing(connection, "periodic messages"):
             unfinished += await self._periodic.send_due(connection)
         unfinished += await self.move_on(connection)
-        failing: list[Failing] = []
+        failing: list[FailingInbox] = []
         with self._passing(connection, "failing keys"):
             failing = await run_async(connection, listing_failing(self._schema))
         for inbox in (each.inbox for each in failing if each.holds_parked):
@@ -189,7 +189,7 @@ class Janitor:
                 return False
         return True
 
-    async def _sweep(self, connection: psycopg.AsyncConnection, failing: Iterable["Failing"]) -> bool:
+    async def _sweep(self, connection: psycopg.AsyncConnection, failing: Iterable["FailingInbox"]) -> bool:
         """Delete obsolete rows, one step per table; return whether more may be left for the next round."""
         more = 0
         with self._passing(connection, "attempts"):
@@ -345,7 +345,7 @@ def listing_inboxes(schema: str, named: list[str], *, after: str, rows: int) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Failing:
+class FailingInbox:
     """An inbox with failing keys: whether some are parked, and the log that it reads, with its lanes, if it does."""
 
     inbox: str
@@ -372,12 +372,12 @@ SELECT r.name, EXISTS (SELECT FROM {schema}.key_state AS k
        r.log, (SELECT l.lanes::bigint FROM {schema}.log_registry AS l WHERE l.name = r.log)
 FROM failing AS t JOIN {schema}.inbox_registry AS r ON r.name = t.inbox ORDER BY r.name
 """,
-    into=Failing,
+    into=FailingInbox,
     parked=filled(PARKED, row="k"),
 )
 
 
-def listing_failing(schema: str) -> Operation[list[Failing]]:
+def listing_failing(schema: str) -> Operation[list[FailingInbox]]:
     """Return the inboxes that have failing keys."""
     return FAILING.named((yield FAILING.at(schema=schema)()))
 

@@ -428,12 +428,14 @@ class Claimed:
     `due_in_s` is the number of seconds until the next failing key is due, None if there is none. `is_all` is true if no
     other message could be claimed, apart from failing keys and keys that others have locked. `ended` is a message that
     had used up its attempts and that this claim has moved to `parked` or `dead_letter` (`inbox.by_key.due`).
+    `has_diverted`: it has moved messages of failing keys from a log to where claims of what is due find them.
     """
 
     messages: list[Message]
     due_in_s: float | None
     is_all: bool
     ended: Message | None = None
+    has_diverted: bool = False
 
 
 # D-reap-4: The window of a large batch has its rows, and twice as many beside others.

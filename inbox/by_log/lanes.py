@@ -15,6 +15,7 @@ DEEP = 1_000  # messages of one lane
 # locked is left out. `was_lost`: the last transaction that had one of these lanes was not committed, so its worker may
 # have died (`inbox.by_key.claim`). `level`: a claim that could not see what the last holder of a lane has done would
 # hand out messages twice.
+# D-logs-3: Lanes are locked in one statement, and read in the next.
 LOCK = Sql(
     """
 WITH bound AS MATERIALIZED (
@@ -61,6 +62,7 @@ FROM bound
 )  # fmt: skip
 # From the one in which this clock lies; the clock of the first after them is where they end. The oldest one begins at
 # 0: what was before it is gone.
+# D-logs-6: The segments that a claim reads stand in its text.
 COVERING = Sql(
     """
 SELECT segment, CASE WHEN NOT EXISTS (
@@ -79,7 +81,7 @@ ORDER BY segment LIMIT {segments}
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class SegmentRange:
     """Segments, one after the other, with all messages from the clock `first` on, and before `end` if there is one."""
 
     segments: tuple[int, ...] = ()
@@ -87,13 +89,13 @@ class Range:
     end: int | None = None
 
 
-def covering(schema: str, log: str, clock: int) -> Operation[Range]:
+def covering(schema: str, log: str, clock: int) -> Operation[SegmentRange]:
     """Return the segments in which the messages after this clock are, up to so many; the first are the oldest there."""
     found = yield COVERING.at(schema=schema, log=log)(clock=clock)
     if not found:
-        return Range()
+        return SegmentRange()
     end = found[SEGMENTS][1] if len(found) > SEGMENTS else None
-    return Range(tuple(segment for segment, _ in found[:SEGMENTS]), found[0][1], end)
+    return SegmentRange(tuple(segment for segment, _ in found[:SEGMENTS]), found[0][1], end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class Lanes:
     given: frozenset[int] = frozenset()
     first: int = 0
     depth: float = 1.0
-    range: Range = field(default_factory=Range)
+    range: SegmentRange = field(default_factory=SegmentRange)
     has_apart: bool = True  # the inbox's own table may have messages, or keys may fail
     avoided: frozenset[int] = frozenset()  # until the death of the worker that had them is counted
 
@@ -120,6 +122,7 @@ class Lanes:
         """The lanes to try."""
         return sorted(self.dirty | self.given)
 
+    # D-logs-7: How many lanes a claim locks follows from how deep they are.
     def most(self, lanes: int, rows: int) -> int:
         """How many of the lanes are read in one claim of so many messages."""
         return max(1, min(lanes, rows, round(rows / self.depth)))

@@ -59,7 +59,7 @@ PARTS: dict[str, Any] = {
     "unpinned": UNPINNED,
     "message": MESSAGE,
 }
-# D-log-3: A plain claim of a log has a statement of its own.
+# D-logs-5: A plain read has a statement of its own.
 READ_PLAIN = Sql(
     """
 WITH {at},
@@ -97,6 +97,7 @@ ORDER BY clock
 )
 APART = f"""(SELECT min(i.clock) FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.key = k.key) IS NOT NULL
        OR {KEY_STATE % "k.key"}) IS NOT NULL"""
+# D-logs-4: What fails leaves the log.
 READ = Sql(
     """
 WITH {at},
@@ -144,6 +145,7 @@ ORDER BY clock
 )
 
 
+# D-logs-9: The lanes of a dead worker wait until its death is counted.
 UNPIN = Sql("SELECT {unpinned}", columns=("boolean",), unpinned=UNPINNED)
 ORPHANED = Sql(
     """
@@ -235,5 +237,5 @@ def _reading(names: dict[str, str], share: Share, known: Lanes, lock: Any) -> Op
         elif end.lowest is not None and end.lowest >= lock.newest_first - 1:
             newest = yield from covering(names["schema"], names["log"], lock.newest_first - 1)
             known = replace(known, range=newest)
-        due_in_s = 0.0 if end.diverted else lock.due_in_s
-        return Claimed(messages(taken), due_in_s, is_all=not (known.dirty or end.diverted)), known
+        is_all = not (known.dirty or end.diverted)
+        return Claimed(messages(taken), lock.due_in_s, is_all, has_diverted=end.diverted > 0), known

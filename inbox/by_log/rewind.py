@@ -5,7 +5,7 @@ from datetime import datetime
 
 from inbox.by_key.parked_keys import NOTIFY
 from mailroom.errors import ConfigurationError
-from mailroom.logs.readers import LOG, START, Place, placing
+from mailroom.logs.readers import LOG, START, LogPlace, placing
 from mailroom.order.traits import reading_traits
 from mailroom.schema import acts, checking, finding
 from mailroom.schema.audit import auditing, check_actor
@@ -98,7 +98,7 @@ def _rewinding(schema: str, inbox: str, at: str | int | datetime, actor: str, wh
     [(log, lanes)] = yield LOG.at(**names)()
     yield LANES.at(**names)()
     yield KEYS.at(**names)()
-    place: Place = yield from placing(schema, log, at)
+    place: LogPlace = yield from placing(schema, log, at)
     [(deleted,)] = yield REWIND.at(log=log, lanes=str(lanes), **names)(clock=place.clock, why=why)
     change = f"in log {log} after clock {place.clock}"
     yield from auditing(schema, acts.INBOX_REWIND, [(inbox, None, deleted)], actor, why, change)

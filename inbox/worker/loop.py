@@ -248,7 +248,10 @@ class Loop:
         claimed = taken.claimed
         if not due:
             self._is_drained = claimed.is_all
-            self._due.reported(claimed.due_in_s, taken.at)
+            if claimed.has_diverted:
+                self._due.claimed(claimed.due_in_s, taken.at)
+            else:
+                self._due.reported(claimed.due_in_s, taken.at)
         elif claimed.messages or claimed.ended:
             self._due.claimed(claimed.due_in_s, taken.at)
         else:

@@ -26,7 +26,7 @@ def checked_since(since: str | datetime) -> str | datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogPlace:
     """A place in a log: all messages after `clock`. `opened_at`: since when the log has all that was delivered.
 
     `is_short`: what was asked for lies before that.
@@ -62,7 +62,7 @@ SELECT greatest(old.first_clock - 1, least(w.clock, last_value)), old.opened_at,
        coalesce(%(time)s::timestamptz < old.opened_at, w.clock < old.first_clock - 1)
 FROM old, wanted AS w
 """,
-    into=Place,
+    into=LogPlace,
 )
 # The log that an inbox reads, and how many lanes it has.
 LOG = Sql(
@@ -137,7 +137,7 @@ def finding_lanes(schema: str, log: str) -> Operation[int]:
     return int(found[0][0])
 
 
-def placing(schema: str, log: str, at: str | int | datetime) -> Operation[Place]:
+def placing(schema: str, log: str, at: str | int | datetime) -> Operation[LogPlace]:
     """Return the place of a time or a clock in a log, of `now`, or of `start`, the oldest message that it has.
 
     Run it under the dispatch lock: then what is delivered later comes after `now`.
@@ -146,7 +146,7 @@ def placing(schema: str, log: str, at: str | int | datetime) -> Operation[Place]
     clock = {NOW: 2**63 - 1, START: None}[at] if isinstance(at, str) else at if isinstance(at, int) else None
     found = yield PLACE.at(schema=schema, log=log)(time=time, clock=0 if clock is None else clock)
     [place] = PLACE.named(found)
-    return Place(place.clock, place.opened_at, place.is_short and at != START)
+    return LogPlace(place.clock, place.opened_at, place.is_short and at != START)
 
 
 def beginning(schema: str, inboxes: list[str], log: str, since: str | datetime) -> Operation[None]:

@@ -172,8 +172,8 @@ ATTRIBUTES = {
     "Changed": "freed keys messages",
     "Handlers": "on on_error_reply schema",
     "Inbox": (
-        "backlog create drop inbox pause paused_keys peek reap reap_any rename resume schema set subscribe unsubscribe "
-        "wait_for_batches"
+        "backlog create drop inbox pause paused_keys peek reap reap_any rename resume rewind schema set subscribe "
+        "unsubscribe wait_for_batches"
     ),
     "Message": (
         "clock delivered_at event_type expires_at headers id key kind message_type origin raw sent_at sent_clock "
@@ -184,6 +184,7 @@ ATTRIBUTES = {
     "Parked": "attempts discard inbox keys messages replay schema",
     "ParkedKey": "attempts clock key messages parked_at reason",
     "Reaped": "message reaped_at",
+    "Rewound": "clock is_short opened_at",
     "PausedKey": "is_parked key messages paused_at paused_by",
     "Pending": "id wait",
     "ErrorReply": "code status value",
