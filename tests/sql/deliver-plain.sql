@@ -32,6 +32,7 @@ batch AS MATERIALIZED (
                       WHEN 'C' THEN receivers = 1 ELSE receivers > 0 END) IS TRUE) IS NOT FALSE
            AND (sum(bytes) <= $5::bigint) IS NOT FALSE AND NOT EXISTS (SELECT FROM "mailroom".link)
            AND NOT EXISTS (SELECT FROM "mailroom".fan_out)
+           AND NOT EXISTS (SELECT FROM "mailroom".log_registry)
            AND ((sum(ways) <= coalesce($6::bigint, greatest(8::bigint,
         current_setting('max_locks_per_transaction')::bigint
         * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) / 32))) IS NOT FALSE

@@ -20,9 +20,10 @@ stamp AS MATERIALIZED (
     SELECT last, more, base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, n.id AS origin,
            coalesce($6::timestamptz, clock_timestamp()) AS now, EXISTS (SELECT FROM "mailroom".link) AS has_links,
            EXISTS (SELECT FROM "mailroom".fan_out) AS waits,
-           (SELECT count(*) FROM "mailroom".inbox_registry) > coalesce($7::bigint, greatest(8::bigint,
+           (SELECT count(*) FROM "mailroom".inbox_registry) + (SELECT count(*) FROM "mailroom".log_registry) > coalesce($7::bigint, greatest(8::bigint,
         current_setting('max_locks_per_transaction')::bigint
-        * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) / 32)) AS has_many
+        * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) / 32)) AS has_many,
+           EXISTS (SELECT FROM "mailroom".log_registry) AS has_logs
     FROM batch, "mailroom".node AS n,
          LATERAL (SELECT greatest(last_value, after_clock) FROM "mailroom".clock) AS c (base)),
 taken AS (
@@ -35,14 +36,19 @@ pattern AS MATERIALIZED (SELECT fits, words, inbox FROM "mailroom".subscription
 sent_topic AS MATERIALIZED (
     SELECT topic, topic || '.' AS ended, pg_catalog.cardinality(pg_catalog.string_to_array(topic, '.')) AS words
     FROM taken WHERE EXISTS (SELECT FROM pattern) GROUP BY topic),
-route AS MATERIALIZED (
+receiver AS MATERIALIZED (
     SELECT topic, inbox, bool_or(subscribed) AS subscribed, bool_or(named) AS named
     FROM (SELECT topic, inbox, true, true FROM "mailroom".subscription WHERE (origin IN ('', '*')) IS TRUE
-          UNION ALL SELECT name, name, false, true FROM "mailroom".inbox_registry
+          UNION ALL SELECT name, name, false, true FROM "mailroom".inbox_registry WHERE log IS NULL
           UNION ALL SELECT t.topic, p.inbox, true, false FROM sent_topic AS t JOIN pattern AS p
                     ON (p.words IS NULL OR p.words = t.words) AND t.ended LIKE p.fits)
          AS r (topic, inbox, subscribed, named)
     GROUP BY topic, inbox),
+route AS MATERIALIZED (
+    SELECT topic, inbox, subscribed, named AND l.name IS NULL AS named, l.lanes,
+           (SELECT s.segment FROM "mailroom".log_segment AS s WHERE s.log = l.name ORDER BY s.segment DESC LIMIT 1)
+           AS segment
+    FROM receiver AS r LEFT JOIN "mailroom".log_registry AS l ON l.name = r.inbox),
 link_pattern AS MATERIALIZED (
     SELECT fits, words, link FROM "mailroom".link_topic JOIN "mailroom".link ON number = link
     WHERE fits IS NOT NULL AND state = 'open'),
@@ -91,13 +97,27 @@ fanned_way AS (
     INSERT INTO "mailroom".fan_out_way (inbox, topic, messages_after, events_after, others_after)
     SELECT inbox, topic, 0, CASE WHEN subscribed THEN 0 END, CASE WHEN named THEN 0 END FROM route
     WHERE (SELECT is_wide FROM width) AND topic IN (SELECT topic FROM stamped WHERE outcome = 'delivered')
+      AND lanes IS NULL
     ORDER BY inbox, topic),
 delivered AS (
     INSERT INTO "mailroom".inbox (inbox, clock, sent_clock, origin, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at)
     SELECT inbox, clock, clock, origin, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at FROM stamped JOIN route USING (topic)
-    WHERE outcome = 'delivered' AND CASE kind WHEN 'M' THEN true WHEN 'E' THEN subscribed ELSE named END AND NOT (SELECT is_wide FROM width)
+    WHERE outcome = 'delivered' AND CASE kind WHEN 'M' THEN true WHEN 'E' THEN subscribed ELSE named END AND lanes IS NULL AND NOT (SELECT is_wide FROM width)
     ORDER BY key, inbox, clock
     RETURNING inbox),
+logged AS (
+    INSERT INTO "mailroom".log (log, segment, lane, clock, sent_clock, origin, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at)
+    SELECT inbox, segment, "mailroom".lane_of(key, lanes) AS lane, clock, sent_clock, origin, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at
+    FROM (SELECT *, clock AS sent_clock FROM stamped WHERE outcome = 'delivered') AS s JOIN route USING (topic)
+    WHERE lanes IS NOT NULL AND kind IN ('M', 'E')
+    ORDER BY inbox, lane, clock
+    RETURNING log, lane),
+ticked AS (
+    INSERT INTO "mailroom".log_tick (log, clock, lanes, rows)
+    SELECT log, (SELECT max(clock) FROM stamped), pg_catalog.array_agg(lane ORDER BY lane), sum(rows)::bigint
+    FROM (SELECT log, lane, count(*) AS rows FROM logged GROUP BY log, lane) AS l
+    GROUP BY log
+    RETURNING log, rows),
 ends AS MATERIALIZED (
     SELECT link, coalesce((SELECT t.seq FROM "mailroom".transit AS t WHERE t.link = l.link ORDER BY t.seq DESC LIMIT 1),
                           0::bigint) AS seq
@@ -131,11 +151,14 @@ outcomes AS MATERIALIZED (
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('"mailroom".inbox_' || inbox) AS partition, count(*) AS rows
     FROM delivered GROUP BY inbox)
-SELECT taken, rows, outcomes.last, setval('"mailroom".clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
-       (SELECT pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer)) FROM touched) + (SELECT pg_catalog.count(pg_notify('mailroom:' || '"mailroom".transit'::regclass::oid::text || ':' || (link)::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, ('"mailroom".transit'::regclass::oid::bigint - 2147483648)::integer)) FROM departed), coalesce(more, false), inboxes,
+SELECT taken, rows + (SELECT coalesce(sum(rows), 0)::bigint FROM ticked), outcomes.last, setval('"mailroom".clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
+       (SELECT pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer)) FROM touched)
+       + (SELECT pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer)) FROM (
+           SELECT to_regclass('"mailroom".inbox_' || name) AS partition
+           FROM "mailroom".inbox_registry WHERE log IN (SELECT log FROM ticked)) AS reader) + (SELECT pg_catalog.count(pg_notify('mailroom:' || '"mailroom".transit'::regclass::oid::text || ':' || (link)::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, ('"mailroom".transit'::regclass::oid::bigint - 2147483648)::integer)) FROM departed), coalesce(more, false), inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM "mailroom".outbox_position_seq),
        (SELECT running FROM start), EXISTS (SELECT FROM "mailroom".inbox_registry WHERE "order" = 'total'), outcomes.scheduled, outcomes.expired, unrouted, dead,
-       has_links, has_many, waits OR EXISTS (SELECT FROM fanned), (SELECT coalesce(sum(rows), 0)::bigint FROM departed), EXISTS (
+       has_links, has_many, waits OR EXISTS (SELECT FROM fanned), has_logs, (SELECT coalesce(sum(rows), 0)::bigint FROM departed), EXISTS (
     SELECT l.number, l.wanted_clock, coalesce(n.seq, 0) AS seq FROM "mailroom".link AS l LEFT JOIN LATERAL (
         SELECT t.seq, t.sent_clock FROM "mailroom".transit AS t WHERE t.link = l.number ORDER BY t.seq DESC LIMIT 1) AS n
         ON true

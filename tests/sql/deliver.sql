@@ -22,13 +22,14 @@ stamp AS MATERIALIZED (
            EXISTS (SELECT FROM "mailroom".fan_out) AS waits,
            (SELECT count(*) FROM "mailroom".inbox_registry) > coalesce($7::bigint, greatest(8::bigint,
         current_setting('max_locks_per_transaction')::bigint
-        * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) / 32)) AS has_many
+        * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) / 32)) AS has_many,
+           EXISTS (SELECT FROM "mailroom".log_registry) AS has_logs
     FROM batch, "mailroom".node AS n,
          LATERAL (SELECT greatest(last_value, after_clock) FROM "mailroom".clock) AS c (base)),
 taken AS (
     DELETE FROM "mailroom".outbox
     WHERE position > (SELECT position FROM start) AND position <= (
-        SELECT CASE WHEN fits AND NOT waits AND NOT has_links AND NOT has_many THEN last END FROM stamp)
+        SELECT CASE WHEN fits AND NOT waits AND NOT has_links AND NOT has_many AND NOT has_logs THEN last END FROM stamp)
     RETURNING position, deliver_at, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at),
 pattern AS MATERIALIZED (SELECT fits, words, inbox FROM "mailroom".subscription
             WHERE fits IS NOT NULL AND (origin IN ('', '*')) IS TRUE),
@@ -86,6 +87,6 @@ SELECT taken, rows, outcomes.last, setval('"mailroom".clock'::regclass, clock), 
        (SELECT pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer)) FROM touched), coalesce(more, false), inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM "mailroom".outbox_position_seq),
        (SELECT running FROM start), EXISTS (SELECT FROM "mailroom".inbox_registry WHERE "order" = 'total'), outcomes.scheduled, outcomes.expired, unrouted, dead,
-       has_links, has_many, waits
+       has_links, has_many, waits, has_logs
 FROM outcomes, stamp, (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[])
                        FROM touched) AS t (rows, inboxes)

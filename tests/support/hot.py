@@ -20,6 +20,7 @@ from inbox import parked
 from inbox.asking import replies
 from inbox.by_key import claim, due, failure, parked_keys, peek
 from inbox.by_key.claim import PINNED, Share
+from inbox.by_key.entries import BY_ROW
 from inbox.handling import batch
 from inbox.keeping import keeping
 from inbox.sessions import alive, wakeup
@@ -77,6 +78,7 @@ SENDING = {
 DELIVERING = {
     "take-the-turn": Hot(clock.DISPATCH_LOCK, session=DELIVERY),
     "deliver-plain": Hot(plain.DELIVER_PLAIN, session=DELIVERY),
+    "deliver-plain-with-logs": Hot(plain.DELIVER_PLAIN_LOGS, session=DELIVERY),
     "deliver": Hot(deliver.DELIVER, session=DELIVERY),
     "deliver-with-links": Hot(deliver.DELIVER_FULL, session=DELIVERY),
     "raise-stable": Hot(total_order.RAISE, session=DELIVERY),
@@ -148,13 +150,17 @@ ENDING = {
     "record-a-failure-total": Hot(total_failure.RECORD),
     "suspect": Hot(failure.SUSPECT),
     "suspect-total": Hot(total_failure.SUSPECT),
-    "in-flight-entry": Hot(in_flight.ADD, session=PINNED),
+    "in-flight-entry": Hot(in_flight.ADD, {"holder": BY_ROW["holder"]}, PINNED),
     "in-flight-remove": Hot(in_flight.REMOVE, session=PINNED),
     "in-flight-holders": Hot(in_flight.HOLDERS, session=PINNED),
     "in-flight-let-go": Hot(in_flight.LET_GO, session=PINNED),
-    "in-flight-take-over": Hot(in_flight.TAKE_OVER, session=PINNED),
-    "in-flight-was-in-batch": Hot(failure.WAS_IN_BATCH, {"failing": "i.key", "upto": "i.clock"}, PINNED),
-    "in-flight-was-in-batch-total": Hot(failure.WAS_IN_BATCH, {"failing": "''", "upto": "i.sent_clock"}, PINNED),
+    "in-flight-take-over": Hot(in_flight.TAKE_OVER, {"found": BY_ROW["found"], "is_gone": BY_ROW["is_gone"]}, PINNED),
+    "in-flight-was-in-batch": Hot(
+        failure.WAS_IN_BATCH, {"there": "{schema}.inbox_{inbox}", "failing": "i.key", "upto": "i.clock"}, PINNED
+    ),
+    "in-flight-was-in-batch-total": Hot(
+        failure.WAS_IN_BATCH, {"there": "{schema}.inbox_{inbox}", "failing": "''", "upto": "i.sent_clock"}, PINNED
+    ),
     "silent-processes": Hot(alive.UNLOCKED, session=PINNED),
     "fall-asleep": Hot(wakeup.FALL_ASLEEP),
     "wake-up": Hot(wakeup.WAKE_UP),
@@ -188,7 +194,7 @@ KEEPING_HOUSE = {
     "total-inboxes": Hot(total_floor.BOUNDED),
     "total-sweep": Hot(total_floor.OLD),
     "failing-inboxes": Hot(janitor.FAILING),
-    "sweep-key-state": Hot(janitor.IDLE_KEYS),
+    "sweep-key-state": Hot(janitor.IDLE_KEYS, {"is_read": ""}),
     "expiring-inboxes": Hot(expiry.EXPIRING),
     "remove-what-expired": Hot(expiry.EXPIRED),
     "periodic-look": Hot(periodic.LOOK),
