@@ -25,7 +25,7 @@ CREATE TABLE inbox_registry (  -- The inboxes and their settings.
     sent_floor    bigint           NOT NULL DEFAULT 0,      -- Of a total inbox: no message has a sent_clock at or below it, nor will have one. It saves time.
     paused_at     timestamptz,                              -- Since when it is paused: claims give nothing, deliveries go on. Null if it is not.
     paused_by     text,                                     -- Who paused it, and why.
-    keep_reaped_days integer CHECK (keep_reaped_days >= 1), -- How many days what was reaped is kept in `reaped`; null if it is not.
+    keep_reaped_days integer CHECK (keep_reaped_days >= 1),  -- How many days what was reaped is kept in `reaped`; null if it is not.
     log           text             COLLATE "C",             -- The log that it reads; null if messages are delivered to it.
     epoch         integer          NOT NULL DEFAULT 0,      -- How often it was set back in its log.
     CHECK (("order" = 'log') = (log IS NOT NULL))

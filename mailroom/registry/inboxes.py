@@ -141,8 +141,8 @@ create_inbox, create_inbox_async = on_connections("create_inbox", creation)
 set_inbox, set_inbox_async = on_connections("set_inbox", setting)
 
 
-# Find what has the partitions' names: tables, and types, since each table has a type of its name. In a statement of its
-# own after the lock, so that it sees what another session has just created.
+# Find what has the partitions' names: tables, and types, since each table has a type of its name; and logs of the
+# names. In a statement of its own after the lock, so that it sees what another session has just created.
 FIND = Sql(
     """
 WITH parent AS (SELECT oid, relnamespace FROM pg_catalog.pg_class WHERE oid = '{schema}.inbox'::regclass::oid),
@@ -157,6 +157,8 @@ SELECT g.name, false
 FROM parent AS p CROSS JOIN given AS g
 JOIN pg_catalog.pg_type AS t ON t.typnamespace = p.relnamespace AND t.typname = g.partition::name
 WHERE t.typrelid = 0::oid
+UNION ALL
+SELECT name, NULL FROM {schema}.log_registry WHERE name = ANY (%(names)s::text[])
 """,
     columns=("text", "boolean"),
 )
@@ -235,7 +237,6 @@ def _creating(
         _check_allowed(name, traits, given)
     for inbox in there.values():
         _check_same(inbox, order, read, given)
-    yield from _check_no_logs(schema, new)
     for traits in TRAITS.values():
         of_it = [name for name in names if orders[name] is traits and name not in partitions]
         yield from _making_partitions(schema, of_it, traits)
@@ -291,6 +292,12 @@ def _finding_partitions(schema: str, names: list[str]) -> Operation[set[str]]:
     """Return which of these inboxes have a table; raise `SchemaError` if something else has the name of one."""
     found = yield FIND.at(schema=schema)(names=names)
     for name, is_inbox in found:
+        if is_inbox is None:
+            raise SchemaError(
+                f"There is a log {name!r}: give the inbox another name, such as the name of what reads it "
+                f"(mailroom inbox create NAME --log {name}).",
+                code="MR-inbox-name-is-a-log",
+            )
         if not is_inbox:
             raise SchemaError(
                 f"Inbox {name!r} cannot be created: its table would be {schema}.inbox_{name}, and something else has "
@@ -298,21 +305,6 @@ def _finding_partitions(schema: str, names: list[str]) -> Operation[set[str]]:
                 code="MR-inbox-table-taken",
             )
     return {name for name, _ in found}
-
-
-LOGS = Sql(
-    "SELECT name FROM {schema}.log_registry WHERE name = ANY (%(names)s::text[]) ORDER BY name", columns=("text",)
-)
-
-
-def _check_no_logs(schema: str, names: list[str]) -> Operation[None]:
-    """Raise `SchemaError` if a log has one of these names: subscriptions are of either."""
-    if found := (yield LOGS.at(schema=schema)(names=names)):
-        raise SchemaError(
-            f"There is a log {found[0][0]!r}: give the inbox another name, such as the name of what reads it "
-            f"(mailroom inbox create NAME --log {found[0][0]}).",
-            code="MR-inbox-name-is-a-log",
-        )
 
 
 def _check_same(

@@ -414,6 +414,7 @@ AUDITOR = (
     ),
     on("dead_letter", select(["inbox", "clock", "reason", "attempts", "origin", "sent_clock", "bridge", *TELLING])),
     on("transit", select(["sent_clock", "stamped_at", *TELLING])),
+    on("log_lane", "SELECT"),
     on("link_allowed", "SELECT"),
     on("key_state", "SELECT", why="with the last error of a key"),
     on("attempt", "SELECT"),

@@ -202,6 +202,7 @@ MAY_LOCK = {
         "attempt", "audit", "bridge_done", "bridge_last", "bridge_mark", "bridge_parts", "bridge_position",
         "commit_token", "dispatch_turn", "fan_out", "fan_out_way", "inbox_shipping", "key_state", "known", "outbox",
         "outbox_jdbc_id", "receipt", "scheduled", "spark_batch", "stable", "stat_minute", "transit",
+        "log_tick", "log_receipt",
     },
     "operator": {
         "dead_letter", "dispatch_turn", "inbox_shipping", "key_state", "outbox", "outbox_jdbc_id", "parked", "periodic",

@@ -1910,6 +1910,8 @@ COMMENT ON COLUMN mailroom.inbox_registry.paused_at IS 'Since when it is paused:
 
 COMMENT ON COLUMN mailroom.inbox_registry.paused_by IS 'Who paused it, and why.';
 
+COMMENT ON COLUMN mailroom.inbox_registry.keep_reaped_days IS 'How many days what was reaped is kept in `reaped`; null if it is not.';
+
 COMMENT ON COLUMN mailroom.inbox_registry.log IS 'The log that it reads; null if messages are delivered to it.';
 
 COMMENT ON COLUMN mailroom.inbox_registry.epoch IS 'How often it was set back in its log.';
