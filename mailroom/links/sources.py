@@ -24,7 +24,14 @@ SELECT o.reader, o.schema, o.service, o.link, n.name,
 FROM {schema}.node AS n
 LEFT JOIN {schema}.origin AS o ON o.name = %(name)s::text
 """,
-    columns=("text", "text", "text", "bigint", "text", "boolean"),
+    columns={
+        "reader": "text",
+        "source_schema": "text",
+        "service": "text",
+        "link": "bigint",
+        "own": "text",
+        "is_bridge": "boolean",
+    },
 )
 ADD = Sql(
     """
@@ -62,13 +69,13 @@ class _Source:
 
 
 def _finding(schema: str, name: str) -> Operation[_Source]:
-    [(was, there, service, link, own, is_bridge)] = yield BEFORE.at(schema=schema)(name=name)
-    if is_bridge:
+    [was] = BEFORE.named((yield BEFORE.at(schema=schema)(name=name)))
+    if was.is_bridge:
         raise ConfigurationError(
             f"{name} is a bridge into this node, so a source needs another name.", code="MR-bridge-name-taken"
         )
-    settings = None if there is None else {"service": service, "source_schema": there, "reader": was}
-    return _Source(settings, link is not None, own)
+    given = {"service": was.service, "source_schema": was.source_schema, "reader": was.reader}
+    return _Source(None if was.source_schema is None else given, was.link is not None, was.own)
 
 
 def _changed(name: str, source: _Source, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
