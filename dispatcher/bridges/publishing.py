@@ -240,7 +240,7 @@ class Publishing(Tending):
         await source.wait(self._rung, at_most_s)
 
     async def _making(self, source: Source, position: int, last: int, mark: int) -> Callable[[datetime], "_Part"]:
-        """Read the rows behind `position` up to `last`; return what makes a part of them, given the time."""
+        """Read the rows after `position` up to `last`; return what makes a part of them at a given time."""
         batch = await source.ask(fetching(self._schema, self.row.link, after=position, to=last, decoded=True), FETCH_S)
         messages = carried(cast(Mapping[str, Sequence[Any]], batch.columns))
         known: frozenset[UUID] = frozenset()
