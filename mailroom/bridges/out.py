@@ -134,8 +134,11 @@ def _reading(schema: str, name: str) -> Operation[dict[str, Any] | None]:
 
 
 def _changed(name: str, before: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[OutSettings, dict[str, Any]]:
-    """Return the settings that a bridge would have. Raises `ConfigurationError` for what cannot change."""
-    settings = OutSettings.made(with_given(before, given))
+    """Return the settings that a bridge would have. Raises `ConfigurationError` for what cannot change.
+
+    Those of the link alone change also where the broker's package is not installed.
+    """
+    settings = OutSettings.made(with_given(before, given), is_kept=given.keys() <= {*LINK})
     after = {**before, **settings.flat(), **held(given)}
     if any(before[each] != after[each] for each in FIXED):
         raise ConfigurationError(
