@@ -84,7 +84,7 @@ SELECT (SELECT count(*) FROM gone),
 def moving_parked(
     schema: str, inbox: str, cursor: str, *, keys: int = MOVED_KEYS, rows: int = MOVED_ROWS
 ) -> Operation[MovedParked]:
-    """Move messages behind parked ones from the inbox to `parked`, where they do not slow down claims.
+    """Move messages after parked ones from the inbox to `parked`, where they do not slow down claims.
 
     Checks at most `keys` parked keys above `cursor`; '' starts at the first key. Moves at most `rows` messages and 32
     MiB of values. Call it periodically: deliveries still insert messages of a parked key into the inbox.

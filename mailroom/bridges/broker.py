@@ -2,7 +2,7 @@
 
 An entry point of the group `mailroom.brokers` has the broker's name, and names a `Broker`. So a broker is added without
 a change here, and no other module asks which one it is: they ask the descriptor what it can do. A descriptor names its
-clients as `module:Class`, so that whoever lists brokers imports no client library.
+clients as `module:Class`, so that a list of brokers imports no client library.
 """
 
 import logging

@@ -28,7 +28,7 @@ WHERE l.name = %(name)s::text
 """,
     columns=("text",),
 )
-# Whoever gives out in total order waits until each origin has shown a clock, and a broker shows none.
+# An inbox in total order waits until each origin has shown a clock, and a broker shows none.
 WAITS_FOR_EVER = Sql(
     """
 SELECT s.inbox FROM {schema}.subscription AS s JOIN {schema}.inbox_registry AS r ON r.name = s.inbox
@@ -194,8 +194,8 @@ FROM ROWS FROM (pg_catalog.unnest(%(topics)s::text[]), pg_catalog.unnest(%(parts
 ON CONFLICT DO NOTHING
 """
 )
-# Compare and set: whoever has read from another place than the database says, has been overtaken. A broker that did not
-# tell in time which log it is has not made another one of it.
+# Compare and set: a run that has read from another place than the database says has been overtaken. A broker that did
+# not tell in time which log it is has not made another one of it.
 MOVE = Sql(
     """
 WITH moved AS (

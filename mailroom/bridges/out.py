@@ -220,7 +220,7 @@ class OutStart:
     tried: str | None
 
 
-# Whoever publishes takes the link, as a reader does by its hello. The row `acked` stays until a newer one is.
+# A run that publishes takes the link, as a reader does by its hello. The row `acked` stays until a newer one is.
 TAKE = Sql(
     """
 UPDATE {schema}.link AS l SET run = %(run)s::uuid, seen_at = clock_timestamp()
@@ -309,8 +309,8 @@ def making_published(schema: str, link: int, run: UUID) -> Operation[tuple[datet
     Returns the time of the database, and whether this node's history is still that in which the run began; None if
     another run has the link. What was stamped in a later one may be published already.
 
-    A delivery commits synchronously if something leaves by it; whoever requeues a dead letter may not. What a crash
-    took back would come again with other clocks: whoever compares clocks would take it for new.
+    A delivery commits synchronously if something leaves by it; a requeue of a dead letter may not. What a crash
+    took back would come again with other clocks: a reader that compares clocks would take it for new.
     """
     yield DURABLE.at()()
     [(now, _, is_settled)] = yield FLUSH.at(schema=schema)(link=link, run=run)
@@ -438,7 +438,7 @@ SELECT coalesce(pg_catalog.bool_and(is_ours), false) FROM told
 
 
 def knowing_done(schema: str, link: int, after: int, to: int) -> Operation[frozenset[int]]:
-    """Return which rows behind `after` up to `to` need no publishing any more."""
+    """Return which rows after `after` up to `to` need no publishing any more."""
     return frozenset(seq for (seq,) in (yield DONE.at(schema=schema)(link=link, after=after, to=to)))
 
 

@@ -1,7 +1,7 @@
 """Over how many partitions of a broker's topic the rows of a link are spread, in which part of the link.
 
 A repeat has to go to the partition of the first try: only there does a mark tell it. So the number is that from before
-the row was first handed over, whoever hands it over again, and however many partitions were added since.
+the row was first handed over, no matter which run hands it over again, and how many partitions were added since.
 """
 
 from collections.abc import Mapping, Sequence

@@ -191,7 +191,7 @@ def record_of(message: Carried, form: Form, sender: Sender, is_reserved: IsReser
 
     `is_reserved` says which headers are not for a message to set at this broker.
 
-    Raises `Unencodable`; and `ValueError` for a mark, which whoever reads the rows passes over.
+    Raises `Unencodable`; and `ValueError` for a mark, which readers of rows pass over.
     """
     if message.is_mark:
         raise ValueError("a mark is no message")

@@ -179,7 +179,7 @@ class OutSettings(_Flat):
             )
 
 
-MAX_ORIGINS = 1_000  # unless somebody says otherwise: whoever writes to the topic can make them up
+MAX_ORIGINS = 1_000  # unless an operator says otherwise: writers to the topic can make them up
 
 
 @dataclass(frozen=True, slots=True)

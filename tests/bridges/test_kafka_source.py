@@ -169,7 +169,7 @@ async def test_partition_that_is_added_is_read_from_its_first_record_and_a_topic
 async def test_partition_that_grows_while_nothing_of_it_may_be_read_is_told_once_and_when_it_goes_on(
     mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As behind a transaction that is open, which the mock cluster does not hold up: only the log's end says so."""
+    """As after a transaction that is open, which the mock cluster does not hold up: only the log's end says so."""
     mock_kafka.create("held", 1)
     put(mock_kafka, "held", 4)
     log_end = 4

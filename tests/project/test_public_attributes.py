@@ -14,7 +14,7 @@ from django.db.migrations.operations.base import Operation as DjangoOperation
 from mailroom.errors import MailroomError
 from tests.project.test_public import LISTED, MODULES, PACKAGES
 
-# An async class has those of its sync one, and an error of ours those of `MailroomError`.
+# An async class has those of its sync one, and an error of Mailroom those of `MailroomError`.
 ATTRIBUTES = {
     "CommitUnknown": "token",
     "LamportClock": "clock history receive tick",
@@ -239,7 +239,7 @@ def is_set_on_self(node: ast.AST) -> TypeGuard[ast.Attribute]:
 
 
 def inherited(cls: type) -> set[str]:
-    """What every exception has, every error of ours, every tuple, or every operation of Django's migrations."""
+    """What every exception has, every error of Mailroom, every tuple, or every operation of Django's migrations."""
     for base in (MailroomError, OSError, BaseException, tuple, DjangoOperation):
         if issubclass(cls, base) and cls is not base:
             return set(dir(base))
