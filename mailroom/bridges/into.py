@@ -13,10 +13,10 @@ from mailroom.order import clock
 from mailroom.order.clock import DURABLE
 from mailroom.order.total import R_IS_BOUNDED
 from mailroom.schema import acts
-from mailroom.schema.audit import auditing, check_actor, differences
-from mailroom.schema.checks import checking
+from mailroom.schema.audit import auditing, differences
+from mailroom.schema.node import beginning_act
 from mailroom.schema.otherwise import check_same
-from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.operation import Operation, Sql
 from mailroom.values.names import node_name
 
 TAKEN = Sql(
@@ -61,10 +61,8 @@ WHERE o.number = b.origin AND o.name = %(name)s::text
 
 def bridging_in(schema: str, name: str, given: Mapping[str, Any], *, actor: str, why: str | None) -> Operation[bool]:
     """`Bridges.into` as an operation, with what is given of the settings."""
-    check_actor(actor, why)
     node_name(name)
-    yield IN_TRANSACTION
-    yield from checking(schema)
+    yield from beginning_act(schema, actor, why)
     yield from noting_place(schema)
     # An inbox in total order subscribes under this lock, so it is seen here, or sees the bridge.
     yield clock.DISPATCH_LOCK.at(schema=schema)()

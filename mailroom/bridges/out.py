@@ -22,10 +22,10 @@ from mailroom.links.readers import (
 from mailroom.message.columns import MESSAGE
 from mailroom.order.clock import DURABLE
 from mailroom.schema import acts
-from mailroom.schema.audit import auditing, check_actor, differences
-from mailroom.schema.checks import checking
+from mailroom.schema.audit import auditing, differences
+from mailroom.schema.node import beginning_act
 from mailroom.schema.otherwise import check_same
-from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.operation import Operation, Sql
 from mailroom.values.names import meant, node_name
 from mailroom.values.numbers import whole
 
@@ -71,11 +71,9 @@ FIXED = ("broker", "exactly_once", "mark_topic")
 
 def bridging_out(schema: str, name: str, given: Mapping[str, Any], *, actor: str, why: str | None) -> Operation[bool]:
     """`Bridges.out` as an operation, with what is given of the settings and of those of links."""
-    check_actor(actor, why)
     node_name(name)
     given = _checked(given)
-    yield IN_TRANSACTION
-    yield from checking(schema)
+    yield from beginning_act(schema, actor, why)
     before = yield from _reading(schema, name)
     if before is None:
         settings = OutSettings.made(with_given({}, given))

@@ -13,6 +13,7 @@ from mailroom.order.total import guarding_order, raising_stable, starting_origin
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor, differences
 from mailroom.schema.checks import checking
+from mailroom.schema.node import beginning_act
 from mailroom.schema.otherwise import check_same
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.values.names import DEFAULT_SCHEMA, node_name, schema_name
@@ -95,10 +96,8 @@ def _changed(name: str, source: _Source, given: Mapping[str, Any]) -> tuple[dict
 
 def adding(schema: str, source: str, given: Mapping[str, Any], *, actor: str, why: str | None) -> Operation[bool]:
     """`Links.add` as an operation, with what is given of the settings."""
-    check_actor(actor, why)
     name = node_name(source)
-    yield IN_TRANSACTION
-    yield from checking(schema)
+    yield from beginning_act(schema, actor, why)
     yield from noting_place(schema)
     found = yield from _finding(schema, name)
     if found.settings is None:
