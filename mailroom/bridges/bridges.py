@@ -130,7 +130,7 @@ class _Operations(OfNode):
         return (yield from resuming_out(self.schema, name, actor=actor, why=why))
 
     def _skip(self, name: str, row: int, *, actor: str, why: str | None = None) -> Operation[UUID]:
-        """Let a row that waits for a bridge out go to `dead_letter`, and what is behind it go on; return the message.
+        """Let a row that waits for a bridge out go to `dead_letter`, and what is after it go on; return the message.
 
         `status` names the row that holds a bridge up. It may have been published already, if its answer was lost.
         """

@@ -178,8 +178,8 @@ def broker_of(name: str) -> Broker:
         names = sorted({each.name for each in declared(GROUP)})
         known = f"give one of {', '.join(names)}" if names else "none is declared here"
         raise ConfigurationError(
-            f"{name!r} is no broker: {known}, or a class of your own as module:Class. If a package brings it, install "
-            "that; if this is a checkout, install it again, since its brokers are entry points.",
+            f"{name!r} is not a broker: {known}, or a class of your own as module:Class. If a package brings it, "
+            "install that; if this is a checkout, install it again, since its brokers are entry points.",
             code="MR-bridge-settings",
         )
     try:

@@ -203,7 +203,7 @@ class OutStart:
     """Where a run of a bridge begins: everything up to the row `acked`, stamped at `since` with `clock`, is published.
 
     If it is `in_doubt`, this node may have lost history since: what it stamps again may be published already.
-    `is_known`: there are messages that are known to be; behind `acked`, rows up to `ahead_to` may need no publishing.
+    `is_known`: there are messages that are known to be; after `acked`, rows up to `ahead_to` may need no publishing.
     No clock above `reach` was given out by this node. `tried` is what the publisher had noted before it sent what was
     sent last, if it notes anything.
     """
@@ -353,7 +353,7 @@ MARKED = Sql("UPDATE {schema}.bridge_out SET marked_at = clock_timestamp() WHERE
 
 
 def noting_trouble(schema: str, link: int, trouble: str | None, why: str, for_s: float) -> Operation[None]:
-    """Record why nothing is published, which has been so for so many seconds.
+    """Record why nothing is published, which has been so for this many seconds.
 
     `trouble` is unreachable, refused or failing; None if it is stopped.
     """

@@ -9,7 +9,7 @@ WAITS = Sql("SELECT EXISTS (SELECT FROM {schema}.fan_out)", columns=("boolean",)
 
 
 def making_room(schema: str, clocks: int) -> Operation[int]:
-    """Take the dispatch lock, and return the clock behind which there is room for so many."""
+    """Take the dispatch lock, and return the clock after which there is room for this many."""
     # In a statement of its own: the next one must see everything that the previous deliverer committed.
     yield DISPATCH_LOCK.at(schema=schema)()
     [(waits,)] = yield WAITS.at(schema=schema)()

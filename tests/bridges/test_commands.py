@@ -117,7 +117,7 @@ async def test_what_a_bridge_out_has_as_a_link_is_set_without_the_package_of_its
     async with await psycopg.AsyncConnection.connect(bridged.dsn) as connection:
         change = await AsyncBridges().set(connection, "orders", actor="ada", max_rows=9, keep_s=60, topics=["a"])
         assert change == "keep_s 0 -> 60, max_rows none -> 9, topics # -> a"
-        with pytest.raises(ConfigurationError, match="'gone' is no broker"):
+        with pytest.raises(ConfigurationError, match="'gone' is not a broker"):
             await AsyncBridges().set(connection, "orders", actor="ada", max_rows=8, on_failure="skip")
         assert await AsyncBridges().set(connection, "stock", actor="ada", max_origins=1) == "max_origins 1000 -> 1"
     assert Bridges().status(bridged.connection).out[0].max_rows == 9

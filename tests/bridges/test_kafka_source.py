@@ -240,6 +240,6 @@ async def test_record_with_a_header_whose_name_is_no_text_is_no_message_and_hold
     for each in (first, last):
         assert (each.headers, each.fault) == ([("good", b"v")], None)
     with pytest.raises(
-        Undecodable, match=r"names\[0\]@51 of here is no message: the name of one of its headers is not"
+        Undecodable, match=r"names\[0\]@51 of here is not a message: the name of one of its headers is not"
     ):
         incoming(bad, Intake(), "here")

@@ -153,7 +153,7 @@ WRONG = [
     (("out", "x", "--kafka", "u:p@h:1"), "holds no user and no password"),
     (("out", "x", "--kafka", "h:1", "--topic", "{key}"), "no other braces"),
     (("out", "x", "--kafka", "h:1", "--exactly-once"), "--mark-topic"),
-    (("out", "x", "--broker", "kafkaesque", "a"), "is no broker"),
+    (("out", "x", "--broker", "kafkaesque", "a"), "is not a broker"),
     (("in", "x", "--kafka", "h:1", "--from", " , "), "Name the topics"),
     (("in", "x", "--kafka", "h:1", "--from", "t", "--key", "value"), "give record, header:NAME"),
     (("cut", "nobody"), "no bridge nobody"),

@@ -408,6 +408,6 @@ def rewinding(schema: str, origin: int, seen: Newest, incarnation: int, ending: 
     yield PIN.at(schema=schema)(origin=origin, incarnation=incarnation, shown=seen.sent_clock)
     last = 0 if ending is None else ending.seq
     if known:
-        why = f"incarnation {incarnation} of {held.name}: its history parted from what was received behind seq {last}"
+        why = f"incarnation {incarnation} of {held.name}: its history parted from what was received after seq {last}"
         yield from auditing(schema, acts.SOURCE_LOST, [(None, held.name, known)], DISPATCHER, why)
     return known
