@@ -7,7 +7,7 @@ those that were taken.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 from uuid import UUID
 
 from inbox.by_key.claim import Claimed, Course, Share
@@ -21,7 +21,7 @@ from mailroom.logs.readers import LOG
 from mailroom.message.message import Message
 from mailroom.order.traits import Traits, reading_traits
 from mailroom.schema import finding
-from mailroom.sql.operation import Operation, Row
+from mailroom.sql.operation import Operation
 
 
 # D-reap-1: The order of an inbox is looked up in one place.
@@ -87,7 +87,7 @@ class Order(Protocol):
     def replaying(self, keys: list[str], actor: str, why: str | None) -> Operation[Changed]:
         """Let what is parked and locked under these keys go on, with all its messages."""
 
-    def discarding(self, keys: list[str], per_key: int | None) -> Operation[list[Row]]:
+    def discarding(self, keys: list[str], per_key: int | None) -> Operation[list[Any]]:
         """Delete the first messages of what is parked and locked under these keys.
 
         The rows say how many messages of each key were deleted and whether the key is free, and have the commands among

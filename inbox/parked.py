@@ -65,13 +65,14 @@ WHERE {is_parked} ORDER BY s.key FOR UPDATE OF s
 
 def _discarding(order: Order, keys: list[str], per_key: int | None, actor: str, why: str | None) -> Operation[Changed]:
     rows = yield from order.discarding(keys, per_key)
-    discarded = [row[:3] for row in rows if row[1] is not None]
-    commands = (row for row in rows if row[1] is None)
-    undone = [Undone.of(id, key, *rest) for key, _, _, _, id, *rest in commands]
+    discarded = [each for each in rows if each.messages is not None]
+    commands = (each for each in rows if each.messages is None)
+    undone = [Undone.of(each.id, each.key, each.headers, each.error) for each in commands]
     yield from answering_undone(order.schema, undone)
-    counts = [(order.inbox, key, number) for key, number, _ in discarded]
+    counts = [(order.inbox, each.key, each.messages) for each in discarded]
     yield from auditing(order.schema, acts.PARKED_DISCARD, counts, actor, why)
-    return Changed(len(keys), sum(number for _, number, _ in discarded), sum(freed for _, _, freed in discarded))
+    messages, freed = (sum(getattr(each, name) for each in discarded) for name in ("messages", "is_free"))
+    return Changed(len(keys), messages, freed)
 
 
 class _Operations:

@@ -12,9 +12,10 @@ from mailroom.message.answer import Request, answer, refuse_second
 from mailroom.message.headers import given
 from mailroom.message.outgoing import EventType, Fields, MessageType, Outgoing, fresh_ids, row_of, sending, sending_many
 from mailroom.message.topic import Topic, topic_text
+from mailroom.schema.node import OfNode
 from mailroom.sql.operation import Operation, Row
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
-from mailroom.values.names import DEFAULT_SCHEMA, Key, schema_name
+from mailroom.values.names import Key
 from outbox.cancel import cancelling
 from outbox.once import identified, sending_once
 
@@ -24,14 +25,8 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
-class _Node:
+class _Node(OfNode):
     """What the sync and the async class share; `schema` is the node they write to."""
-
-    def __init__(self, *, schema: str = DEFAULT_SCHEMA) -> None:
-        self.schema = schema_name(schema)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(schema={self.schema!r})"
 
     def _send(self, message: Outgoing, once: str | None = None) -> tuple[Operation[None], UUID]:
         row = row_of(message if once is None else identified(message, once))

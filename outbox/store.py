@@ -11,7 +11,7 @@ from mailroom.message.columns import EXECUTABLE_ROW
 from mailroom.message.executable import ACCOUNTING, STORE
 from mailroom.message.insert import Insert
 from mailroom.message.outgoing import aware
-from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
+from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from mailroom.sql.sight import seeing
 from mailroom.values.names import DEFAULT_SCHEMA, Key, executable_name, key_text, schema_name
@@ -41,19 +41,6 @@ class Books:
 
 
 INSERT = Insert("outbox_executable", EXECUTABLE_ROW)
-
-
-def _writing(schema: str, row: Row) -> Operation[None]:
-    yield IN_TRANSACTION
-    yield INSERT.of(schema, row)
-
-
-def writing_many(schema: str, rows: list[Row]) -> Operation[int]:
-    """Insert rows of `Executable.row` in order; return how many."""
-    yield IN_TRANSACTION
-    if rows:
-        yield INSERT.many(schema, rows)
-    return len(rows)
 
 
 # A key may be absent, or hidden: the same statement says whether it can be hidden.
@@ -94,7 +81,7 @@ class _Target:
 
     def _write(self, executable: Executable) -> tuple[Operation[None], UUID]:
         row = row_of(executable)
-        return _writing(self.schema, row), row[0]
+        return INSERT.one(self.schema, row), row[0]
 
     def _write_many(self, executables: Iterable[Executable]) -> Operation[int]:
         # All are checked before the first is sent, so a bad one leaves the transaction unchanged.
@@ -105,7 +92,7 @@ class _Target:
             except (InvalidMessage, InvalidName) as error:
                 text = f"Executable {nth}: {error} None of this call was sent."
                 raise type(error)(text, code=error.code) from None
-        return writing_many(self.schema, rows)
+        return INSERT.all(self.schema, rows)
 
     def _get(self, key: Key) -> Operation[Raw | int | None]:
         if self.target != STORE:

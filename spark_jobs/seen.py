@@ -27,7 +27,14 @@ FROM {schema}.node AS n, pg_catalog.pg_control_system() AS c, pg_catalog.pg_data
              pg_is_in_recovery()) AS w (visible, durable, standby)
 WHERE d.datname = current_database()
 """,
-    columns=("text", "bigint", "bigint", "numeric", "numeric", "boolean"),
+    columns={
+        "node": "text",
+        "server": "bigint",
+        "database": "bigint",
+        "visible": "numeric",
+        "durable": "numeric",
+        "is_standby": "boolean",
+    },
 )
 
 
@@ -47,8 +54,9 @@ class Seen:
 
 def seeing(schema: str) -> Operation[tuple[Seen, bool]]:
     """Return what this session sees, and whether that is a standby."""
-    [(node, server, database, visible, durable, is_standby)] = yield SEE.at(schema=schema)()
-    return Seen(node, int(server), int(database), int(visible), int(durable)), bool(is_standby)
+    [found] = SEE.named((yield SEE.at(schema=schema)()))
+    seen = Seen(found.node, *map(int, (found.server, found.database, found.visible, found.durable)))
+    return seen, bool(found.is_standby)
 
 
 def demand_the_same(

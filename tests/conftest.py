@@ -1,4 +1,4 @@
-"""Fixtures of all tests: a PostgreSQL database each, and a look at what the test left behind."""
+"""Fixtures of all tests: a PostgreSQL database each, and a look at what the test has left."""
 
 import asyncio
 import gc
@@ -248,7 +248,7 @@ def dsn(request: pytest.FixtureRequest, databases: Databases) -> Iterator[str]:
 
 @pytest.fixture
 def empty_dsn(request: pytest.FixtureRequest, databases: Databases) -> Iterator[str]:
-    """The URL of a database of the test's own, without any schema of ours."""
+    """The URL of a database of the test's own, without any schema of Mailroom."""
     with _database(request, databases, migrated=False) as url:
         yield url
 

@@ -1,4 +1,4 @@
-"""Hardening: hostile keys, values and names, bounds in bytes, and a schema that does what it says whoever looks on."""
+"""Hardening: hostile keys, values and names, bounds in bytes, and a schema that obeys no search_path."""
 
 import importlib
 import pkgutil
@@ -403,7 +403,7 @@ def small_claims(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fill(node: Node, *sizes_of_keys: tuple[str, int]) -> None:
-    """Deliver a value of about so many bytes under each key, numbered in the order sent."""
+    """Deliver a value of about this many bytes under each key, numbered in the order sent."""
     with node.connection.transaction():
         for nth, (key, size) in enumerate(sizes_of_keys):
             OUTBOX.send(node.connection, "shipping", [nth, bytes(size)], key=key)
@@ -490,7 +490,7 @@ def test_what_did_not_fit_is_not_overtaken_by_another_reaper(node: Node, connect
     fill(node, *[("a", 4_000)] * 5, *[("b", 4_000)] * 2)
     first, second = connect(), connect()
     assert numbers(SHIPPING.reap_any(first)) == [0, 1]
-    # The rest of `a` belongs to whoever holds its head; of `b`, which was looked at in the same claim, likewise.
+    # The rest of `a` belongs to the session that holds its head; so does that of `b`, which the same claim looked at.
     assert numbers(SHIPPING.reap_any(second)) == []
     second.rollback()
     getattr(first, end)()
@@ -541,7 +541,7 @@ def test_claim_is_bounded_to_32_mib(node: Node, connect: Connect) -> None:
     assert [numbers(SHIPPING.reap_any(connection)) for _ in range(2)] == [[0, 1], [2]]
 
 
-# -- The schema: it does the same whoever looks on, and belongs to nobody else ----------------------------------------
+# -- The schema: it does the same with any search_path, and belongs to nobody else ------------------------------------
 
 
 @pytest.fixture

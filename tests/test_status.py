@@ -75,8 +75,8 @@ def test_locked_inbox_holds_up_no_look_and_the_holder_is_told_first(node: Node, 
     assert [each.name for each in found.inboxes] == ["billing"]
     assert {each.by.pid for each in found.locked} == {holder.info.backend_pid}
     look = run(node.connection, Watch().looking())
-    assert [each.what.split(":")[0] for each in look.troubles[:2]] == [
-        "inbox_ledger cannot be read", "inbox_shipping cannot be read"
+    assert [(each.id, each.what.split(": ")[1]) for each in look.troubles[:2]] == [
+        ("M006", "inbox_ledger cannot be read"), ("M006", "inbox_shipping cannot be read")
     ]  # fmt: skip
     told = mailroom("trace", str(id), dsn=node.dsn)
     assert told.stdout.startswith(f"{id} is in inbox billing")

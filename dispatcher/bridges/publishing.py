@@ -201,29 +201,11 @@ class Publishing(Tending):
                 await self._publish(source, publisher, spreading, run, position, [])
             await self._reached(source, run, position)
             await self._keep_mark(source, publisher, mark)
-            if source.is_asleep:
-                at_most_s = min(AROUND_S, self._poll_interval_s) if self._ahead.waiting else self._poll_interval_s
-                await source.wait(self._rung, at_most_s)
-            else:
-                await source.fall_asleep()  # and look once more
+            await self._sleep(source)
             return position
         if bounds.more:
             await source.wake_up()
-        batch = await source.ask(
-            fetching(self._schema, self.row.link, after=position, to=bounds.last, decoded=True), FETCH_S
-        )
-        messages = carried(cast(Mapping[str, Sequence[Any]], batch.columns))
-        known: frozenset[UUID] = frozenset()
-        if self._is_known:
-            ids = [message.message_id for message in messages]
-            known = await source.ask(knowing_published(self._schema, self.row.link, ids))
-        done: frozenset[int] = frozenset()
-        if position < self._ahead_to:
-            done = await source.ask(knowing_done(self._schema, self.row.link, position, bounds.last))
-
-        def making(now: datetime) -> _Part:
-            return self._part(messages, position, mark, now, known, done)
-
+        making = await self._making(source, position, bounds.last, mark)
         part = await source.transaction(self._made_ready(publisher, run, making))
         if part is None:
             return None
@@ -248,6 +230,27 @@ class Publishing(Tending):
         await self._reached(source, run, part.last)
         lasting.check()  # what was published since is acknowledged
         return part.last
+
+    async def _sleep(self, source: Source) -> None:
+        """Sleep until something rings; the first time only fall asleep, to look once more."""
+        if not source.is_asleep:
+            await source.fall_asleep()
+            return
+        at_most_s = min(AROUND_S, self._poll_interval_s) if self._ahead.waiting else self._poll_interval_s
+        await source.wait(self._rung, at_most_s)
+
+    async def _making(self, source: Source, position: int, last: int, mark: int) -> Callable[[datetime], "_Part"]:
+        """Read the rows after `position` up to `last`; return what makes a part of them at a given time."""
+        batch = await source.ask(fetching(self._schema, self.row.link, after=position, to=last, decoded=True), FETCH_S)
+        messages = carried(cast(Mapping[str, Sequence[Any]], batch.columns))
+        known: frozenset[UUID] = frozenset()
+        if self._is_known:
+            ids = [message.message_id for message in messages]
+            known = await source.ask(knowing_published(self._schema, self.row.link, ids))
+        done: frozenset[int] = frozenset()
+        if position < self._ahead_to:
+            done = await source.ask(knowing_done(self._schema, self.row.link, position, last))
+        return lambda now: self._part(messages, position, mark, now, known, done)
 
     def _made_ready(
         self, publisher: Publisher, run: UUID, making: Callable[[datetime], "_Part"]

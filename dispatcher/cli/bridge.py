@@ -199,7 +199,7 @@ def set_(
         if topics if is_in else sources:
             raise click.UsageError(
                 f"{name} is a bridge into this node: its topics are those of --from." if is_in
-                else f"{name} is no bridge into this node: its topics are those of --subscribe."
+                else f"{name} is not a bridge into this node: its topics are those of --subscribe."
             )  # fmt: skip
         change = Bridges(schema=call.schema).set(connection, name, actor=actor, why=why, **settings)
         is_cut = not is_in and not run(connection, reading_outs(call.schema, name))

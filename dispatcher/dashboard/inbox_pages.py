@@ -47,7 +47,7 @@ def inboxes(node: ShownNode, asked: Asked) -> dict[str, Any]:
 
 
 def inbox(node: ShownNode, asked: Asked) -> dict[str, Any]:
-    """Return an inbox: its settings, rates, keys in trouble, and what waits first."""
+    """Return an inbox: its settings, rates, keys that wait, and what waits first."""
     name, look = asked.inbox(), node.look()
     with node.reading() as connection:
         locked = run(connection, reading_lock_of(node.schema, name))

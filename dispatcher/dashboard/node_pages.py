@@ -39,6 +39,7 @@ def overview(node: ShownNode, asked: Asked) -> dict[str, Any]:
         "look": look,
         "in_trouble": [each for each in look.inboxes if each.is_in_trouble][:IN_TROUBLE],
         "troubled": sum(each.is_in_trouble for each in look.inboxes),
+        "paused": sum(each.paused for each in look.inboxes),
         "oldest_s": max((each.oldest_s for each in look.inboxes), default=0.0),
         "waiting": sum(each.waiting for each in look.inboxes),
         "minutes": minutes,

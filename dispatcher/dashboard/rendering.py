@@ -42,7 +42,7 @@ def again(at: datetime, now: datetime) -> str:
 def unit(what: str, number: str) -> str:
     """Return a unit in the plural as it stands after this number: 1 message, 2 messages."""
     return (
-        what[: -2 if what.endswith("sses") else -1]
+        what[: -2 if what.endswith(("sses", "xes")) else -1]
         if number == "1" and what.endswith("s") and "/" not in what
         else what
     )

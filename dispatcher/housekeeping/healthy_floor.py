@@ -13,7 +13,7 @@ from mailroom.sql.operation import Operation, Sql
 STEP = 1_000  # clocks it may lag behind where no key fails
 PASSED_ROWS = 1_000  # rows per transaction: sessions that record a failure wait for it
 
-# True if the first message above the floor is of a failing key, or if so many clocks below it were reaped that their
+# True if the first message above the floor is of a failing key, or if enough clocks below it were reaped that their
 # dead index entries matter. Mostly neither holds, and there is nothing to do.
 LAGS = Sql(
     """

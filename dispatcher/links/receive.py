@@ -298,7 +298,7 @@ def receiving(
     partitions: int | None = None,
     senders: Sequence[UUID | None] | None = None,
 ) -> Operation[Reception]:
-    """Receive a batch that begins right behind `position`; of it at most `most` rows.
+    """Receive a batch that begins right after `position`; of it at most `most` rows.
 
     Rows that have one of `reasons`, by their number in the batch, go to `dead_letter`. What is for more inboxes than so
     many `partitions` (None: what the server has room for) is to be fanned out; total inboxes have got theirs. A batch

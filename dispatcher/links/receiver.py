@@ -33,7 +33,7 @@ class Taking:
     """What belongs to a batch that is taken in from a broker.
 
     For each row its `senders`, None for a foreign one, and its `reasons`, if it cannot be decoded. `moving` is given
-    how many of the rows are received, and moves the position at the broker behind them, in the same transaction. So
+    how many of the rows are received, and moves the position at the broker past them, in the same transaction. So
     does `opening` before them record that the broker is read, if trouble may be recorded: it would bar them.
     """
 
@@ -59,7 +59,7 @@ class _Barred(Exception):  # no error: it goes no further than the transaction
 
 @dataclass(slots=True)
 class _Part:
-    """How many rows of a batch are tried, after so many failures on data; and why the database refuses some of them."""
+    """How many rows of a batch are tried after failures on data; and why the database refuses some of them."""
 
     rows: int
     reasons: list[str | None]
@@ -88,7 +88,7 @@ class Receiver:
         now: datetime | None = None,
         taking: Taking | None = None,
     ) -> Reception:
-        """Receive a batch that begins right behind `position`, or the first rows of it; with `taking`, from a broker.
+        """Receive a batch that begins right after `position`, or the first rows of it; with `taking`, from a broker.
 
         Only the messages that the database refuses go to `dead_letter`. Go on from the position returned. Raises
         `LinkStopped` if the next row cannot be received, and with it nothing of this origin.

@@ -463,7 +463,7 @@ class Course:
     crowded: int = 0
 
     def after(self, cursor: str, is_plain: bool, share: Share, taken: int, keys: int | None, by_key: bool) -> "Course":
-        """Return the course after a claim within `share` that took that many messages from so many keys.
+        """Return the course after a claim within `share` that took that many messages from that many keys.
 
         `keys` is None if no more messages waited than it looked at. `by_key`: it searched for the messages of each key.
         """

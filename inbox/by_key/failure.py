@@ -26,7 +26,7 @@ Outcome: TypeAlias = Literal["gone", "alone", "retry", "park", "skip"]
 # `failure` is the kind of failure: fail, fatal (no further attempt), park or skip.
 # `attempt` holds the history of the message. `key_state` holds what claims need to know of its key: when it is tried
 # next, up to which clock apart from other keys (`alone_to`), and up to which clock one message at a time
-# (`suspect_to`). A message behind others of its key (not `is_head`) is counted like any other: the earlier ones are
+# (`suspect_to`). A message after others of its key (not `is_head`) is counted like any other: the earlier ones are
 # tried at once, and it when its own time comes (`inbox.by_key.due.HEAL`).
 # History is deleted after a while, so the count of a key's last failed message is also in the key's row.
 # A parked key stays parked, whatever is recorded late for its other messages: its first one is held already. So does a

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 from uuid import UUID
 
 from inbox.by_key import failure, parked_keys
@@ -14,7 +14,7 @@ from inbox.by_key.parked_keys import Changed, ParkedKey
 from inbox.by_key.peek import counting, peeking
 from mailroom.message.message import Message
 from mailroom.order.traits import BY_KEY, Traits
-from mailroom.sql.operation import Operation, Row
+from mailroom.sql.operation import Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,6 @@ class KeyOrder:
         """Back from `parked` into the inbox, below the floors that have passed them."""
         return parked_keys.replaying(self.schema, self.inbox, keys, actor, why)
 
-    def discarding(self, keys: list[str], per_key: int | None) -> Operation[list[Row]]:
+    def discarding(self, keys: list[str], per_key: int | None) -> Operation[list[Any]]:
         """The first `per_key` messages of each key."""
         return parked_keys.discarding(self.schema, self.inbox, keys, per_key)

@@ -9,6 +9,7 @@ still insert into the inbox. Moving or deleting messages of a parked key takes a
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from inbox.by_key.claim import FITTING
 from mailroom.errors import ConfigurationError
@@ -18,7 +19,7 @@ from mailroom.message.message import COLUMNS, SELECTED, Message, messages
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing
 from mailroom.sql import locks
-from mailroom.sql.operation import Operation, Row, Sql
+from mailroom.sql.operation import Operation, Sql
 
 PARTITION_CHANNEL = locks.channel("'{schema}.inbox_{inbox}'::regclass")
 
@@ -83,7 +84,7 @@ SELECT (SELECT count(*) FROM gone),
 def moving_parked(
     schema: str, inbox: str, cursor: str, *, keys: int = MOVED_KEYS, rows: int = MOVED_ROWS
 ) -> Operation[MovedParked]:
-    """Move messages behind parked ones from the inbox to `parked`, where they do not slow down claims.
+    """Move messages after parked ones from the inbox to `parked`, where they do not slow down claims.
 
     Checks at most `keys` parked keys above `cursor`; '' starts at the first key. Moves at most `rows` messages and 32
     MiB of values. Call it periodically: deliveries still insert messages of a parked key into the inbox.
@@ -257,6 +258,16 @@ def replaying(schema: str, inbox: str, keys: list[str], actor: str, why: str | N
 
 
 # A message that is delivered at this moment is not seen and stays: the key continues with it, or holds it.
+# A row for each key, with how many messages; and one for each command among them, without that number.
+DISCARDED = {
+    "key": "text",
+    "messages": "bigint",
+    "is_free": "boolean",
+    "clock": "bigint",
+    "id": "uuid",
+    "headers": "text",
+    "error": "text",
+}
 DISCARD = Sql(
     """
 WITH doomed AS MATERIALIZED (
@@ -291,14 +302,13 @@ SELECT key, NULL, NULL, clock, message_id, headers::text, (
 FROM (SELECT * FROM parked UNION ALL SELECT * FROM waiting) AS gone WHERE {asks}
 ORDER BY key, clock
 """,
-    columns=("text", "bigint", "boolean", "bigint", "uuid", "text", "text"),
+    columns=DISCARDED,
     clocks=CLOCKS,
     unparked=UNPARKED,
     asks=ASKS,
 )
 
 
-def discarding(schema: str, inbox: str, keys: list[str], per_key: int | None) -> Operation[list[Row]]:
+def discarding(schema: str, inbox: str, keys: list[str], per_key: int | None) -> Operation[list[Any]]:
     """Delete the first messages of these keys, whose key_state rows are locked; return the rows of `DISCARD`."""
-    rows: list[Row] = yield DISCARD.at(schema=schema, inbox=inbox)(keys=keys, limit=per_key)
-    return rows
+    return DISCARD.named((yield DISCARD.at(schema=schema, inbox=inbox)(keys=keys, limit=per_key)))

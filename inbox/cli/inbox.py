@@ -548,7 +548,7 @@ def _knowing(schema: str, origin: str) -> Operation[tuple[str | None, bool]]:
     if origin in (OWN, ALL):
         return None, True
     rows = yield KNOWN.at(schema=schema)(name=origin)
-    # A broker is told nothing: a bridge reads its topics whoever subscribes.
+    # A broker is told nothing: a bridge reads its topics, whether or not an inbox subscribes.
     return (None, not rows[0][0]) if rows else ((yield from not_read(schema, origin)), False)
 
 

@@ -77,14 +77,14 @@ class Line:
 
 
 def _starting(schema: str, inbox: str, since_s: float | None) -> Operation[tuple[int, str]]:
-    """Return the clock to begin behind, and the channel of the inbox. Raises `UnknownInbox`."""
+    """Return the clock after which to begin, and the channel of the inbox. Raises `UnknownInbox`."""
     yield from finding(schema, inbox)
     [(clock, channel)] = yield START.at(schema=schema, inbox=inbox)(since_s=since_s)
     return clock, channel
 
 
 def _reading(schema: str, inbox: str, clock: int, whole: bool) -> Operation[list[tuple[Line, Message | None]]]:
-    """Return the next messages behind a clock, with their content if `whole`."""
+    """Return the next messages after a clock, with their content if `whole`."""
     if not whole:
         rows = yield SHORT.at(schema=schema, inbox=inbox)(clock=clock, limit=PAGE)
         return [(_seen(*row), None) for row in rows]

@@ -48,7 +48,12 @@ SELECT CASE WHEN EXISTS (SELECT FROM bound) THEN EXISTS (SELECT FROM head) END, 
     WHERE inbox = '{inbox}' AND key = '' AND retry_at < 'infinity' AND (SELECT is_open FROM bound)),
     (SELECT keeps FROM bound), CASE WHEN NOT EXISTS (SELECT FROM mine) THEN {unpinned} END
 """,
-    columns=("boolean", "boolean", "boolean", "float8", "boolean", "boolean"),
+    columns={
+        **dict.fromkeys(("is_there", "is_mine", "was_locked"), "boolean"),
+        "due_in_s": "float8",
+        "keeps": "boolean",
+        "is_unpinned": "boolean",
+    },
     bound=BOUND,
     lowest=LOWEST,
     by_clock=BY_CLOCK,
@@ -103,15 +108,15 @@ def reaping_total(schema: str, inbox: str, share: Share) -> Operation[Claimed]:
     yield IN_TRANSACTION
     names = {"schema": schema, "inbox": inbox}
     yield PIN.at()()
-    [(is_there, is_mine, was_locked, due_in_s, keeps, _)] = yield LOCK.at(**names)()
-    if is_there is None:
+    [head] = LOCK.named((yield LOCK.at(**names)()))
+    if head.is_there is None:
         raise unregistered(schema, inbox)
-    if not is_mine:
-        return Claimed([], due_in_s, is_all=True)
+    if not head.is_mine:
+        return Claimed([], head.due_in_s, is_all=True)
     held = "EXISTS (SELECT FROM gone)" if share.hold else "false"
     due = str(int(share.due_too))
-    but_orphaned, entries = _but_orphaned(share.mine, ask=share.hold and was_locked)
-    parts = keeping(keeps) | {"but_orphaned": but_orphaned, "rows": str(share.most), "held": held, "due": due}
+    but_orphaned, entries = _but_orphaned(share.mine, ask=share.hold and head.was_locked)
+    parts = keeping(head.keeps) | {"but_orphaned": but_orphaned, "rows": str(share.most), "held": held, "due": due}
     reap = REAP.at(**parts, **names)
     *taken, last = yield reap(**entries)
     [end] = REAP.named([last])
@@ -203,13 +208,13 @@ def reaping_total_due(schema: str, inbox: str, *, hold: bool = False, mine: Sequ
     yield IN_TRANSACTION
     names = {"schema": schema, "inbox": inbox}
     yield PIN.at()()
-    [(is_there, is_mine, was_locked, due_in_s, keeps, _)] = yield LOCK.at(**names)()
-    if not is_there:
+    [head] = LOCK.named((yield LOCK.at(**names)()))
+    if not head.is_there:
         yield HEAL_GONE.at(**names)()
-    if not is_mine:
-        return Claimed([], due_in_s, is_all=True)
-    but_orphaned, entries = _but_orphaned(mine, ask=hold and was_locked)
-    parts = keeping(keeps, HANDED_OUT) | {"but_orphaned": but_orphaned, "held": HELD if hold else "false"}
+    if not head.is_mine:
+        return Claimed([], head.due_in_s, is_all=True)
+    but_orphaned, entries = _but_orphaned(mine, ask=hold and head.was_locked)
+    parts = keeping(head.keeps, HANDED_OUT) | {"but_orphaned": but_orphaned, "held": HELD if hold else "false"}
     *taken, last = yield TAKE.at(**parts, **names)(**entries)
     if not taken:
         return Claimed([], TAKE.named([last])[0].due_in_s, is_all=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 from uuid import UUID
 
 from inbox.by_key import failure, parked_keys
@@ -16,7 +16,7 @@ from inbox.total_order.total_claim import healing_total, reaping_total, reaping_
 from mailroom.errors import ConfigurationError
 from mailroom.message.message import Message
 from mailroom.order.traits import IN_TOTAL, Traits
-from mailroom.sql.operation import Operation, Row
+from mailroom.sql.operation import Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,6 @@ class TotalOrder:
         """The messages are in their places."""
         return total_parked.replaying(self.schema, self.inbox, actor, why)
 
-    def discarding(self, keys: list[str], per_key: int | None) -> Operation[list[Row]]:
+    def discarding(self, keys: list[str], per_key: int | None) -> Operation[list[Any]]:
         """The first `per_key` messages of all."""
         return total_parked.discarding(self.schema, self.inbox, per_key)

@@ -4,14 +4,16 @@ Its messages stay where they are. Its row in `key_state`, under the key '', says
 or to delete messages, takes a lock on the row first.
 """
 
-from inbox.by_key.parked_keys import CHOSEN, NOTIFY, Changed
+from typing import Any
+
+from inbox.by_key.parked_keys import CHOSEN, DISCARDED, NOTIFY, Changed
 from mailroom.figures.keys import HELD
 from mailroom.message.answer import ASKS
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
 from mailroom.order.expressions import BY_SENT
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing
-from mailroom.sql.operation import Operation, Row, Sql
+from mailroom.sql.operation import Operation, Sql
 
 IN_ORDER = f"{BY_SENT}, origin"
 
@@ -83,7 +85,7 @@ SELECT key, NULL, NULL, clock, message_id, headers::text, (
 FROM gone WHERE {asks}
 ORDER BY key, clock
 """,
-    columns=("text", "bigint", "boolean", "bigint", "uuid", "text", "text"),
+    columns=DISCARDED,
     in_order=IN_ORDER,
     asks=ASKS,
 )
@@ -98,7 +100,6 @@ def replaying(schema: str, inbox: str, actor: str, why: str | None) -> Operation
     return Changed(1, number, 1)
 
 
-def discarding(schema: str, inbox: str, limit: int | None) -> Operation[list[Row]]:
+def discarding(schema: str, inbox: str, limit: int | None) -> Operation[list[Any]]:
     """Delete the first messages of a total inbox, whose key_state row is locked; return the rows of `DISCARD`."""
-    rows: list[Row] = yield DISCARD.at(schema=schema, inbox=inbox)(limit=limit)
-    return rows
+    return DISCARD.named((yield DISCARD.at(schema=schema, inbox=inbox)(limit=limit)))

@@ -25,7 +25,7 @@ class NotConnected(Exception):
 # D-workers-5: An error counts as a lost connection by when it is raised.
 @contextlib.contextmanager
 def connecting() -> Iterator[None]:
-    """Get a connection inside this context: raises `NotConnected`, or an error of ours that says what is wrong."""
+    """Get a connection inside this context: raises `NotConnected`, or a Mailroom error that says what is wrong."""
     try:
         yield
     except Exception as error:

@@ -111,7 +111,15 @@ held AS MATERIALIZED (
 UPDATE {schema}.my_worker AS w SET deleted = true FROM held WHERE w.id = held.id
 RETURNING host, pid::bigint, claimed_at > pg_postmaster_start_time(), keys, clocks, messages::bigint, message_id
 """,
-    columns=("text", "bigint", "boolean", "text[]", "bigint[]", "bigint", "uuid"),
+    columns={
+        "host": "text",
+        "pid": "bigint",
+        "is_their_own": "boolean",
+        "keys": "text[]",
+        "clocks": "bigint[]",
+        "messages": "bigint",
+        "message_id": "uuid",
+    },
     old="(SELECT clock_timestamp() - %(age_s)s::float8 * interval '1 s')",
 )
 
@@ -398,9 +406,10 @@ class InFlight:
         rows = yield TAKE_OVER.at(found=entries["found"], is_gone=entries["is_gone"], **self._names)(
             age_s=AGE_S, mine=self.mine, dead=processes.dead(), silent=processes.silent
         )
-        for host, pid, is_their_own, keys, clocks, messages, message_id in rows:
-            if is_their_own and (messages > 1 or message_id is not None):
-                yield from self._blaming(f"worker {pid} on {host}", keys, clocks, messages, message_id)
+        for each in TAKE_OVER.named(rows):
+            if each.is_their_own and (each.messages > 1 or each.message_id is not None):
+                dead = f"worker {each.pid} on {each.host}"
+                yield from self._blaming(dead, each.keys, each.clocks, each.messages, each.message_id)
         return bool(rows)
 
     def _blaming(self, dead: str, keys: list[str], clocks: list[int], messages: int, first: UUID) -> Operation[None]:

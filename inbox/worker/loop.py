@@ -231,7 +231,7 @@ class Loop:
     async def _hold(self, held: HeldBy) -> None:
         """Wait while a limit holds it, at most until it is time to look again. It has no transaction meanwhile.
 
-        It counts as asleep: so whoever looks (`mailroom doctor`) sees that the inbox has a worker.
+        It counts as asleep: so `mailroom doctor` sees that the inbox has a worker.
         """
         service = self._service
         self._is_drained = False  # nobody has looked: after the wait it claims, and does not wait for the poll

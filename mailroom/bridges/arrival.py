@@ -1,6 +1,6 @@
 """In: the message that a record at a broker is. Pure: no database, and no broker.
 
-A record of a bridge of ours (`record`) becomes the message that it was made of: the same id, topic, key, kind, types,
+A record that a bridge wrote (`record`) becomes the message that it was made of: the same id, topic, key, kind, types,
 headers and times, and the same value, byte for byte in CBOR; `json_form` says what JSON loses, and a tombstone has lost
 all of it. Any other record is a message, not an event: an event is what its sender has declared to be one. Whoever may
 write to the broker's topic may declare it, by `mailroom-kind`; so a broker's rights decide who can.
@@ -9,8 +9,8 @@ write to the broker's topic may declare it, by `mailroom-kind`; so a broker's ri
   else one made of the place where the record lies: so who reads it again finds the same id. `place` names the cluster,
   since another one has the same topics and offsets. In a queue nothing has a place, and such a record is a new one.
 - key: the record's, in UTF-8; none, or an empty one, is a message without order, whose key is its id.
-- headers: of a record of ours the message's own; of another one all, but for those that begin with `mailroom-`. Of two
-  with one name the last one counts. What is no text, such as a number in binary form, is in base64 as `NAME-base64`.
+- headers: of a bridge's record the message's own; of another one all, but for those that begin with `mailroom-`. Of two
+  with one name the last one counts. What is not a text, such as a number in binary form, is in base64 as `NAME-base64`.
 - value: as `Intake.decode` says. CloudEvents in structured mode are JSON: the envelope is the value.
 - without a value, it is a tombstone: its value is null and its event type D.
 """
@@ -54,7 +54,7 @@ CBOR_TYPE = re.compile(r"application/cbor|[^/]+/[^/]+\+cbor\Z")
 
 
 class Undecodable(MailroomError):
-    """A record is no message. It says why, and where the record lies, and never shows content."""
+    """A record is not a message. It says why, and where the record lies, and never shows content."""
 
     code = "MR-bridge-not-decodable"
 
@@ -71,7 +71,7 @@ class Arrived:
     given where the broker calls a record's topic so, and `topic` is only the log in which it lies. `place` is given
     where the log has a name that no other one has, and the cluster has none. `id` is the record's own at the broker,
     which no other one has. With `is_queued` it lay in a queue, and may come again at another offset. `fault` is given
-    where its client could not read it, and says why: it is no message. `log` is that of its `BrokerPosition`.
+    where its client could not read it, and says why: it is not a message. `log` is that of its `BrokerPosition`.
     """
 
     topic: str
@@ -122,7 +122,7 @@ class Intake:
 class Incoming:
     """A message that came from a broker: the columns of it that a row moves with, the value as CBOR.
 
-    `sender`, `link` and `clock` are those of the bridge of ours that has written the record, else None, all three.
+    `sender`, `link` and `clock` are those of the bridge that has written the record, else None, all three.
     With `is_named` the record says its id, and does not get it from where it lies.
     """
 
@@ -146,14 +146,14 @@ class Incoming:
 def incoming(record: Arrived, how: Intake, place: str, is_reserved: IsReserved = is_reserved) -> Incoming:
     """Return the message that a record is; `place` names the cluster. Raises `Undecodable`, and nothing else.
 
-    `is_reserved` says which headers are not the message's own in a record of ours at this broker.
+    `is_reserved` says which headers are not the message's own in a bridge's record at this broker.
     """
     place = record.place or place
     try:
         return _incoming(record, how, place, is_reserved)
     except _Unfit as fault:
         at = f"{record.topic}[{record.part}]@{record.offset}"
-        raise Undecodable(f"The record at {at} of {place} is no message: {fault}.") from None
+        raise Undecodable(f"The record at {at} of {place} is not a message: {fault}.") from None
 
 
 def digest(record: Arrived) -> str:
@@ -170,7 +170,7 @@ def digest(record: Arrived) -> str:
 
 
 def undecoded(record: Arrived, place: str) -> Incoming:
-    """Return what is kept of a record that is no message: its value as bytes, under its topic if that can be one."""
+    """Return what is kept of a record that is not a message: its value as bytes, under its topic if that can be one."""
     place = record.place or place
     raw = record.value if record.value is not None and len(record.value) <= MAX_VALUE_BYTES - 16 else None
     # Not an id that its headers say: whether that is its own is not known.
@@ -230,7 +230,7 @@ def _value_text(raw: bytes) -> str:
 
 
 def _matched(named: Mapping[str, bytes | None], name: str, form: re.Pattern[str], make: Callable[[str], T]) -> T | None:
-    """Return what is made of the text of a header of ours."""
+    """Return what is made of the text of one of a bridge's headers."""
     text = _text(named, name)
     if text is None:
         return None
@@ -321,7 +321,7 @@ def _source(named: Mapping[str, bytes | None]) -> str | None:
 def _sent_at(record: Arrived, named: Mapping[str, bytes | None]) -> datetime | None:
     if (ours := _time(named, "mailroom-time")) is not None:
         return ours
-    # It never decides anything. So one that is no time costs nobody the message.
+    # It never decides anything. So one that is not a time costs nobody the message.
     text = (named.get("ce_time") or b"").decode(errors="replace")
     return (_moment(text) if RFC3339.match(text) else None) or _in_range(record.at)
 
@@ -331,7 +331,7 @@ def _time(named: Mapping[str, bytes | None], name: str) -> datetime | None:
         return None
     moment = _matched(named, name, RFC3339, _moment)
     if moment is None:
-        raise _Unfit(f"the header {name} is no time, or outside the years 1 to 9998")
+        raise _Unfit(f"the header {name} is not a time, or outside the years 1 to 9998")
     return moment
 
 
@@ -378,7 +378,7 @@ def _key(record: Arrived, named: Mapping[str, bytes | None], decoded: object, wh
         return key_text(found)  # type: ignore[arg-type]  # it refuses what cannot be a key
     except InvalidMessage:
         raise _Unfit(
-            f"its key is no text, int or UUID of 1 to {MAX_KEY_BYTES:,} bytes, or has a character that PostgreSQL "
+            f"its key is not a text, int or UUID of 1 to {MAX_KEY_BYTES:,} bytes, or has a character that PostgreSQL "
             "cannot store"
         ) from None
 

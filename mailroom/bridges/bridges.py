@@ -18,19 +18,14 @@ from mailroom.registry.subscriptions import Topics
 from mailroom.schema import acts
 from mailroom.schema.audit import check_actor
 from mailroom.schema.checks import checking
+from mailroom.schema.node import OfNode
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation
-from mailroom.values.names import DEFAULT_SCHEMA, meant, node_name, schema_name
+from mailroom.values.names import meant, node_name
 
 
-class _Operations:
+class _Operations(OfNode):
     """What both classes do, as operations."""
-
-    def __init__(self, *, schema: str = DEFAULT_SCHEMA) -> None:
-        self.schema = schema_name(schema)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(schema={self.schema!r})"
 
     def _out(
         self,
@@ -135,7 +130,7 @@ class _Operations:
         return (yield from resuming_out(self.schema, name, actor=actor, why=why))
 
     def _skip(self, name: str, row: int, *, actor: str, why: str | None = None) -> Operation[UUID]:
-        """Let a row that waits for a bridge out go to `dead_letter`, and what is behind it go on; return the message.
+        """Let a row that waits for a bridge out go to `dead_letter`, and what is after it go on; return the message.
 
         `status` names the row that holds a bridge up. It may have been published already, if its answer was lost.
         """

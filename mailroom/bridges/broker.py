@@ -2,7 +2,7 @@
 
 An entry point of the group `mailroom.brokers` has the broker's name, and names a `Broker`. So a broker is added without
 a change here, and no other module asks which one it is: they ask the descriptor what it can do. A descriptor names its
-clients as `module:Class`, so that whoever lists brokers imports no client library.
+clients as `module:Class`, so that a list of brokers imports no client library.
 """
 
 import logging
@@ -178,8 +178,8 @@ def broker_of(name: str) -> Broker:
         names = sorted({each.name for each in declared(GROUP)})
         known = f"give one of {', '.join(names)}" if names else "none is declared here"
         raise ConfigurationError(
-            f"{name!r} is no broker: {known}, or a class of your own as module:Class. If a package brings it, install "
-            "that; if this is a checkout, install it again, since its brokers are entry points.",
+            f"{name!r} is not a broker: {known}, or a class of your own as module:Class. If a package brings it, "
+            "install that; if this is a checkout, install it again, since its brokers are entry points.",
             code="MR-bridge-settings",
         )
     try:

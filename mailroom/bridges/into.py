@@ -13,10 +13,10 @@ from mailroom.order import clock
 from mailroom.order.clock import DURABLE
 from mailroom.order.total import R_IS_BOUNDED
 from mailroom.schema import acts
-from mailroom.schema.audit import auditing, check_actor, differences
-from mailroom.schema.checks import checking
+from mailroom.schema.audit import auditing, differences
+from mailroom.schema.node import beginning_act
 from mailroom.schema.otherwise import check_same
-from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.operation import Operation, Sql
 from mailroom.values.names import node_name
 
 TAKEN = Sql(
@@ -28,7 +28,7 @@ WHERE l.name = %(name)s::text
 """,
     columns=("text",),
 )
-# Whoever gives out in total order waits until each origin has shown a clock, and a broker shows none.
+# An inbox in total order waits until each origin has shown a clock, and a broker shows none.
 WAITS_FOR_EVER = Sql(
     """
 SELECT s.inbox FROM {schema}.subscription AS s JOIN {schema}.inbox_registry AS r ON r.name = s.inbox
@@ -61,10 +61,8 @@ WHERE o.number = b.origin AND o.name = %(name)s::text
 
 def bridging_in(schema: str, name: str, given: Mapping[str, Any], *, actor: str, why: str | None) -> Operation[bool]:
     """`Bridges.into` as an operation, with what is given of the settings."""
-    check_actor(actor, why)
     node_name(name)
-    yield IN_TRANSACTION
-    yield from checking(schema)
+    yield from beginning_act(schema, actor, why)
     yield from noting_place(schema)
     # An inbox in total order subscribes under this lock, so it is seen here, or sees the bridge.
     yield clock.DISPATCH_LOCK.at(schema=schema)()
@@ -194,8 +192,8 @@ FROM ROWS FROM (pg_catalog.unnest(%(topics)s::text[]), pg_catalog.unnest(%(parts
 ON CONFLICT DO NOTHING
 """
 )
-# Compare and set: whoever has read from another place than the database says, has been overtaken. A broker that did not
-# tell in time which log it is has not made another one of it.
+# Compare and set: a run that has read from another place than the database says has been overtaken. A broker that did
+# not tell in time which log it is has not made another one of it.
 MOVE = Sql(
     """
 WITH moved AS (

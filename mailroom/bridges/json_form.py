@@ -24,13 +24,13 @@ from mailroom.errors import DecodeError
 from mailroom.message.headers import TEXT
 from mailroom.values.codec import MAX_DECIMAL_DIGITS, MAX_INT, MAX_ITEMS, MIN_INT
 
-# A longer number has more digits than a decimal of ours: sign, digits, point, and an exponent of four digits.
+# A longer number has more digits than a decimal may have: sign, digits, point, and an exponent of four digits.
 LONG = re.compile(r"[0-9]{19}")
 MAX_NUMBER = MAX_DECIMAL_DIGITS * 2 + 10
 ITEMS = "[{,"
 # Also one that never ends, so that none is looked at twice.
 QUOTED = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-EXACT_DIGITS = 15  # of so many digits every decimal is a float's own text again (DBL_DIG of C)
+EXACT_DIGITS = 15  # of this many digits every decimal is a float's own text again (DBL_DIG of C)
 
 
 class NotJson(ValueError):
@@ -50,7 +50,7 @@ def _written(value: object) -> str:
 
 
 def of_json(text: str) -> object:
-    """Return the value of JSON. Raises `NotJson`, or `DecodeError` for JSON that no value of ours can hold."""
+    """Return the value of JSON. Raises `NotJson`, or `DecodeError` for JSON that no value can hold."""
     check_items(text)
     try:
         # Whole numbers of up to 18 digits are read by the decoder itself, without a call of Python for each.

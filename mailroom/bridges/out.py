@@ -22,10 +22,10 @@ from mailroom.links.readers import (
 from mailroom.message.columns import MESSAGE
 from mailroom.order.clock import DURABLE
 from mailroom.schema import acts
-from mailroom.schema.audit import auditing, check_actor, differences
-from mailroom.schema.checks import checking
+from mailroom.schema.audit import auditing, differences
+from mailroom.schema.node import beginning_act
 from mailroom.schema.otherwise import check_same
-from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.operation import Operation, Sql
 from mailroom.values.names import meant, node_name
 from mailroom.values.numbers import whole
 
@@ -71,11 +71,9 @@ FIXED = ("broker", "exactly_once", "mark_topic")
 
 def bridging_out(schema: str, name: str, given: Mapping[str, Any], *, actor: str, why: str | None) -> Operation[bool]:
     """`Bridges.out` as an operation, with what is given of the settings and of those of links."""
-    check_actor(actor, why)
     node_name(name)
     given = _checked(given)
-    yield IN_TRANSACTION
-    yield from checking(schema)
+    yield from beginning_act(schema, actor, why)
     before = yield from _reading(schema, name)
     if before is None:
         settings = OutSettings.made(with_given({}, given))
@@ -134,8 +132,11 @@ def _reading(schema: str, name: str) -> Operation[dict[str, Any] | None]:
 
 
 def _changed(name: str, before: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[OutSettings, dict[str, Any]]:
-    """Return the settings that a bridge would have. Raises `ConfigurationError` for what cannot change."""
-    settings = OutSettings.made(with_given(before, given))
+    """Return the settings that a bridge would have. Raises `ConfigurationError` for what cannot change.
+
+    Those of the link alone change also where the broker's package is not installed.
+    """
+    settings = OutSettings.made(with_given(before, given), is_kept=given.keys() <= {*LINK})
     after = {**before, **settings.flat(), **held(given)}
     if any(before[each] != after[each] for each in FIXED):
         raise ConfigurationError(
@@ -202,7 +203,7 @@ class OutStart:
     """Where a run of a bridge begins: everything up to the row `acked`, stamped at `since` with `clock`, is published.
 
     If it is `in_doubt`, this node may have lost history since: what it stamps again may be published already.
-    `is_known`: there are messages that are known to be; behind `acked`, rows up to `ahead_to` may need no publishing.
+    `is_known`: there are messages that are known to be; after `acked`, rows up to `ahead_to` may need no publishing.
     No clock above `reach` was given out by this node. `tried` is what the publisher had noted before it sent what was
     sent last, if it notes anything.
     """
@@ -217,7 +218,7 @@ class OutStart:
     tried: str | None
 
 
-# Whoever publishes takes the link, as a reader does by its hello. The row `acked` stays until a newer one is.
+# A run that publishes takes the link, as a reader does by its hello. The row `acked` stays until a newer one is.
 TAKE = Sql(
     """
 UPDATE {schema}.link AS l SET run = %(run)s::uuid, seen_at = clock_timestamp()
@@ -306,8 +307,8 @@ def making_published(schema: str, link: int, run: UUID) -> Operation[tuple[datet
     Returns the time of the database, and whether this node's history is still that in which the run began; None if
     another run has the link. What was stamped in a later one may be published already.
 
-    A delivery commits synchronously if something leaves by it; whoever requeues a dead letter may not. What a crash
-    took back would come again with other clocks: whoever compares clocks would take it for new.
+    A delivery commits synchronously if something leaves by it; a requeue of a dead letter may not. What a crash
+    took back would come again with other clocks: a reader that compares clocks would take it for new.
     """
     yield DURABLE.at()()
     [(now, _, is_settled)] = yield FLUSH.at(schema=schema)(link=link, run=run)
@@ -352,7 +353,7 @@ MARKED = Sql("UPDATE {schema}.bridge_out SET marked_at = clock_timestamp() WHERE
 
 
 def noting_trouble(schema: str, link: int, trouble: str | None, why: str, for_s: float) -> Operation[None]:
-    """Record why nothing is published, which has been so for so many seconds.
+    """Record why nothing is published, which has been so for this many seconds.
 
     `trouble` is unreachable, refused or failing; None if it is stopped.
     """
@@ -435,7 +436,7 @@ SELECT coalesce(pg_catalog.bool_and(is_ours), false) FROM told
 
 
 def knowing_done(schema: str, link: int, after: int, to: int) -> Operation[frozenset[int]]:
-    """Return which rows behind `after` up to `to` need no publishing any more."""
+    """Return which rows after `after` up to `to` need no publishing any more."""
     return frozenset(seq for (seq,) in (yield DONE.at(schema=schema)(link=link, after=after, to=to)))
 
 

@@ -1,7 +1,7 @@
 """Over how many partitions of a broker's topic the rows of a link are spread, in which part of the link.
 
 A repeat has to go to the partition of the first try: only there does a mark tell it. So the number is that from before
-the row was first handed over, whoever hands it over again, and however many partitions were added since.
+the row was first handed over, no matter which run hands it over again, and how many partitions were added since.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from uuid import UUID
 from mailroom.order.clock import DURABLE
 from mailroom.sql.operation import Operation, Sql
 
-# Of a topic: after which row of the link its records go to so many partitions, in ascending order.
+# Of a topic: after which row of the link its records go to how many partitions, in ascending order.
 Spread: TypeAlias = Sequence[tuple[int, int]]
 
 SPREADS = Sql(
@@ -56,7 +56,7 @@ def reading_spreads(schema: str, link: int) -> Operation[Mapping[str, Spread]]:
 
 
 def spreading(schema: str, link: int, run: UUID, topic: str, parts: int, *, is_anew: bool) -> Operation[bool]:
-    """Spread over so many partitions whatever nobody can have handed over yet; return whether the link is this run's.
+    """Spread over this many partitions what nobody can have handed over yet; return whether the link is this run's.
 
     `is_anew`: all rows, since none was handed over to this topic. A run reads rows before it looks whether it has the
     link, so what is not in transit once this run has it, no run before it has read.

@@ -170,7 +170,7 @@ class PublishesAround(Publisher, Protocol):
 
     @property
     def waiting(self) -> Mapping[int, WaitingRow | None]:
-        """Which rows it was given and are not acknowledged, the oldest first; None stands for those behind others."""
+        """Which rows it was given and are not acknowledged, the oldest first; None stands for those after others."""
         ...
 
     def leave_out(self, row: int) -> None:

@@ -102,7 +102,7 @@ class Carried:
 
     @property
     def is_mark(self) -> bool:
-        """Whether it is no message, and has no record: it only shows a clock to readers that are nodes."""
+        """Whether it is not a message, and has no record: it only shows a clock to readers that are nodes."""
         return self.kind == MARK
 
 
@@ -169,7 +169,7 @@ class Sender:
 
 @cache
 def reserving(names: tuple[str, ...] = (), prefixes: tuple[str, ...] = ()) -> IsReserved:
-    """Return what says whether a header of a name is not the message's own, in a record of ours.
+    """Return what says whether a header of a name is not the message's own, in a bridge's record.
 
     `names` and `prefixes` are those that the broker reserves besides ours, in lower case.
     """
@@ -191,10 +191,10 @@ def record_of(message: Carried, form: Form, sender: Sender, is_reserved: IsReser
 
     `is_reserved` says which headers are not for a message to set at this broker.
 
-    Raises `Unencodable`; and `ValueError` for a mark, which whoever reads the rows passes over.
+    Raises `Unencodable`; and `ValueError` for a mark, which readers of rows pass over.
     """
     if message.is_mark:
-        raise ValueError("a mark is no message")
+        raise ValueError("a mark is not a message")
     id_ = str(message.message_id)
     key = None if message.key == id_ else message.key.encode()  # it has its id as key: no order
     value = None if form.tombstones and message.event_type == "D" else _value(message, form.encode)
@@ -211,7 +211,7 @@ def record_of(message: Carried, form: Form, sender: Sender, is_reserved: IsReser
 
 
 def id_of(headers: Mapping[str, bytes]) -> UUID:
-    """Return the message's id from the headers of a record of ours, whatever its format."""
+    """Return the message's id from the headers of a bridge's record, whatever its format."""
     return UUID(next(headers[name] for name in ("mailroom-id", "ce_id", "id") if name in headers).decode())
 
 

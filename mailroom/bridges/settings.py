@@ -115,7 +115,7 @@ def _check_own(broker: Broker, settings: Sequence[OwnSetting], own: Mapping[str,
                 f"{broker.sentence} has no setting {shown(name)}: leave it out.", code="MR-bridge-settings"
             )
         if not isinstance(text, str):
-            raise ConfigurationError(f"The setting {name} is no text.", code="MR-bridge-settings")
+            raise ConfigurationError(f"The setting {name} is not a text.", code="MR-bridge-settings")
         known[name].check(text)
 
 
@@ -179,7 +179,7 @@ class OutSettings(_Flat):
             )
 
 
-MAX_ORIGINS = 1_000  # unless somebody says otherwise: whoever writes to the topic can make them up
+MAX_ORIGINS = 1_000  # unless an operator says otherwise: writers to the topic can make them up
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +187,10 @@ class InSettings(_Flat):
     """How a bridge takes in: from which `topics` of which `broker`, at which `address`, and how by `intake`.
 
     `start` says where it begins in a log of which it has read nothing yet: with the `earliest` record there, or with
-    what comes from now on (`latest`). `on_failure` says what happens with a record that is no message: it goes to
+    what comes from now on (`latest`). `on_failure` says what happens with a record that is not a message: it goes to
     `dead_letter` (`skip`), or nothing is taken in before somebody acts (`stop`). It knows at most `max_origins` links
-    of nodes that publish there; a record of one more is no message. `own` are the settings that only this broker has.
-    Raises `ConfigurationError`, as `OutSettings` does.
+    of nodes that publish there; a record of one more is not a message. `own` are the settings that only this broker
+    has. Raises `ConfigurationError`, as `OutSettings` does.
     """
 
     broker: str

@@ -78,7 +78,7 @@ class RecordSource(Protocol):
         ...
 
     async def read(self, wait_s: float) -> Sequence[Arrived | BrokerPosition]:
-        """Return the next records, or none if none came within so many seconds.
+        """Return the next records, or none if none came within this many seconds.
 
         A position among them says that its partition has no more records before it. Raises `PositionGone`,
         `PartsChanged` and `BrokerWasAway`; after the latter two `begin` is called again.

@@ -123,14 +123,26 @@ INS = Sql(
 SELECT o.name, o.number, b.settings::text, b.lost, b.lacks_from, b.lacks_to
 FROM {schema}.bridge_in AS b JOIN {schema}.origin AS o ON o.number = b.origin
 """,
-    columns=("text", "bigint", "text", "text", "timestamptz", "timestamptz"),
+    columns={
+        "name": "text",
+        "origin": "bigint",
+        "settings": "text",
+        "lost": "text",
+        "since": "timestamptz",
+        "until": "timestamptz",
+    },
 )
 
 
 def _reading_ins(schema: str) -> Operation[tuple[InState, ...]]:
     bridges = {
-        name: (origin, InSettings.of(text), lost, None if until is None else (since, until))
-        for name, origin, text, lost, since, until in (yield INS.at(schema=schema)())
+        each.name: (
+            each.origin,
+            InSettings.of(each.settings),
+            each.lost,
+            None if each.until is None else (each.since, each.until),
+        )
+        for each in INS.named((yield INS.at(schema=schema)()))
     }
     found = []
     for source in (yield from reading_sources(schema, bridges=True)):

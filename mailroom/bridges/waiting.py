@@ -9,7 +9,7 @@ from mailroom.values.numbers import count_or_all
 
 LIMIT = 100
 
-# As `dispatcher.links.at_source.fetch`, and no further than so many rows.
+# As `dispatcher.links.at_source.fetch`, and no further than this many rows.
 NEXT = Sql(
     """
 SELECT count(*), {gathered}

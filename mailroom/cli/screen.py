@@ -45,7 +45,7 @@ def screen(look: Look, width: int, height: int, *, interval_s: float, ends_by: s
     lines = [*head, *troubles]
     dead = [each.alive is False for each in look.batches]
     parts = {
-        "keys": _part("KEYS IN TROUBLE", _keys(look.keys, look), [], width),
+        "keys": _part("KEYS THAT WAIT", _keys(look.keys, look), [], width),
         "batches": _part("BATCHES IN HAND", _batches(look.batches), dead, width),
         "errors": _part("LAST ERRORS", _errors(look.errors), [], width),
     }  # fmt: skip
@@ -75,9 +75,11 @@ def _inbox_part(inboxes: Sequence[InboxLook], width: int, height: int) -> list[T
 
 def _head(look: Look, width: int, interval_s: float, ends_by: str) -> list[Text]:
     clock = f"{look.at:%H:%M:%S} UTC, every {interval_s:g} s"
+    paused = sum(each.paused for each in look.inboxes)
+    paused_too = f"  paused inboxes {paused:,}" if paused else ""
     waiting = (
         f"outbox oldest {duration(look.outbox_oldest_s)}  scheduled {look.scheduled:,}  "
-        f"parked {look.parked_messages:,}  dead letters {look.dead_letters:,}"
+        f"parked {look.parked_messages:,}  dead letters {look.dead_letters:,}{paused_too}"
     )
     facts = [
         f"{one_line(look.node)} ({look.schema})  {clock}{f'; {ends_by}' if ends_by else ''}",
@@ -122,6 +124,7 @@ def _state(inbox: InboxLook) -> str:
         f"{inbox.parked:,} parked" if inbox.parked else "",
         f"{inbox.failing:,} failing" if inbox.failing else "",
         "no worker" if inbox.unread else "",
+        "late" if inbox.is_late else "",
     ]
     return ", ".join(filter(None, told))
 

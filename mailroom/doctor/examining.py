@@ -116,14 +116,16 @@ def _examining(schema: str, limits: Limits) -> Operation[list[Finding]]:
     return sorted(findings, key=lambda each: each.id)
 
 
-def telling(schema: str, ids: Sequence[str], limits: Limits) -> Operation[list[Finding]]:
+def telling(schema: str, ids: Sequence[str], limits: Limits) -> Operation[list[tuple[str, Finding]]]:
     """Return what these checks find now, in their order: a finding for each thing, with the command for that one.
+
+    Beside it stands its part, such as the name of the inbox.
 
     Unlike `examining` it undoes nothing: run it in autocommit. A check that could not look is a finding M000, the last.
     """
     checks = {check.id: check for check in CHECKS}
-    findings: list[Finding] = []
-    not_seen: list[Finding] = []
+    findings: list[tuple[str, Finding]] = []
+    not_seen: list[tuple[str, Finding]] = []
     for check in map(checks.__getitem__, ids):
         try:
             found = yield from check.asking(schema, limits)
@@ -131,12 +133,14 @@ def telling(schema: str, ids: Sequence[str], limits: Limits) -> Operation[list[F
             if meaning(error) is Meaning.LOST:
                 raise
             line = _not_seen(check, error)
-            not_seen.append(finding(NOT_SEEN, KINDS[NOT_SEEN].what, [("", line)], "mailroom doctor", schema))
+            told = finding(NOT_SEEN, KINDS[NOT_SEEN].what, [("", line)], "mailroom doctor", schema)
+            not_seen.append(("", told))
             continue
         if found and check.ends:
             causes = yield from reading_causes(limits.lock_s)
             found = caused(found, causes, as_commands=check.command == "{first}")
-        findings += [finding(check.id, KINDS[check.id].what, [each], check.command, schema) for each in found]
+        what = KINDS[check.id].what
+        findings += [(each[0], finding(check.id, what, [each], check.command, schema)) for each in found]
     return findings + not_seen
 
 

@@ -52,6 +52,7 @@ class Limits:
     silent_s: float = _limit(60, "the age of a batch whose worker is silent, in seconds")
     failing_s: float = _limit(60, "how long messages of an inbox have failed at each try, in seconds")
     unread_s: float = _limit(600, "how long messages wait in an inbox that no worker reaps, in seconds")
+    late_s: float = _limit(600, "how long messages wait in an inbox whose workers are there, in seconds")
     bulk_s: float = _limit(300, "how long nothing of a large batch of Spark has moved, in seconds")
     set_back_s: float = _limit(3600, "for how long it is told that the server's clock was set back, in seconds")
     connections_share: float = _limit(0.9, "connections in use, as a share of those there may be")

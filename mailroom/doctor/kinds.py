@@ -164,7 +164,7 @@ KINDS = {
     ),
     "M027": Kind(
         "no worker reaps an inbox",
-        "Messages wait in it, and no worker sleeps or works there.",
+        "Messages wait in it, it is not paused, and no worker sleeps or works there.",
         "Start its worker; or drop the inbox, or unsubscribe it, if the messages are not wanted.",
     ),
     "M028": Kind(
@@ -302,5 +302,12 @@ KINDS = {
         "change are wrong by as much.",
         "Nothing has to be repaired here. See why the clock was changed, and have the time service correct it slowly. "
         "This is told for an hour.",
+    ),
+    "M053": Kind(
+        "workers are late",
+        "Messages have waited for long in an inbox that has workers. More come than they handle, a rate or slots hold "
+        "them back, or, in an inbox of total order, another node does. What fails, is parked or paused does not count.",
+        "The command shows what comes and what goes, `mailroom status` what is held back. Start more workers, speed up "
+        "the handler, or raise the limits of the inbox. After a large load it may only take its time.",
     ),
 }

@@ -1,6 +1,9 @@
-"""Those who reap: batches that do not end, batches of the dead, and inboxes that no worker reaps."""
+"""Those who reap: batches that do not end, batches of the dead, and inboxes that no worker reaps, or too late."""
+
+from datetime import timedelta
 
 from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Limits, asking
+from mailroom.figures.waiting import reading_names, reading_oldest
 from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql
 
@@ -55,9 +58,9 @@ ORDER BY l.pid IS NULL, w.claimed_at
     alive_lock=locks.ALIVE,
     database=DATABASE,
 )
-# The fullest inboxes, by the statistics, that no worker or stream of Spark is at. One that is emptied into files is
-# emptied whenever the files are wanted.
-LONELY = Sql(
+# The fullest inboxes, by the statistics, that are read or not: by a worker, or a stream of Spark. One that is emptied
+# into files is emptied whenever the files are wanted, and one that is paused when it is resumed: they are neither.
+FULLEST = Sql(
     """
 WITH {alive},
 at_work AS MATERIALIZED (
@@ -66,12 +69,12 @@ at_work AS MATERIALIZED (
       AND l.objsubid = 2 AND l.database = {database})
 SELECT r.name FROM {schema}.inbox_registry AS r
 JOIN pg_class AS c ON c.relnamespace = '{schema}'::regnamespace AND c.relname = ('inbox_' || r.name)::name
-WHERE (pg_stat_get_live_tuples(c.oid) > 0 OR c.reltuples > 0::real)
-  AND NOT EXISTS (SELECT FROM at_work WHERE at_work.number = c.oid::bigint - 2147483648 & 4294967295)
-  AND NOT EXISTS (SELECT FROM {schema}.worker AS w
+WHERE (pg_stat_get_live_tuples(c.oid) > 0 OR c.reltuples > 0::real) AND r.paused_at IS NULL
+  AND (EXISTS (SELECT FROM at_work WHERE at_work.number = c.oid::bigint - 2147483648 & 4294967295)
+       OR EXISTS (SELECT FROM {schema}.worker AS w
                   WHERE w.inbox = r.name AND (w.process_number IS NULL OR {is_alive}))
+       OR EXISTS (SELECT FROM {schema}.spark_stream AS s WHERE s.inbox = r.name)) = {is_read}
   AND NOT EXISTS (SELECT FROM {schema}.spark_drain AS s WHERE s.inbox = r.name)
-  AND NOT EXISTS (SELECT FROM {schema}.spark_stream AS s WHERE s.inbox = r.name)
 ORDER BY pg_stat_get_live_tuples(c.oid) DESC, r.name LIMIT 10
 """,
     columns=("text",),
@@ -91,7 +94,7 @@ FROM {schema}.inbox_registry AS r CROSS JOIN LATERAL (
     SELECT i.delivered_at FROM {schema}.inbox AS i
     WHERE i.inbox = r.name AND i.inbox IN ('{names}') AND i.clock + 0 > r.floor ORDER BY i.clock + 0 LIMIT 1) AS o
 WHERE r.name IN ('{names}') AND o.delivered_at <= clock_timestamp() - %(unread_s)s::float8 * interval '1 s'
-ORDER BY o.delivered_at
+ORDER BY o.delivered_at, r.name
 """,
     columns=FOUND,
 )
@@ -99,15 +102,34 @@ ORDER BY o.delivered_at
 
 def unread(schema: str, limits: Limits) -> Operation[Found]:
     """Return inboxes in which messages wait and that no worker reaps, of the ten fullest."""
-    names = [name for (name,) in (yield LONELY.at(schema=schema)())]
+    names = yield from _fullest(schema, is_read=False)
     if not names:
         return []
     rows = yield UNREAD.at(schema=schema, names="', '".join(names))(unread_s=limits.unread_s)
     return [(part, line) for part, line in rows]
 
 
+def late(schema: str, limits: Limits) -> Operation[Found]:
+    """Return inboxes whose workers are late, the latest first, of the ten fullest; failing keys do not count."""
+    names = set((yield from _fullest(schema, is_read=True)))
+    if not names:
+        return []
+    inboxes = [each for each in (yield from reading_names(schema)) if each.inbox in names]
+    oldest = yield from reading_oldest(schema, inboxes, (), None)
+    return [
+        (name, f"inbox {name}: the oldest message was delivered {timedelta(seconds=round(age_s))} ago")
+        for name, age_s in sorted(oldest.items(), key=lambda each: -each[1])
+        if age_s >= limits.late_s
+    ]
+
+
+def _fullest(schema: str, *, is_read: bool) -> Operation[list[str]]:
+    return [name for (name,) in (yield FULLEST.at(schema=schema, is_read=str(is_read).lower())())]
+
+
 CHECKS = (
     DoctorCheck("M025", asking(OLD), "{first}", of_tables=True, ends=True),
     DoctorCheck("M026", asking(SILENT), "{first}", of_tables=True, ends=True),
     DoctorCheck("M027", unread, "mailroom worker run MODULE:WORKER", of_tables=True),
+    DoctorCheck("M053", late, "mailroom top --once --schema {schema}", of_tables=True),
 )

@@ -38,7 +38,7 @@ class KeyLook:
 # What stands in its columns. A key that is both is called paused: it is replayed in vain until somebody resumes it.
 FIELDS = """inbox, key, CASE WHEN paused_at IS NOT NULL THEN 'paused' WHEN retry_at = 'infinity' THEN 'parked'
             ELSE 'failing' END, attempts::bigint, coalesce(paused_at, parked_at), nullif(retry_at, 'infinity')"""
-# Of so many failing keys that ordering all of them takes long, any will do.
+# Where failing keys are so many that ordering all takes long, any of them will do.
 WORST = Sql(
     """
 SELECT {fields}

@@ -22,9 +22,10 @@ from mailroom.registry.subscriptions import Topics, topic_texts
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.checks import checking
+from mailroom.schema.node import OfNode, beginning_act
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.values.names import DEFAULT_SCHEMA, inbox_name, node_name, schema_name
+from mailroom.values.names import inbox_name, node_name
 from mailroom.values.numbers import count_or_all
 
 Side: TypeAlias = Literal["reader", "source"]
@@ -53,14 +54,8 @@ SELECT EXISTS (SELECT FROM {schema}.link AS l JOIN {schema}.bridge_out AS b ON b
 )
 
 
-class _Operations:
+class _Operations(OfNode):
     """What both classes do, as operations."""
-
-    def __init__(self, *, schema: str = DEFAULT_SCHEMA) -> None:
-        self.schema = schema_name(schema)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(schema={self.schema!r})"
 
     def _allow(
         self,
@@ -138,7 +133,7 @@ class _Operations:
                 "reader (--as) and source_schema those of a source.",
                 code="MR-arguments-conflict",
             )
-        yield from self._begin(actor, why)
+        yield from beginning_act(self.schema, actor, why)
         yield from self._no_bridge(name, "set")
         if of_reader:
             return (yield from setting_reader(self.schema, name, of_reader, actor=actor, why=why))
@@ -215,7 +210,7 @@ class _Operations:
 
         A cut link cannot go on: remove it, and allow the reader again. The dispatcher deletes the rows.
         """
-        yield from self._begin(actor, why)
+        yield from beginning_act(self.schema, actor, why)
         yield from self._no_bridge(reader, "cut")
         return (yield from cutting(self.schema, node_name(reader), actor=actor, why=why, dry_run=dry_run))
 
@@ -227,7 +222,7 @@ class _Operations:
         Messages that are known to have come from later rows are left out when they come again. Raises `MailroomError`
         for a source that is excluded.
         """
-        yield from self._begin(actor, why)
+        yield from beginning_act(self.schema, actor, why)
         yield from self._no_bridge(source, "resume")
         return (yield from resuming(self.schema, node_name(source), at, actor=actor, why=why, dry_run=dry_run))
 
@@ -236,7 +231,7 @@ class _Operations:
 
         What it lost and stamps again has its old place at other nodes, and a later one here. `resume` does it too.
         """
-        yield from self._begin(actor, why)
+        yield from beginning_act(self.schema, actor, why)
         resumed = yield from resuming_order(self.schema)
         if resumed:
             yield from auditing(self.schema, acts.LINK_RESUME, [(None, None, 0)], actor, why, "total order goes on")
@@ -257,7 +252,7 @@ class _Operations:
 
         Also for a node that takes the place of a reader, and for an old primary that is to be the source again.
         """
-        yield from self._begin(actor, why)
+        yield from beginning_act(self.schema, actor, why)
         yield from self._no_bridge(name)
         return (yield from moving(self.schema, node_name(name), actor=actor, why=why))
 
@@ -267,11 +262,6 @@ class _Operations:
         if is_bridge:
             command = "mailroom bridge status" if act is None else f"mailroom bridge {act} {name}"
             raise UnknownLink(f"{name} is a bridge to a broker, and no link to a node. See: {command}")
-
-    def _begin(self, actor: str, why: str | None) -> Operation[None]:
-        check_actor(actor, why)
-        yield IN_TRANSACTION
-        yield from checking(self.schema)
 
 
 class Links(_Operations):

@@ -22,7 +22,7 @@ WITH {bounds},
 SELECT inbox, stable, number, received, clock, greatest(started, joined, stable * (clock < stable)::integer)
 FROM shown WHERE state = 'open' ORDER BY inbox, number
 """,
-    columns=("text", "bigint", "bigint", "bigint", "bigint", "bigint"),
+    columns={"inbox": "text", **dict.fromkeys(("stable", "number", "received", "shown", "clock"), "bigint")},
     bounds=BOUNDS,
     origins=ORIGINS,
 )
@@ -41,13 +41,13 @@ def wanting_marks(schema: str) -> Operation[list[tuple[int, int]]]:
     """
     wanted: dict[int, int] = {}
     highest: dict[str, int] = {}
-    for inbox, stable, number, received, shown, clock in (yield WANTS.at(schema=schema)()):
-        if inbox not in highest:
-            rows = yield HIGHEST.at(schema=schema, inbox=inbox)(stable=stable)
-            highest[inbox] = rows[0][0] if rows else 0
-        least = max(clock, highest[inbox] if highest[inbox] > shown else 0)
-        if least > received:
-            wanted[number] = max(least, wanted.get(number, 0))
+    for each in WANTS.named((yield WANTS.at(schema=schema)())):
+        if each.inbox not in highest:
+            rows = yield HIGHEST.at(schema=schema, inbox=each.inbox)(stable=each.stable)
+            highest[each.inbox] = rows[0][0] if rows else 0
+        least = max(each.clock, highest[each.inbox] if highest[each.inbox] > each.shown else 0)
+        if least > each.received:
+            wanted[each.number] = max(least, wanted.get(each.number, 0))
     return sorted(wanted.items())
 
 

@@ -9,10 +9,10 @@ from mailroom.links.unknown import unknown_link
 from mailroom.order import clock
 from mailroom.registry.subscriptions import Topics, topic_texts
 from mailroom.schema import acts
-from mailroom.schema.audit import auditing, check_actor, differences
-from mailroom.schema.checks import checking
+from mailroom.schema.audit import auditing, differences
+from mailroom.schema.node import beginning_act
 from mailroom.schema.otherwise import check_same
-from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.operation import Operation, Sql
 from mailroom.values.names import node_name
 from mailroom.values.numbers import TEN_YEARS_S, seconds, whole
 
@@ -99,10 +99,8 @@ def held(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def allowing(schema: str, reader: str, given: Mapping[str, Any], *, actor: str, why: str | None) -> Operation[bool]:
     """`Links.allow` as an operation, with what is given of the settings."""
-    check_actor(actor, why)
     name = node_name(reader)
-    yield IN_TRANSACTION
-    yield from checking(schema)
+    yield from beginning_act(schema, actor, why)
     [(is_bridge,)] = yield BRIDGE.at(schema=schema)(name=name)
     if is_bridge:
         raise ConfigurationError(
@@ -217,9 +215,7 @@ def removing_reader(
     schema: str, reader: str, *, actor: str, why: str | None, dry_run: bool, act: acts.Act = acts.LINK_REMOVE
 ) -> Operation[int]:
     """Let a node read no longer, and delete what waits for it; return how many rows it had not acknowledged."""
-    check_actor(actor, why)
-    yield IN_TRANSACTION
-    yield from checking(schema)
+    yield from beginning_act(schema, actor, why)
     rows = yield WAITING.at(schema=schema)(name=node_name(reader))
     if not rows:
         raise (yield from unknown_link(schema, reader, f"No node {reader} may read this one.", ["reader"]))

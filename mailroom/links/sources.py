@@ -13,6 +13,7 @@ from mailroom.order.total import guarding_order, raising_stable, starting_origin
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor, differences
 from mailroom.schema.checks import checking
+from mailroom.schema.node import beginning_act
 from mailroom.schema.otherwise import check_same
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.values.names import DEFAULT_SCHEMA, node_name, schema_name
@@ -24,7 +25,14 @@ SELECT o.reader, o.schema, o.service, o.link, n.name,
 FROM {schema}.node AS n
 LEFT JOIN {schema}.origin AS o ON o.name = %(name)s::text
 """,
-    columns=("text", "text", "text", "bigint", "text", "boolean"),
+    columns={
+        "reader": "text",
+        "source_schema": "text",
+        "service": "text",
+        "link": "bigint",
+        "own": "text",
+        "is_bridge": "boolean",
+    },
 )
 ADD = Sql(
     """
@@ -62,13 +70,13 @@ class _Source:
 
 
 def _finding(schema: str, name: str) -> Operation[_Source]:
-    [(was, there, service, link, own, is_bridge)] = yield BEFORE.at(schema=schema)(name=name)
-    if is_bridge:
+    [was] = BEFORE.named((yield BEFORE.at(schema=schema)(name=name)))
+    if was.is_bridge:
         raise ConfigurationError(
             f"{name} is a bridge into this node, so a source needs another name.", code="MR-bridge-name-taken"
         )
-    settings = None if there is None else {"service": service, "source_schema": there, "reader": was}
-    return _Source(settings, link is not None, own)
+    given = {"service": was.service, "source_schema": was.source_schema, "reader": was.reader}
+    return _Source(None if was.source_schema is None else given, was.link is not None, was.own)
 
 
 def _changed(name: str, source: _Source, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -88,10 +96,8 @@ def _changed(name: str, source: _Source, given: Mapping[str, Any]) -> tuple[dict
 
 def adding(schema: str, source: str, given: Mapping[str, Any], *, actor: str, why: str | None) -> Operation[bool]:
     """`Links.add` as an operation, with what is given of the settings."""
-    check_actor(actor, why)
     name = node_name(source)
-    yield IN_TRANSACTION
-    yield from checking(schema)
+    yield from beginning_act(schema, actor, why)
     yield from noting_place(schema)
     found = yield from _finding(schema, name)
     if found.settings is None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from mailroom.message.columns import Column, listed, written
-from mailroom.sql.operation import BOUND, Execute, Fill, Row, Sql, Statement
+from mailroom.sql.operation import BOUND, IN_TRANSACTION, Execute, Fill, Operation, Row, Sql, Statement
 
 
 class Insert(Sql):
@@ -41,6 +41,18 @@ class Insert(Sql):
         """Return the step that inserts the rows."""
         bound, copy, unnest = (each.at(schema=schema) for each in (self._bound, self.copy, self.unnest))
         return Fill(bound, copy, unnest, self._written, rows)
+
+    def one(self, schema: str, row: Row) -> Operation[None]:
+        """Insert the row."""
+        yield IN_TRANSACTION
+        yield self.of(schema, row)
+
+    def all(self, schema: str, rows: list[Row]) -> Operation[int]:
+        """Insert the rows in order; return how many."""
+        yield IN_TRANSACTION
+        if rows:
+            yield self.many(schema, rows)
+        return len(rows)
 
 
 # D-statements-8: A user's pipeline cannot run COPY.

@@ -152,7 +152,7 @@ def plain(message: Message) -> Any:
 
 @cache
 def _decoding() -> Callable[[bytes], Any]:
-    # On demand: whoever only moves messages, as claims do, needs no codec.
+    # On demand: code that only moves messages, as claims do, needs no codec.
     decode: Callable[[bytes], Any] = import_module("mailroom.values.codec").decode
     return decode
 

@@ -14,7 +14,7 @@ from mailroom.message.carry import headers_json
 from mailroom.message.columns import MESSAGE_ROW, written
 from mailroom.message.insert import Insert
 from mailroom.message.topic import Topic, topic_headers
-from mailroom.sql.operation import IN_TRANSACTION, Operation, Row
+from mailroom.sql.operation import Row
 from mailroom.values import codec
 from mailroom.values.names import MAX_AFTER_CLOCK, Key, key_text, shown, topic_name
 from mailroom.values.numbers import TEN_YEARS_S, seconds, whole
@@ -230,17 +230,4 @@ def clock(clock: int) -> int:
 
 
 INSERT = Insert("outbox", MESSAGE_ROW)
-
-
-def sending(schema: str, row: Row) -> Operation[None]:
-    """Insert one row of `row_of`."""
-    yield IN_TRANSACTION
-    yield INSERT.of(schema, row)
-
-
-def sending_many(schema: str, rows: list[Row]) -> Operation[int]:
-    """Insert rows of `row_of` in order; return how many."""
-    yield IN_TRANSACTION
-    if rows:
-        yield INSERT.many(schema, rows)
-    return len(rows)
+sending, sending_many = INSERT.one, INSERT.all  # of rows of `row_of`

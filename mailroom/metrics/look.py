@@ -5,7 +5,6 @@ The server counts what comes into each table and goes out of it, so rates need n
 as the leader does for metrics: on a clock of max(5 s, 100 times its own duration).
 """
 
-import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from uuid import UUID
 from mailroom.doctor.examining import NOT_SEEN, telling
 from mailroom.doctor.finding import Finding, Limits
 from mailroom.doctor.kinds import KINDS
-from mailroom.doctor.workers import ALIVE, DATABASE, IS_ALIVE, LONELY
+from mailroom.doctor.workers import ALIVE, DATABASE, IS_ALIVE
 from mailroom.figures.keys import KeyLook, reading_worst
 from mailroom.figures.leaders import DispatcherStatus, reading_leaders
 from mailroom.metrics import catalog, leader
@@ -29,21 +28,21 @@ from mailroom.metrics.scrape import reading_node
 from mailroom.sql import locks
 from mailroom.sql.locked import LockedTable, reading_locked
 from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.waits import LONG_S
 from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 SHOWN = 20  # keys, batches and errors of a look
 # D-metrics-9: What is in trouble on the live screen are findings of the doctor.
-# The doctor's checks of which an auditor sees all, the worst first, and M001, as far as the role may see sessions. They
-# are asked for with the ages. Who watches wants to know at once; as in the alert rules, a leader has its time.
+# The doctor's checks of which an auditor sees all, the worst first, and M005 and M001, as far as the role may see
+# sessions. They are asked for with the ages. Who watches wants to know at once; as in the alert rules, a leader has its
+# time, and so have workers that are there.
+STRONG_LOCK, UNREAD = "M006", "M027"
 TOLD = (
-    *("M022", "M023", "M052", "M031", "M019"),
-    *("M043", "M044", "M046", "M026", "M040", "M045", "M041", "M001"),
+    *("M005", "M022", "M023", "M052", "M031", "M019"),
+    *("M043", "M044", "M046", UNREAD, "M026", "M040", "M045", "M041", "M053", "M001"),
 )
-LIMITS = Limits(unled_s=0, waiting_s=30, silent_s=0, failing_s=0)
-# Where no worker is at all, nobody has to wait for that long to know it.
-LATE_S = 300.0
-UNREAD_S = 5.0
-NAMED = 3  # inboxes with one trouble that a look names; of more it says how many
+LIMITS = Limits(lock_s=LONG_S, unled_s=0, waiting_s=30, silent_s=0, failing_s=0, unread_s=5, late_s=300)
+NAMED = 3  # things with one trouble that a look names; of more it says how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,7 @@ class InboxLook:
     """An inbox. Rates are None at the first look. `waiting` is an estimate, and `oldest_s` how long it waits.
 
     For `failing_s` seconds all attempts have failed, as far as it was looked at. If it is `unread`, no worker is there.
+    That it is `paused` was chosen by a person: it is a state, and no trouble.
     """
 
     name: str
@@ -67,12 +67,12 @@ class InboxLook:
     @property
     def is_in_trouble(self) -> bool:
         """Whether an operator should look at it."""
-        return bool(self.failing or self.failing_s or self.parked or self.paused or self.unread or self.is_late)
+        return bool(self.failing or self.failing_s or self.parked or self.unread or self.is_late)
 
     @property
     def is_late(self) -> bool:
         """Whether its workers do not keep up."""
-        return self.oldest_s > LATE_S
+        return self.oldest_s >= LIMITS.late_s and not (self.paused or self.unread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,11 @@ class ErrorLook:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong, and the command that helps or tells more; `id` is that of the doctor's finding, if it is one."""
+    """A finding of the doctor, in a line: its id, what is wrong, and the command that helps or tells more."""
 
+    id: str
     what: str
     command: str
-    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Watch:
         self._added, self._failing = Added(self._schema), Failing()
         self._before: tuple[datetime, dict[str | None, Changes]] | None = None
         self._sample: dict[Family, Samples] = {}
-        self._findings: list[Finding] = []
+        self._findings: list[tuple[str, Finding]] = []
         self._sampled_at = 0.0
         self._next_at = float("-inf")
 
@@ -207,7 +207,10 @@ class Watch:
         [(processes,)] = yield PROCESSES.at()()
         rates = per_second(self._before, (now, changes))
         self._before = now, changes
-        inboxes = _inboxes(cheap, self._sample, rates, (yield from self._lonely()) if rates else set())
+        # Somebody may reap by hand, which a rate tells.
+        unread = {part for part, told in self._findings if told.id == UNREAD and rates and not _reaped(part, rates)}
+        findings = [told for part, told in self._findings if told.id != UNREAD or part in unread]
+        inboxes = _inboxes(cheap, self._sample, rates, unread)
         outbox_oldest_s = _only(self._sample[leader.OUTBOX_OLDEST])
         return Look(
             node=node,
@@ -223,18 +226,12 @@ class Watch:
             sample_age_s=max(self._monotonic() - self._sampled_at, 0.0),
             processes=processes,
             leaders=leaders,
-            troubles=tuple(troubles(at, locked, self._findings, inboxes, keys)),
+            troubles=tuple(troubles(at, locked, findings)),
             inboxes=tuple(inboxes),
             keys=keys,
             batches=batches,
             errors=errors,
         )
-
-    def _lonely(self) -> Operation[set[str]]:
-        """Return those inboxes at which no worker is, if something waits in one for a while."""
-        if not any(seconds > UNREAD_S for seconds in _by_label(self._sample[leader.INBOX_OLDEST]).values()):
-            return set()
-        return {name for (name,) in (yield LONELY.at(schema=self._schema)())}
 
 
 def per_second(
@@ -258,7 +255,7 @@ def _inboxes(
     cheap: Mapping[Family, Samples],
     sample: Mapping[Family, Samples],
     rates: Mapping[str | None, tuple[float, float]],
-    lonely: Collection[str],
+    unread: Collection[str],
 ) -> list[InboxLook]:
     oldest, fails = _by_label(sample[leader.INBOX_OLDEST]), _by_label(sample[INBOX_FAILING])
     keys = {labels: int(cast(float, number)) for labels, number in sample[leader.INBOX_KEYS]}
@@ -267,81 +264,50 @@ def _inboxes(
     for name, waiting in _by_label(cheap[catalog.INBOX_MESSAGES]).items():
         delivered, reaped = rates.get(name, (0.0, 0.0)) if rates else (None, None)
         failing, parked = keys.get((name, "waiting"), 0), keys.get((name, "parked"), 0)
-        oldest_s, is_paused = oldest.get(name, 0.0), bool(paused[name])
-        unread = name in lonely and oldest_s > UNREAD_S and not reaped and not is_paused
-        found.append(InboxLook(name, delivered, reaped, int(waiting), oldest_s, failing, parked, is_paused,
-                               fails.get(name, 0.0), unread))  # fmt: skip
+        found.append(InboxLook(name, delivered, reaped, int(waiting), oldest.get(name, 0.0), failing, parked,
+                               bool(paused[name]), fails.get(name, 0.0), name in unread))  # fmt: skip
     return sorted(found, key=_rank)
 
 
-def _rank(each: InboxLook) -> tuple[bool, float, int, float, str]:
-    return not each.is_in_trouble, -each.oldest_s, -each.waiting, -(each.reaped_per_s or 0.0), each.name
+def _reaped(inbox: str, rates: Mapping[str | None, tuple[float, float]]) -> float:
+    return rates.get(inbox, (0.0, 0.0))[1]
 
 
-def troubles(
-    schema: str,
-    locked: Sequence[LockedTable],
-    findings: Sequence[Finding],
-    inboxes: Sequence[InboxLook],
-    keys: Iterable[KeyLook],
-) -> Iterable[Trouble]:
+def _rank(each: InboxLook) -> tuple[bool, bool, float, int, float, str]:
+    return (
+        not each.is_in_trouble,
+        not each.paused,
+        -each.oldest_s,
+        -each.waiting,
+        -(each.reaped_per_s or 0.0),
+        each.name,
+    )
+
+
+def troubles(schema: str, locked: Sequence[LockedTable], findings: Sequence[Finding]) -> Iterable[Trouble]:
     """Return what is in trouble, the worst first: what stops a node, then an inbox, then a key.
 
-    Who keeps readers out of a table is before all else, which may follow from it. Then comes what the doctor finds.
+    Who keeps readers out of a table is before all else, which may follow from it. The doctor calls it a strong lock,
+    and knows no more of it than since when the transaction is open, which an auditor may not see.
     """
     option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
-    tables = [Trouble(str(each), f"mailroom doctor{option}") for each in locked]
-    yield from _few(tables, "tables that cannot be read", option)
+    tables = [Trouble(STRONG_LOCK, f"{KINDS[STRONG_LOCK].what}: {each}", f"mailroom doctor{option}") for each in locked]
+    yield from _few(tables, STRONG_LOCK, option)
     for each in (*TOLD, NOT_SEEN):
-        told = [_told(found) for found in findings if found.id == each]
-        yield from _few(told, KINDS[each].what, option, each)
-    yield from _of_inboxes(inboxes, option)
-    for key in [each for each in keys if each.state == "paused"][:NAMED]:
-        yield Trouble(f"key {key.key} of inbox {key.inbox} is paused",
-                      f"mailroom inbox resume {key.inbox} --key {shlex.quote(key.key)}{option}")  # fmt: skip
+        yield from _few([_told(found) for found in findings if found.id == each], each, option)
 
 
 def _told(found: Finding) -> Trouble:
     [line] = found.evidence
     # The last errors are on the screen.
     command = f"mailroom explain {found.id}" if found.command.startswith("mailroom top ") else found.command
-    return Trouble(f"{found.what}: {line}" if line else found.what, command, found.id)
+    return Trouble(found.id, f"{found.what}: {line}" if line else found.what, command)
 
 
-def _few(told: Sequence[Trouble], what: str, option: str, id: str = "") -> Iterable[Trouble]:
+def _few(told: Sequence[Trouble], id: str, option: str) -> Iterable[Trouble]:
     yield from told[:NAMED]
     if len(told) > NAMED:
-        yield Trouble(f"{len(told) - NAMED:,} more: {what}", f"mailroom doctor{option}", id)
-
-
-# What may be wrong with an inbox, the worst first, and what it is called of many.
-WRONG = {
-    "unread": "no worker is there",
-    "late": "workers are late",
-    "paused": "paused",
-}
-
-
-def _of_inboxes(inboxes: Sequence[InboxLook], option: str) -> Iterable[Trouble]:
-    told = [_of_inbox(each, option) for each in inboxes]
-    for kind, short in WRONG.items():
-        having = [of[kind] for of in told if kind in of]
-        yield from having[:NAMED]
-        if len(having) > NAMED:
-            yield Trouble(f"{len(having) - NAMED:,} more inboxes: {short}", f"mailroom top --once{option}")
-
-
-def _of_inbox(inbox: InboxLook, option: str) -> dict[str, Trouble]:
-    """Return what is wrong with an inbox, by its kind."""
-    name, told = inbox.name, {}
-    waits = f"inbox {name}: the oldest message was delivered {inbox.oldest_s:.0f} s ago"
-    if inbox.unread:
-        told["unread"] = Trouble(f"{waits}, and no worker is there", "mailroom worker run MODULE:WORKER")
-    elif inbox.is_late and not inbox.paused:
-        told["late"] = Trouble(waits, f"mailroom doctor{option}")
-    if inbox.paused:
-        told["paused"] = Trouble(f"inbox {name} is paused", f"mailroom inbox resume {name}{option}")
-    return told
+        yield Trouble(id, f"{len(told) - NAMED:,} more: {KINDS[id].what}", f"mailroom doctor{option}")
 
 
 def _only(samples: Samples) -> float:

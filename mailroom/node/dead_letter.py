@@ -23,12 +23,13 @@ from mailroom.order.traits import chosen
 from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
+from mailroom.schema.node import OfNode
 from mailroom.sql import locks
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 from mailroom.sql.sight import seeing
 from mailroom.values import codec
-from mailroom.values.names import DEFAULT_SCHEMA, inbox_name, schema_name, utf8
+from mailroom.values.names import inbox_name, utf8
 from mailroom.values.numbers import MAX_INT64, count_or_all, whole
 
 __all__ = [
@@ -312,14 +313,8 @@ READ = ("dead_letter",)
 CHANGED = ("node", "inbox", "inbox_registry", "subscription", "origin", "fan_out")  # or read to know what to change
 
 
-class _Operations:
+class _Operations(OfNode):
     """The methods of both classes, as operations."""
-
-    def __init__(self, *, schema: str = DEFAULT_SCHEMA) -> None:
-        self.schema = schema_name(schema)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(schema={self.schema!r})"
 
     def _find(
         self,

@@ -6,9 +6,10 @@ That is that it is a copy, was moved or was put back, and how far its clock may 
 from mailroom.links.restored import NewId, saying_copied, saying_moved, saying_restored
 from mailroom.order.clock import advancing_clock
 from mailroom.schema import acts, checking
-from mailroom.schema.audit import auditing, check_actor
+from mailroom.schema.audit import auditing
+from mailroom.schema.node import beginning_act
 from mailroom.sql.methods import on_connections
-from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, T
+from mailroom.sql.operation import Operation, Sql, T
 from mailroom.sql.sight import NODE_ROW, the_one
 from mailroom.values.names import DEFAULT_SCHEMA, node_name, schema_name
 
@@ -47,7 +48,7 @@ def _renaming(name: str, *, actor: str, why: str | None = None, schema: str = DE
 
 
 def _renaming_to(schema: str, name: str, actor: str, why: str | None) -> Operation[str]:
-    yield from _beginning(schema, actor, why)
+    yield from beginning_act(schema, actor, why)
     (before,) = the_one((yield RENAME.at(schema=schema)(name=name)), NODE_ROW, schema)
     if before != name:
         yield from auditing(schema, acts.NODE_RENAME, [(None, None, 0)], actor, why, f"{before} -> {name}")
@@ -108,7 +109,7 @@ def _advancing(
 
 
 def _advancing_to(schema: str, clock: int, actor: str, why: str | None, dry_run: bool) -> Operation[int]:
-    yield from _beginning(schema, actor, why)
+    yield from beginning_act(schema, actor, why)
     before = yield from advancing_clock(schema, clock, dry_run=dry_run)
     if not dry_run:
         yield from auditing(schema, acts.NODE_ADVANCE, [(None, None, 0)], actor, why, f"{before} -> {clock}")
@@ -125,9 +126,3 @@ advance_clock, advance_clock_async = on_connections("advance_clock", _advancing)
 def _checked(schema: str, operation: Operation[T]) -> Operation[T]:
     yield from checking(schema)
     return (yield from operation)
-
-
-def _beginning(schema: str, actor: str, why: str | None) -> Operation[None]:
-    check_actor(actor, why)
-    yield IN_TRANSACTION
-    yield from checking(schema)

@@ -33,6 +33,6 @@ async def answered_within(connection: psycopg.AsyncConnection, work: Coroutine[A
     finally:
         if not task.done():
             disconnect(connection)
-            # It ends now. Await it also if the caller was cancelled, so that no task is left behind.
+            # It ends now. Await it also if the caller was cancelled, so that no task is left.
             await asyncio.gather(task, return_exceptions=True)
     return await task

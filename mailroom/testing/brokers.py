@@ -248,7 +248,7 @@ async def _publishes(case: BrokerCase, settings: OutSettings, is_once: bool) -> 
 
 
 async def _compare(out: _Out, records: list[Record], is_once: bool) -> None:
-    """Compare what a reader gets with what was published, with a last record of each key behind it."""
+    """Compare what a reader gets with what was published, with a last record of each key after it."""
     last = out.records(len(KEYS))
     await _publish(out, last)
     records = [*records, *last]

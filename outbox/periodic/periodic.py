@@ -9,12 +9,13 @@ from mailroom.errors import ConfigurationError, InvalidMessage, UnknownPeriodic
 from mailroom.message.outgoing import aware
 from mailroom.message.periodic import PeriodicMessage, columns
 from mailroom.schema import acts
-from mailroom.schema.audit import auditing, check_actor, differences
+from mailroom.schema.audit import auditing, differences
 from mailroom.schema.checks import checking
+from mailroom.schema.node import OfNode, beginning_act
 from mailroom.sql.methods import on_async_connection, on_connection
-from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
+from mailroom.sql.operation import Operation, Row, Sql
 from mailroom.values.cron import cron
-from mailroom.values.names import DEFAULT_SCHEMA, meant, periodic_name, schema_name, shown
+from mailroom.values.names import meant, periodic_name, shown
 from mailroom.values.numbers import count
 from outbox.periodic.schedule import Schedule
 
@@ -125,14 +126,8 @@ WHERE name = %(name)s::text
 REMOVE = Sql("DELETE FROM {schema}.periodic WHERE name = %(name)s::text")
 
 
-class _Operations:
+class _Operations(OfNode):
     """What both classes do, as operations."""
-
-    def __init__(self, *, schema: str = DEFAULT_SCHEMA) -> None:
-        self.schema = schema_name(schema)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(schema={self.schema!r})"
 
     def _add(
         self, message: PeriodicMessage, *, actor: str, why: str | None = None, now: datetime | None = None
@@ -142,7 +137,7 @@ class _Operations:
         Its first time is the next one of its cron. Raises `ConfigurationError` if there is one of its name that is
         defined otherwise: `set` changes it.
         """
-        yield from self._begin(actor, why)
+        yield from beginning_act(self.schema, actor, why)
         done, was = yield from self._putting(message, now, changes=False)
         if done == "changed":
             raise ConfigurationError(
@@ -161,7 +156,7 @@ class _Operations:
         The text is empty if it has this definition. A change that leaves cron and time zone as they are leaves the next
         time as it is. A paused one stays paused.
         """
-        yield from self._begin(actor, why)
+        yield from beginning_act(self.schema, actor, why)
         yield from self._holding(message.name)
         done, change = yield from self._putting(message, now)
         yield from self._auditing(message.name, done, change, actor, why)
@@ -192,7 +187,7 @@ class _Operations:
                     f"The periodic message {message.name} is declared twice: give each a name of its own.",
                     code="MR-invalid-argument",
                 )
-        yield from self._begin(actor, why)
+        yield from beginning_act(self.schema, actor, why)
         done: dict[str, Put] = {}
         for name in sorted(declared):  # in the same order everywhere, so that two of these cannot deadlock
             done[name], was = yield from self._putting(declared[name], now)
@@ -211,7 +206,7 @@ class _Operations:
 
     def _pause(self, name: str, *, actor: str, why: str | None = None) -> Operation[bool]:
         """Send no more messages of this one until it is resumed; return whether that changes anything."""
-        yield from self._begin(actor, why)
+        yield from beginning_act(self.schema, actor, why)
         *_, is_paused = yield from self._holding(name)
         if is_paused:
             return False
@@ -224,7 +219,7 @@ class _Operations:
 
         For times that passed meanwhile nothing is sent, whatever `missed` says: it was paused on purpose.
         """
-        yield from self._begin(actor, why)
+        yield from beginning_act(self.schema, actor, why)
         *fields, due, is_paused = yield from self._holding(name)
         if not is_paused:
             return False
@@ -237,7 +232,7 @@ class _Operations:
 
     def _remove(self, name: str, *, actor: str, why: str | None = None) -> Operation[None]:
         """End a periodic message. What was sent stays sent."""
-        yield from self._begin(actor, why)
+        yield from beginning_act(self.schema, actor, why)
         yield from self._holding(name)
         yield REMOVE.at(schema=self.schema)(name=name)
         yield from auditing(self.schema, acts.PERIODIC_REMOVE, [(None, name, 0)], actor, why)
@@ -279,11 +274,6 @@ class _Operations:
         if changes:
             yield CHANGE.at(schema=self.schema)(**given, due_at=due, next_at=schedule.sent_at(due))
         return "changed", _differences(before, message)
-
-    def _begin(self, actor: str, why: str | None) -> Operation[None]:
-        check_actor(actor, why)
-        yield IN_TRANSACTION
-        yield from checking(self.schema)
 
     def _holding(self, name: str) -> Operation[Row]:
         rows: list[Row] = yield HOLD.at(schema=self.schema)(name=periodic_name(name))

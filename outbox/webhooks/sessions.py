@@ -1,4 +1,4 @@
-"""The sessions in which messages of webhooks are committed: of the user's pool, or of one of ours.
+"""The sessions in which messages of webhooks are committed: of the user's pool, or of our own.
 
 Nothing here waits for longer than a sender does.
 """

@@ -44,7 +44,7 @@ def fields(arrays: Sequence[pa.Array], kinds: Sequence[str]) -> pa.LargeBinaryAr
 
 
 def rows(columns: int, *parts: pa.LargeBinaryArray) -> memoryview:
-    """Return rows of so many columns as COPY wants them: each is its `fields`, part by part."""
+    """Return rows of this many columns as COPY wants them: each is its `fields`, part by part."""
     found = joined(struct.pack("!h", columns), *parts)
     return data(found)[: int(offsets(found)[-1])].data
 

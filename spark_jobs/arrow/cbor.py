@@ -76,7 +76,7 @@ def _structs(array: pa.Array, path: str, nan_as_null: bool) -> pa.LargeBinaryArr
     if not fields:
         return pc.if_else(array.is_valid(), constant(head), pa.scalar(None, pa.large_binary()))
     pieces = []
-    # flatten() makes the fields of a null struct null: the bytes behind them are not values, and not checked.
+    # flatten() makes the fields of a null struct null: the bytes under them are not values, and not checked.
     for field, column in zip(fields, array.flatten(), strict=True):
         name = field.name.encode()
         named = head + leaves.head(leaves.TEXT, len(name)) + name
@@ -93,7 +93,7 @@ def _lists(array: pa.Array, path: str, nan_as_null: bool) -> pa.LargeBinaryArray
     behind_null = None
     if array.null_count:
         valid = array.is_valid().to_numpy(zero_copy_only=False)
-        # A null may have items behind it, which are not values.
+        # A null may have items under it, which are not values.
         if lengths[~valid].any():
             behind_null = pa.array(np.repeat(valid, lengths))
         lengths = np.where(valid, lengths, 0)

@@ -48,7 +48,7 @@ RawCursor.adapters.register_loader("timestamp", Int8BinaryLoader)
 
 
 def arrays(rows: Sequence[Row], columns: pa.Schema = ROW_COLUMNS) -> list[pa.Array]:
-    """Return the arrays of these columns for rows of them, and of anything behind, as a `RawCursor` gives them."""
+    """Return the arrays of these columns for rows of them, and of anything after, as a `RawCursor` gives them."""
     found = zip(columns, zip(*rows, strict=True), strict=False)
     return [CONVERTERS.get(column.name, pa.array)(cells, column.type) for column, cells in found]
 

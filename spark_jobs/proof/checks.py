@@ -202,7 +202,7 @@ def _segments_in_order(evidence: Evidence) -> DataFrame:
     return found.withColumn("wrong", f.coalesce(f.col("clock") <= f.col("before"), f.lit(False)))
 
 
-@_checks("origins in order", "{:,} messages stand behind what their node had sent to the key before them")
+@_checks("origins in order", "{:,} messages stand after what their node had sent to the key before them")
 def _origins_in_order(evidence: Evidence) -> DataFrame:
     order = Window.partitionBy("inbox", "key", "origin").orderBy("clock")
     found = evidence.files.select(
@@ -216,7 +216,7 @@ def _origins_in_order(evidence: Evidence) -> DataFrame:
 PUTTING_BACK = "INTERVAL 1 HOUR"
 
 
-@_checks("effects follow causes", "{:,} effects stand behind their causes")
+@_checks("effects follow causes", "{:,} effects stand after their causes")
 def _effects_follow_causes(evidence: Evidence) -> DataFrame:
     """A reply stands after its request, and whatever names its cause (header `causation`) after that.
 

@@ -20,7 +20,14 @@ GIVEN = Sql(
 SELECT checkpoint, batch, upto, message_id, messages, digest FROM {schema}.my_spark_stream
 WHERE inbox = %(inbox)s::text ORDER BY batch
 """,
-    columns=("text", "bigint", "bigint", "text", "bigint", "bigint"),
+    columns={
+        "checkpoint": "text",
+        "batch": "bigint",
+        "upto": "bigint",
+        "message_id": "text",
+        "messages": "bigint",
+        "digest": "bigint",
+    },
 )
 
 
@@ -32,15 +39,15 @@ def finding_given(
     Raises `ConfigurationError` if the checkpoint lags behind what it has given out, or another one reads the inbox and
     is not the one that this `continues`.
     """
-    rows = yield GIVEN.at(schema=schema)(inbox=inbox)
+    rows = GIVEN.named((yield GIVEN.at(schema=schema)(inbox=inbox)))
     last = None
-    for owner, batch, upto, message_id, messages, digest in rows:
-        if owner == checkpoint:
-            if batch == number:
-                return BatchEnd(int(upto), message_id, int(batch), int(messages), int(digest))
-            last = int(batch)
-        elif owner != continues:
-            raise _read_by_another(inbox, owner, rows[-1][1], checkpoint)
+    for each in rows:
+        if each.checkpoint == checkpoint:
+            if each.batch == number:
+                return BatchEnd(int(each.upto), each.message_id, number, int(each.messages), int(each.digest))
+            last = int(each.batch)
+        elif each.checkpoint != continues:
+            raise _read_by_another(inbox, each.checkpoint, rows[-1].batch, checkpoint)
     if last is not None and last > number:
         raise set_back(inbox, checkpoint, number, last)
     return None

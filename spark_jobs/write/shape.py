@@ -61,7 +61,7 @@ class Shape:
         twice = [name for name in schema.fieldNames() if names.count(name.lower()) > 1]
         if twice:
             raise InvalidMessage(
-                f"Columns {', '.join(map(shown, twice))} are one (case is no difference): rename them.",
+                f"Columns {', '.join(map(shown, twice))} are one (case makes no difference): rename them.",
                 code="MR-spark-column-invalid",
             )
         if "topic" not in (*names, *constants):

@@ -40,7 +40,7 @@ class Log:
         return [record.id for record in self.records]
 
     def add(self, topic: str, value: bytes | None, part: int = 0, key: bytes | None = b"k", **headers: str) -> None:
-        """Put a record that no bridge of ours has written into the log."""
+        """Put a record that no bridge has written into the log."""
         given = [(name.replace("_", "-"), text.encode()) for name, text in headers.items()]
         self.put(topic, part, key, value, given)
 

@@ -39,7 +39,7 @@ def value_of(value: bytes | None, content_type: str | None = None, **how: Any) -
 def refused(text: str, arrived: Arrived, **how: Any) -> None:
     with pytest.raises(Undecodable, match=text) as refusal:
         taken(arrived, **how)
-    assert str(refusal.value).startswith(f"The record at {arrived.topic}[2]@41 of brokers is no message: ")
+    assert str(refusal.value).startswith(f"The record at {arrived.topic}[2]@41 of brokers is not a message: ")
 
 
 # --- foreign records -------------------------------------------------------------------------------------------------
@@ -211,11 +211,11 @@ def test_a_key_is_found_in_cbor() -> None:
     ("how", "text"),
     [
         ("header:user", "it lacks the header that has the key"),
-        ("path:order", "its key is no text, int or UUID"),
+        ("path:order", "its key is not a text, int or UUID"),
         ("path:order.no", "its value lacks the field that is the key"),
         ("path:order.id.no", "its value lacks the field"),
-        ("path:flag", "its key is no text, int or UUID"),
-        ("path:none", "its key is no text, int or UUID"),
+        ("path:flag", "its key is not a text, int or UUID"),
+        ("path:none", "its key is not a text, int or UUID"),
         ("path:empty", "1 to 1,024 bytes"),
         ("path:long", "1 to 1,024 bytes"),
         ("path:nul", "a character that PostgreSQL cannot store"),
@@ -271,9 +271,9 @@ def test_headers_that_are_no_text_are_kept_as_base64() -> None:
         ([("mailroom-kind", b"MUX")], "mailroom-kind is not what Mailroom writes"),
         ([("mailroom-id", b"7")], "mailroom-id is not what Mailroom writes"),
         ([("mailroom-expires", b"soon")], "mailroom-expires is not what Mailroom writes"),
-        ([("mailroom-expires", b"2026-02-30T00:00:00Z")], "mailroom-expires is no time"),
-        ([("mailroom-expires", b"9999-02-03T00:00:00Z")], "mailroom-expires is no time, or outside"),
-        ([("mailroom-time", b"2026-02-30T00:00:00Z")], "mailroom-time is no time"),
+        ([("mailroom-expires", b"2026-02-30T00:00:00Z")], "mailroom-expires is not a time"),
+        ([("mailroom-expires", b"9999-02-03T00:00:00Z")], "mailroom-expires is not a time, or outside"),
+        ([("mailroom-time", b"2026-02-30T00:00:00Z")], "mailroom-time is not a time"),
         ([("ce_type", b"\xff")], "ce_type is not UTF-8"),
     ],
 )

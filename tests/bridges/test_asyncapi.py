@@ -1,4 +1,4 @@
-"""The document is AsyncAPI by its official schema, and true: records and values of ours fit what it says of them."""
+"""The document is AsyncAPI by its official schema, and true: our records and values fit what it says of them."""
 
 import gzip
 import json

@@ -121,7 +121,7 @@ def test_broker_of_another_package_is_as_ours_and_a_broken_one_harms_nobody(
     forget()
     [state] = json_of("bridge", "status", dsn=node.dsn)["out"]
     assert (state["settings"]["broker"], described("tape").reserved) == ("tape", ())
-    assert "'tape' is no broker" in error_of(mailroom("bridge", "test", "played", dsn=node.dsn))
+    assert "'tape' is not a broker" in error_of(mailroom("bridge", "test", "played", dsn=node.dsn))
 
 
 CLASHING = """

@@ -75,7 +75,7 @@ def ids_in(kafka: MockKafka, topic: str, number: int) -> list[int]:
 
 @pytest.mark.slow
 async def test_records_are_not_given_up_while_the_broker_does_not_take_them(mock_kafka: MockKafka) -> None:
-    """Whoever gave up the first ones would leave a gap, and then overtake within a key."""
+    """A run that gave up the first ones would leave a gap, and then overtake within a key."""
     mock_kafka.create("kept", 1)
     publishing = publisher(mock_kafka, "kept")
     try:

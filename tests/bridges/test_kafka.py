@@ -310,7 +310,7 @@ async def test_log_that_was_cut_back_stops_the_bridge_which_says_how_many_are_mi
 
 
 def make_anew(kafka: Kafka, topic: str, records: int) -> None:
-    """Delete a topic, make one of the same name, and write so many records into it."""
+    """Delete a topic, make one of the same name, and write this many records into it."""
     [gone] = kafka.admin.delete_topics([topic]).values()
     gone.result()
 
@@ -325,7 +325,7 @@ def make_anew(kafka: Kafka, topic: str, records: int) -> None:
 
 
 def write(kafka: Kafka, topic: str, records: int) -> None:
-    """Write so many records that no bridge has made."""
+    """Write this many records that no bridge has made."""
     producer = Producer(dict(kafka.client))
     for _ in range(records):
         producer.produce(topic, str(uuid4()).encode(), b"k")
@@ -431,7 +431,7 @@ async def test_end_of_a_transaction_that_retention_took_away_is_no_lost_record(n
     send(node, 0, 3)
     async with tended(node):
         await eventually_async(lambda: count(node) == 3)
-        # Behind the third record lies the end of its transaction.
+        # After the third record lies the end of its transaction.
         await eventually_async(lambda: [each.next for each in in_state(node).positions] == [4])
     [gone] = kafka.admin.delete_records([TopicPartition("ended", 0, 4)]).values()
     gone.result()

@@ -26,7 +26,7 @@ WRONG = "hunter2"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, kafka: SecureKafka) -> Iterator[None]:
-    """Note trouble soon, and try again soon; leave no rights behind."""
+    """Note trouble soon, and try again soon; leave no rights."""
     for name, seconds in (("PATIENCE_S", 4.0), ("LONGEST_PAUSE_S", 0.1), ("LONGEST_STOP_S", 0.3)):
         monkeypatch.setattr(tending, name, seconds)
     monkeypatch.setattr("dispatcher.bridges.kafka.publisher.ABSENT_S", 0.2)

@@ -102,7 +102,7 @@ async def test_transaction_that_is_left_open_holds_up_its_partition_alone_and_th
 
 
 def lag(kafka: Kafka, node: Node, topic: str) -> int:
-    """Return how many records lie behind the offset of the bridge's group in partition 0, as tools count them."""
+    """Return how many records lie after the offset of the bridge's group in partition 0, as tools count them."""
     [(node_id, origin)] = node.rows("SELECT n.id, o.number FROM mailroom.node AS n, mailroom.origin AS o")
     client = {**kafka.client, "group.id": f"mailroom.{node_id}.in.{origin}", "isolation.level": "read_uncommitted"}
     consumer = Consumer(client)

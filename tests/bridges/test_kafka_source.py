@@ -169,7 +169,7 @@ async def test_partition_that_is_added_is_read_from_its_first_record_and_a_topic
 async def test_partition_that_grows_while_nothing_of_it_may_be_read_is_told_once_and_when_it_goes_on(
     mock_kafka: MockKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As behind a transaction that is open, which the mock cluster does not hold up: only the log's end says so."""
+    """As after a transaction that is open, which the mock cluster does not hold up: only the log's end says so."""
     mock_kafka.create("held", 1)
     put(mock_kafka, "held", 4)
     log_end = 4
@@ -240,6 +240,6 @@ async def test_record_with_a_header_whose_name_is_no_text_is_no_message_and_hold
     for each in (first, last):
         assert (each.headers, each.fault) == ([("good", b"v")], None)
     with pytest.raises(
-        Undecodable, match=r"names\[0\]@51 of here is no message: the name of one of its headers is not"
+        Undecodable, match=r"names\[0\]@51 of here is not a message: the name of one of its headers is not"
     ):
         incoming(bad, Intake(), "here")

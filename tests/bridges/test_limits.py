@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def put(node: Node, count: int) -> list[object]:
-    """Send so many messages of one key, and stamp them; return their ids."""
+    """Send this many messages of one key, and stamp them; return their ids."""
     ids: list[object] = [node.send("orders", {"n": n}, key="k") for n in range(count)]
     node.deliver_all()
     return ids

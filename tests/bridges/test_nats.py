@@ -194,7 +194,7 @@ async def test_zombie_is_fenced_and_others_who_write_there_are_not_taken_for_one
 
 
 async def test_record_of_somebody_else_in_between_is_overtaken_by_none_behind_it(nats: Nats) -> None:
-    """The one behind was expected just where the stream ended by then: it was added, and the one before was lost."""
+    """The next one was expected just where the stream ended by then: it was added, and the one before was lost."""
     await create(nats, "between")
     bridge = a_bridge(nats.url, "between")
     publisher = NatsPublisher(bridge)
@@ -250,7 +250,7 @@ async def test_what_a_queue_has_had_and_deleted_is_not_published_again_though_it
 
 
 async def test_work_queue_is_asked_what_it_has_of_a_history_that_may_be_lost(nats: Nats) -> None:
-    """After each crash of the node's server; and such a queue refuses whoever reads and acknowledges nothing."""
+    """After each crash of the node's server; and such a queue refuses a reader that acknowledges nothing."""
     async with jetstream(nats) as js:
         await js.add_stream(name="asked", subjects=["asked.>"], retention=WORK_QUEUE)
     bridge = a_bridge(nats.url, "asked")

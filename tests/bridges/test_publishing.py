@@ -34,7 +34,7 @@ def acked(node: Node) -> int:
 
 
 async def rest(node: Node, rows: int) -> None:
-    """Wait until so many rows are acknowledged."""
+    """Wait until this many rows are acknowledged."""
     await eventually_async(lambda: acked(node) == rows)
 
 

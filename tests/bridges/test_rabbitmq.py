@@ -65,7 +65,7 @@ async def create(rabbitmq: RabbitMQ, queue: str, arguments: dict[str, Any] | Non
 
 
 async def put(rabbitmq: RabbitMQ, queue: str, *messages: aio_pika.Message) -> None:
-    """Put messages that no bridge of ours has written into a queue."""
+    """Put messages that no bridge has written into a queue."""
     async with channel(rabbitmq) as made:
         for message in messages:
             await made.default_exchange.publish(message, queue, timeout=WITHIN_S)
@@ -290,7 +290,7 @@ async def test_channel_that_the_broker_closes_over_a_record_keeps_nothing_that_i
 
 
 async def test_record_that_is_too_large_is_left_out_and_no_other_one(node: Node, rabbitmq: RabbitMQ) -> None:
-    """The broker closes the channel over it, with what is behind."""
+    """The broker closes the channel over it, with what comes after."""
     await create(rabbitmq, "large")
     bridged(node, rabbitmq, "large", on_failure="skip")
     with node.connection.transaction():
@@ -422,7 +422,7 @@ async def test_bridge_takes_in_alone_and_begins_anew_when_its_queue_is_deleted(
 
 
 async def test_what_was_delivered_and_not_taken_in_comes_again_in_its_order(node: Node, rabbitmq: RabbitMQ) -> None:
-    """The dispatcher dies with messages that it had read; what comes meanwhile is behind them."""
+    """The dispatcher dies with messages that it had read; what comes meanwhile is after them."""
     await create(rabbitmq, "order", QUORUM)
     taken_in(node, rabbitmq, "order")
     await put(rabbitmq, "order", *(aio_pika.Message(str(n).encode()) for n in range(60)))

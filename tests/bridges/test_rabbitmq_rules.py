@@ -194,7 +194,7 @@ async def test_record_that_rabbitmq_cannot_hold_is_refused_before_anything_is_se
 
 
 class FakeSource(RabbitSource):
-    """A source over a channel that is no server's."""
+    """A source over a channel without a server."""
 
     fake: Fake
 

@@ -53,7 +53,7 @@ def test_rows_of_transit_are_read_as_they_were_written(node: Node) -> None:
 
 
 def test_a_mark_has_no_record() -> None:
-    with pytest.raises(ValueError, match="a mark is no message"):
+    with pytest.raises(ValueError, match="a mark is not a message"):
         record_of(message(kind="H"), Form(), SENDER)
 
 

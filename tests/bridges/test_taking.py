@@ -1,4 +1,4 @@
-"""Taking in: once, in the order of a partition, from where the database says, whoever repeats itself."""
+"""Taking in: once, in the order of a partition, from where the database says, also if the broker repeats itself."""
 
 import asyncio
 from uuid import UUID, uuid4
@@ -50,7 +50,7 @@ def positions(node: Node) -> list[tuple[object, ...]]:
 
 
 def ours(log: Log, clock: int, *, link: int = 1, part: int = 0, value: int | None = None, sender: UUID = OURS) -> None:
-    """Put a record into the log as a bridge of ours writes it."""
+    """Put a record into the log as a bridge writes it."""
     log.add(
         "log", str(clock if value is None else value).encode(), part, mailroom_origin=str(sender),
         mailroom_link=str(link), mailroom_clock=str(clock), mailroom_id=str(UUID(int=clock)),
@@ -303,7 +303,7 @@ async def test_log_that_was_cut_back_and_written_anew_is_not_read_on(node: Node,
 
 
 async def test_record_where_there_was_none_is_of_a_log_that_was_cut_back(node: Node, log: Log) -> None:
-    """The position stands behind a transaction that was given up, which is cut off by a crash and written over."""
+    """The position stands after a transaction that was given up, which is cut off by a crash and written over."""
     for n in range(3):
         log.add("log", str(n).encode())
     async with tended(node):

@@ -1,4 +1,4 @@
-"""Webhooks out: each message is posted until it is taken, its key in order, and to nobody who should not get it."""
+"""Webhooks out: each message is posted until it is taken, its key in order, and to no other receiver."""
 
 import asyncio
 import itertools

@@ -2,12 +2,16 @@
 
 import json
 
+import click
 import pytest
 
+from dispatcher.cli.bridge import into, out, set_
 from mailroom import subscribe
 from mailroom.bridges import Bridges
-from mailroom.bridges.settings import InSettings, OutSettings
+from mailroom.bridges.out import FIXED
+from mailroom.bridges.settings import BridgeSettings, InSettings, OutSettings
 from mailroom.errors import ConfigurationError
+from mailroom.links.readers import LINK
 from tests.bridges.webhooks import SECRET
 from tests.support.command import done, error_of, json_of, mailroom, untold
 from tests.support.node import Node
@@ -149,7 +153,7 @@ WRONG = [
     (("out", "x", "--kafka", "u:p@h:1"), "holds no user and no password"),
     (("out", "x", "--kafka", "h:1", "--topic", "{key}"), "no other braces"),
     (("out", "x", "--kafka", "h:1", "--exactly-once"), "--mark-topic"),
-    (("out", "x", "--broker", "kafkaesque", "a"), "is no broker"),
+    (("out", "x", "--broker", "kafkaesque", "a"), "is not a broker"),
     (("in", "x", "--kafka", "h:1", "--from", " , "), "Name the topics"),
     (("in", "x", "--kafka", "h:1", "--from", "t", "--key", "value"), "give record, header:NAME"),
     (("cut", "nobody"), "no bridge nobody"),
@@ -187,3 +191,16 @@ def test_settings_are_kept_as_they_were() -> None:
             OutSettings(**{"broker": "kafka", "address": "h:1"} | wrong)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ConfigurationError):
         InSettings("kafka", "h:1", ("a",), start="x")  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_each_setting_can_be_set_and_the_help_of_its_option_tells_its_default() -> None:
+    settings = {*InSettings.names(), *OutSettings.names(), *LINK} - {*FIXED}
+    assert settings == BridgeSettings.__annotations__.keys()
+    assert settings - {"own"} <= {each.name for each in set_.params}
+    for command, made in (
+        (out, OutSettings("kafka", "h:1").flat()), (into, InSettings("kafka", "h:1", ("a",)).flat()),
+    ):  # fmt: skip
+        told = {each.name: str(each.help) for each in command.params if isinstance(each, click.Option)}
+        plain = {name: made[name] for name in told if type(made.get(name)) in (str, int) and name != "topic"}
+        assert len(plain) >= 3
+        assert {name: text for name, text in plain.items() if f"[{text}]" not in told[name]} == {}

@@ -132,7 +132,7 @@ def test_killed_server_is_brought_back_under_the_same_dsn_and_stays(
     os.kill(int(pid_file.read_text().splitlines()[0]), signal.SIGKILL)
     eventually(lambda: not is_up(dsn))
     assert not condition(home)["running"]
-    # Whoever uses it next, it is still kept: so after a restart of the machine.
+    # It is kept even if another process uses it next: so after a restart of the machine.
     assert called(home, "status", "--embedded").exit_code == 0
     assert is_up(dsn)
     assert dsn_of(home) == dsn

@@ -87,7 +87,7 @@ def crowded(inboxes: int) -> Look:
         leaders=tuple(
             DispatcherStatus(each, True, "asleep", "h" * 60, 4_194_304, 1, 9.0, {}) for each in ("dispatcher", "links")
         ),
-        troubles=tuple(Trouble(f"inbox {long} is paused", f"mailroom inbox resume {long}") for _ in range(9)),
+        troubles=tuple(Trouble("M040", f"keys are parked: inbox {long}", "mailroom parked list") for _ in range(9)),
         keys=tuple(KeyLook(long, f"{key}\n\x1b[31m", "failing", 15, None, NOW + timedelta(hours=1)) for _ in range(20)),
         batches=tuple(BatchLook(long, "h" * 60, 4_194_304, 1_000, 7_000.0, False) for _ in range(20)),
         errors=tuple(ErrorLook(NOW, long, key, UUID(int=7), "E" * 60, 12, "retry") for _ in range(20)),
@@ -105,7 +105,7 @@ def test_it_fits_every_screen() -> None:
         assert "\x1b" not in "".join(lines)
         assert lines[0].startswith("n" * 40)
         if height == 50:
-            assert {"KEYS IN TROUBLE", "BATCHES IN HAND", "LAST ERRORS"} <= set(lines)
+            assert {"KEYS THAT WAIT", "BATCHES IN HAND", "LAST ERRORS"} <= set(lines)
             assert any(line.startswith("and ") and line.endswith("more of 100") for line in lines)
 
 
@@ -200,10 +200,10 @@ def test_each_trouble_is_named_with_what_helps(troubled: Node) -> None:
         "keys are parked: inbox shipping: 1 parked keys, the first since AGE":
             "mailroom parked list shipping --schema mailroom",
         "there are dead letters: stage reap: 1, the last AGE ago": "mailroom dead-letter list --schema mailroom",
-        "inbox billing is paused": "mailroom inbox resume billing",
-        "key a b of inbox shipping is paused": "mailroom inbox resume shipping --key 'a b'",
     }  # fmt: skip
     assert "dispatcher NOBODY LEADS" in text
+    assert "dead letters 1  paused inboxes 1\n" in text
+    assert re.search(r"^billing .* paused$", text, re.MULTILINE)
     assert [each["name"] for each in look["inboxes"]] == ["shipping", "billing", "quiet"]
     assert [(each["key"], each["state"]) for each in look["keys"]] == [("bad", "parked"), ("a b", "paused")]
     assert [(each["host"], each["alive"]) for each in look["batches"]] == [("h7", False), ("h8", True)]
@@ -258,15 +258,24 @@ def test_what_waits_and_what_fails_is_a_trouble_within_seconds(node: Node, conne
     assert [(each.id, AGE.sub("AGE", each.what)) for each in look.troubles] == [
         ("M023", ("something waits, though a process leads: something waits for the dispatcher since AGE; "
                  "h pid 1 leads, awake, backend 1")),
+        *(("M027", (f"no worker reaps an inbox: inbox {each}: the oldest message was delivered AGE ago, and no worker "
+                    "is there")) for each in ("billing", "shipping")),
         ("M045", ("messages fail at each try: inbox billing: 1 failing keys, the first for AGE, mostly by "
                  "ConnectionError")),
-        ("", "inbox shipping: the oldest message was delivered AGE ago, and no worker is there"),
     ]  # fmt: skip
     with connect(autocommit=True) as worker:  # asleep at the inbox
         worker.execute("SELECT pg_advisory_lock_shared(%s, %s)", [
             locks.ASLEEP, node.value("SELECT ('mailroom.inbox_shipping'::regclass::oid::bigint - 2147483648)::int"),
         ])  # fmt: skip
-        assert [each.unread for each in seen(node, watch).inboxes] == [False] * 3
+        node.connection.execute("UPDATE mailroom.inbox SET delivered_at = now() - interval '400 s'")
+        at += 6
+        look = seen(node, watch)
+        assert [(each.name, each.unread, each.is_late) for each in look.inboxes if each.waiting] == [
+            ("shipping", False, True), ("billing", True, False)
+        ]  # fmt: skip
+        assert [each.what for each in look.troubles if each.id == "M053"] == [
+            "workers are late: inbox shipping: the oldest message was delivered 0:06:40 ago"
+        ]
 
 
 def test_check_that_could_not_look_is_a_trouble_and_the_others_are_told(
@@ -276,7 +285,7 @@ def test_check_that_could_not_look_is_a_trouble_and_the_others_are_told(
     checks = [replace(check, asking=fails) if check.id == "M040" else check for check in CHECKS]
     monkeypatch.setattr(examining, "CHECKS", checks)
     told = {each.id: each.what for each in seen(troubled, Watch()).troubles}
-    assert list(told) == ["M026", "M041", "M000", ""]
+    assert list(told) == ["M026", "M041", "M000"]
     assert told["M000"].endswith("M040 (keys are parked): division by zero")
 
 

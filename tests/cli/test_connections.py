@@ -1,4 +1,4 @@
-"""What strangers may hold of a server of ours: a head has a size and a time, and there is always room for one more."""
+"""What strangers may hold of our servers: a head has a size and a time, and there is always room for one more."""
 
 import asyncio
 import socket

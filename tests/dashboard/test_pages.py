@@ -27,7 +27,8 @@ HTMX = "2.0.11", "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f7
 
 SHOWS = {
     "/": ("something waits, and no process leads", "inbox shipping: 1 parked keys", "mailroom parked list shipping",
-          "ValueError", "there are dead letters: stage deliver: 2", "messages/s", "<svg"),
+          "ValueError", "there are dead letters: stage deliver: 2", "messages/s", "<svg", "<dt>Paused</dt>",
+          '<span class="unit">inbox</span>'),
     "/inboxes": ("shipping", "billing", "quiet", "1 parked key", "paused"),
     "/inboxes?named=ship": ("shipping", "1 to 1 of 1"),
     "/inboxes/shipping": ("ConnectionError: carrier said", "order.*", "3 days", "then the key is parked", "<svg"),

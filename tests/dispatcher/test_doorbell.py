@@ -340,7 +340,7 @@ async def test_message_is_delivered_without_the_poll_wherever_its_writer_commits
 
 
 async def test_one_that_the_poll_has_woken_goes_through_the_whole_turn(node: Node, served: Callable[[], Steps]) -> None:
-    """Whoever may have held "awake" in its place, it is found out by the next poll."""
+    """Even if another session held "awake" in its place, the next poll finds it."""
     steps = served()
 
     async def poll() -> None:

@@ -79,7 +79,7 @@ def floors(node: Node) -> dict[str, int]:
 
 
 def fill(node: Node, *inboxes: str, steps: int = 1) -> None:
-    """Deliver messages to each of them, so many steps of a floor and one more, and reap the first step."""
+    """Deliver messages to each of them, this many steps of a floor and one more, and reap the first step."""
     for inbox in inboxes:
         with node.connection.transaction():
             Outbox().send_many(node.connection, [Outgoing(inbox, None, key="k")] * (steps * janitor.STEP + 1))

@@ -421,6 +421,9 @@ def test_batch_that_does_not_end_and_inbox_that_nobody_reaps_are_found(node: Nod
     assert set(found) == {"M027"}
     assert found["M027"].evidence[0].startswith("inbox shipping: the oldest message was delivered ")
     assert examined(node, **AT_ANY_PACE) == {}
+    node.connection.execute("UPDATE mailroom.inbox_registry SET paused_at = now() WHERE name = 'shipping'")
+    assert examined(node, unread_s=0) == {}
+    node.connection.execute("UPDATE mailroom.inbox_registry SET paused_at = NULL")
     in_hand, go_on = threading.Event(), threading.Event()
 
     def handle(message: object, connection: object) -> None:
@@ -431,7 +434,7 @@ def test_batch_that_does_not_end_and_inbox_that_nobody_reaps_are_found(node: Nod
         assert in_hand.wait(WITHIN_S)
         number = eventually(lambda: node.rows("SELECT process_number FROM mailroom.worker"))
         try:
-            found = examined(node, batch_s=0, unread_s=0, silent_s=0)
+            found = examined(node, batch_s=0, unread_s=0, silent_s=0, late_s=0)
             held = node.rows(
                 "SELECT FROM pg_locks WHERE locktype = 'advisory' AND classid = %s "
                 "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
@@ -441,7 +444,8 @@ def test_batch_that_does_not_end_and_inbox_that_nobody_reaps_are_found(node: Nod
             go_on.set()
     assert held
     assert number[0][0] is not None
-    assert set(found) == {"M025"}
+    assert set(found) == {"M025", "M053"}
+    assert found["M053"].evidence[0].startswith("inbox shipping: the oldest message was delivered 0:0")
     assert "its transaction is open, backend" in found["M025"].evidence[0]
     # One that is paused: silent, and its transaction is open.
     paused = connect()

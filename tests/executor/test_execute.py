@@ -549,7 +549,7 @@ def test_range_goes_on_where_it_was_interrupted(node: Node, monkeypatch: pytest.
     end(first, node.connection)
     assert sorted(store_of(node.connection)) == ["a", "d", "e", "f", "g"]
     assert node.rows("SELECT reached, deleted FROM mailroom.executable_cursor") == [("c", 2)]
-    # Inserted behind it by somebody else, it would be deleted by a range that begins anew.
+    # Inserted after it by somebody else, it would be deleted by a range that begins anew.
     node.connection.execute("INSERT INTO mailroom.store VALUES ('bb', 'late')")
     execute(node)
     assert store_of(node.connection) == {"a": b"v", "b": b"after", "bb": b"late", "f": b"v", "g": b"v"}

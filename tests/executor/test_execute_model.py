@@ -130,7 +130,7 @@ def _operation(random: Random, nth: int) -> Executable:
 
 
 class Killer:
-    """Has the server end a session before a statement: of each so many as `gaps` tells, one after the other."""
+    """Has the server end a session before a statement: after each number of statements in `gaps`."""
 
     def __init__(self, observer: psycopg.Connection[TupleRow], gaps: Iterable[int] = ()) -> None:
         self.kills = 0

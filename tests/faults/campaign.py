@@ -38,7 +38,7 @@ class StandsStill(Exception):
 
 
 class Campaign:
-    """Faults for so many seconds; a seed gives the same faults in the same order."""
+    """Faults for this many seconds; a seed gives the same faults in the same order."""
 
     def __init__(
         self, report: Report, seed: int, seconds: float, only: tuple[str, ...] = (), logs: str | None = None

@@ -159,7 +159,7 @@ def hit_pooler(stage: Stage, dice: random.Random) -> str:
 
 
 def too_many_connections(stage: Stage, dice: random.Random) -> str:
-    """F16: all slots are taken, and then all sessions of ours are ended, so that they want new ones."""
+    """F16: all slots are taken, and then all our sessions are ended, so that they want new ones."""
     with contextlib.ExitStack() as held, stage.host.session() as session:
         _take_all(stage, held)
         session.execute(

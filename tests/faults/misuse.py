@@ -108,7 +108,7 @@ LEAVES = (
 
 
 def odd_executables(stage: Stage, dice: random.Random) -> str:
-    """F36: rows that came past the trigger, between calls of a function that leaves settings behind."""
+    """F36: rows that came past the trigger, between calls of a function that leaves settings in the session."""
     with stage.host.session() as session, session.transaction():
         session.execute(GUEST)
         for _ in range(dice.randint(1, 5)):
@@ -136,7 +136,7 @@ def rude_handlers(stage: Stage, dice: random.Random) -> str:
 
 
 def cancel_executors(stage: Stage, dice: random.Random) -> str:
-    """F40: somebody has the rows that executors wait for, and whoever waits for them is cancelled."""
+    """F40: somebody has the rows that executors wait for, and each session that waits for them is cancelled."""
     waiting = (
         "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
         "AND application_name = 'mailroom executor' AND wait_event_type = 'Lock'"

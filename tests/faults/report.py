@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from tests.faults.invariants import Violation
 
 STEADY = ("dispatcher:", "linked:", "worker:")
-# A daemon that is not let in at the start; or a worker that is killed by a message of which whoever handles it dies.
+# A daemon that is not let in at the start; or a worker that is killed by a message that kills each worker.
 START = re.compile(r"^(dispatcher|linked): ConnectionFailed|^worker: killed$")
 
 ROLES = ("dispatcher", "worker", "reaper", "writer")

@@ -1,4 +1,4 @@
-"""What a campaign must not leave behind: sessions, notifications, broken indexes (I12), secrets in logs (I13)."""
+"""What a campaign must not leave: sessions, notifications, broken indexes (I12), secrets in logs (I13)."""
 
 from urllib.parse import urlsplit
 

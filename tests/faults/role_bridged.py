@@ -43,7 +43,7 @@ def play(task: Task, control: Control) -> None:
 
 
 def _passing(client: type, calls: tuple[str, ...], control: Control) -> type:
-    """Return the client with failpoints before and behind these calls."""
+    """Return the client with failpoints before and after these calls."""
     return type(client.__name__, (client,), {call: _wrapped(getattr(client, call), call, control) for call in calls})
 
 

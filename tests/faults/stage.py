@@ -343,7 +343,7 @@ class Stage:
     def _watch(self) -> None:
         while not self._over.wait(WATCH_S):
             try:
-                # Bounded: a count that waits behind who wants the table for itself would leave the orphan it waits for.
+                # Bounded: a count that queues after a lock of the whole table would leave the orphan it waits for.
                 with self.host.session(options=WATCH_OPTIONS) as session:
                     while not self._over.wait(WATCH_S):
                         self._end_orphans(session)

@@ -1,4 +1,4 @@
-"""The watch of a campaign goes on ending what a killed writer has prepared, whoever waits for it."""
+"""The watch of a campaign goes on ending what a killed writer has prepared, also if sessions wait for it."""
 
 import pytest
 

@@ -1,1 +1,1 @@
-"""Fuzzing with atheris, which is no part of the development environment: `pip install -e '.[fuzz]'`."""
+"""Fuzzing with atheris, which is not part of the development environment: `pip install -e '.[fuzz]'`."""

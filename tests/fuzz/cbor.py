@@ -151,7 +151,7 @@ def item(chance: Random, depth: int = 0) -> bytes:
 
 
 def mutating(mutate: Callable[[bytes, int], bytes]) -> Callable[[bytes, int, int], bytes]:
-    """Return atheris' mutator with items of ours, since it sees nothing of what goes on in the decoder's own code."""
+    """Return atheris' mutator with our own items, since it sees nothing of what goes on in the decoder's own code."""
 
     def mutated(raw: bytes, max_size: int, seed: int) -> bytes:
         chance = Random(seed)

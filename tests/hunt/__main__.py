@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the lot that says what is stopped, when and how long")
     parser.add_argument("arguments", nargs="+", help="pytest's; those of `make test` stand in the Makefile")
     options = parser.parse_args()
-    # A shell has its jobs in the background ignore Ctrl-C; and whoever ends us wants all to go on that is stopped.
+    # A shell has its jobs in the background ignore Ctrl-C; and all that is stopped has to go on when we are ended.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     outcomes: list[Outcome] = []

@@ -595,7 +595,7 @@ def test_replay_makes_new_messages_of_this_inbox_caused_by_the_old_ones(node: No
         ("ada", "archive replay", "shipping", "b", 2, "labels were wrong"),
     ]
     assert SHIPPING.count(node.connection) == 3
-    # They are reaped and kept like any others, and the next message that is delivered comes behind them.
+    # They are reaped and kept like any others, and the next message that is delivered comes after them.
     [next_] = deliver(node, "b", topic="shipping")
     assert [message.id for message in Inbox("shipping").reap(session, "b")][-1] == next_
     Inbox("shipping").reap_any(session)

@@ -1,4 +1,4 @@
-"""The order of an inbox: looked up once, and whoever works on the inbox goes by it."""
+"""The order of an inbox: looked up once, and all work on the inbox goes by it."""
 
 import re
 from pathlib import Path

@@ -477,7 +477,7 @@ def test_suspects_are_tried_alone_after_the_resume(node: Node) -> None:
 
 
 def test_parked_key_is_paused_too(node: Node) -> None:
-    """Whoever acts on what is parked ends no pause, and a resume does not replay."""
+    """To act on what is parked ends no pause, and a resume does not replay."""
     deliver(node, "k", "k", "l")
     fail(node, "k", Park("no such street"))
     pause(node, "k")

@@ -79,7 +79,7 @@ def interleave(opened: dict[str, Session], steps: Mapping[str, Sequence[Step]], 
 
 
 def orders(first: str, first_steps: int, second: str, second_steps: int) -> list[tuple[str, ...]]:
-    """Return every order in which two sessions can take so many steps each."""
+    """Return every order in which two sessions can take these numbers of steps."""
     turns = range(first_steps + second_steps)
     return [
         tuple(first if turn in chosen else second for turn in turns)

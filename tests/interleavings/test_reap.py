@@ -45,7 +45,7 @@ class Reaper:
         del self._taken[self._mark :]
 
     def commit(self, connection: psycopg.Connection[Any]) -> None:
-        # Noted before the commit: whoever waits for this one goes on the moment it is done.
+        # Noted before the commit: a session that waits for this one goes on the moment it is done.
         self._log += self._taken
         connection.commit()
         self._taken = []

@@ -164,7 +164,7 @@ class Node:
     # -- The target's side --------------------------------------------------------------------------------------------
 
     def fetch(self, source: "Node", rows: int) -> bool:
-        """Receive so many rows at most; return whether there were any."""
+        """Receive at most this many rows; return whether there were any."""
         number, position = source.number, self.position[source.number]
         transit = source.transit[self.number]
         if position and (position > len(transit) or transit[position - 1] is not self.last[number]):

@@ -202,7 +202,7 @@ def test_acknowledgement_that_says_nothing_new_writes_nothing(pair: Linked) -> N
 
 
 async def test_what_is_made_durable_is_on_disk_though_its_own_commit_has_written_nothing(pair: Linked) -> None:
-    """The source trims what is acknowledged behind it: a crash of the target must not undo it any more."""
+    """The source trims what is acknowledged: a crash of the target must not undo it any more."""
     pair.inbox("billing", "order.paid")
     pair.target.connection.execute("SET synchronous_commit = off")
     async with await psycopg.AsyncConnection.connect(pair.target.dsn, autocommit=True) as target:

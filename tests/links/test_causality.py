@@ -181,7 +181,7 @@ class World:
             assert all(own[request] < each.clock for request in requests), "a reply before its request"
 
     def check_order(self, given: list[Message]) -> None:
-        """A total inbox gives out all nodes' messages in one order, each behind what it follows from."""
+        """A total inbox gives out all nodes' messages in one order, each after what it follows from."""
         order = [(each.sent_clock, each.origin) for each in given]
         assert order == sorted(order)
         place = {each.id: nth for nth, each in enumerate(given)}

@@ -34,7 +34,7 @@ from tests.support.waiting import eventually
 Point = tuple[str, int]  # a statement's name, and at which of its passes
 Fault = tuple[str, str, str, int]  # as `Failpoint` has it
 # Name, when and action. Where a session is cut before a statement, the server sees the end of a process as well. A
-# carrier does one thing after the other: killed behind a statement, it is killed before the next one.
+# carrier does one thing after the other: killed after a statement, it is killed before the next one.
 WAYS = {
     "killed": ("before", "kill"),
     "cut": ("before", "cut"),

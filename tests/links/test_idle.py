@@ -84,7 +84,7 @@ async def test_idle_nodes_take_no_transaction_id(
         node.inbox("ledger", "sale", order="total", origin="*")
 
     def written() -> int:
-        """Whoever writes takes the next one."""
+        """The next writer takes the next one."""
         return int(north.value("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"))
 
     kinds = (Dispatcher, Executor, LinksLane)

@@ -1,4 +1,4 @@
-"""A subscription at another node counts from when that one knows of it, and whoever subscribes may wait for that."""
+"""A subscription at another node counts from when that one knows of it, and a subscriber may wait for that."""
 
 import asyncio
 import contextlib

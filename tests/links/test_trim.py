@@ -42,7 +42,7 @@ def acknowledge(link: Linked, seq: int, days: float = 0) -> None:
 
 
 def age(link: Linked, days: float) -> None:
-    """Let so many days go by, as the source's links see it."""
+    """Let this many days go by, as the source's links see it."""
     link.source.connection.execute(
         "UPDATE mailroom.link SET acked_at = ARRAY("
         "SELECT at - %s * interval '1 day' FROM unnest(acked_at) WITH ORDINALITY AS a (at, nth) ORDER BY nth)",

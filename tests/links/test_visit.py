@@ -1,4 +1,4 @@
-"""A visit to a source, step by step: what a reader does before it sleeps, with nobody who would wake it by chance."""
+"""A visit to a source, step by step: what a reader does before it sleeps, where nothing wakes it by chance."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -124,7 +124,7 @@ async def visit(
         return steps.names
 
 
-# From hello to sleep, on an idle link. Behind it: what the reader does once it is rung.
+# From hello to sleep, on an idle link. After it: what the reader does once it is rung.
 IDLE = [
     "before naming_channel",
     "after naming_channel",

@@ -304,7 +304,7 @@ def test_discarding_some_of_a_key_answers_those_alone(node: Node) -> None:
 
 
 def test_discarded_commands_are_answered_where_they_are(node: Node) -> None:
-    """Those behind a parked one are still in the inbox until the dispatcher moves them."""
+    """Those after a parked one are still in the inbox until the dispatcher moves them."""
     asked = [command(node, "stock", key="k") for _ in range(2)]
     worked(node, "stock", failing(OutOfStock()))
     assert node.value("SELECT count(*) FROM mailroom.inbox_stock") == 1

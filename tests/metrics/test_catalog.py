@@ -134,7 +134,7 @@ def test_many_dead_letters_are_estimated_before_and_after_the_first_analyze(node
     expected = NONE | {"deliver": 3 * EXACT, "reap": EXACT}
     assert by_label(read(node)[catalog.DEAD_LETTERS]) == pytest.approx(expected, rel=0.01)
     node.connection.execute("ANALYZE mailroom.dead_letter")
-    # All of one stage now stand behind those that are looked at.
+    # All of one stage now stand after those that are looked at.
     node.connection.execute("UPDATE mailroom.dead_letter SET stage = 'order' WHERE stage = 'reap'")
     node.connection.execute("VACUUM ANALYZE mailroom.dead_letter")
     expected = NONE | {"deliver": 3 * EXACT, "order": EXACT}

@@ -124,7 +124,7 @@ def reconciled(
 
 
 def cut(last: int, received: Iterable[tuple[int, UUID]], newest: int) -> Cut:
-    """Return what becomes of a target's receipts if it goes on behind `last`: also `link resume --at SEQ`.
+    """Return what becomes of a target's receipts if it goes on after `last`: also `link resume --at SEQ`.
 
     `received` are the (seq, id) that it still has, `newest` its position.
     """

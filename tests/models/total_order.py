@@ -64,7 +64,7 @@ def wanted(received: int, since: Collection[int], held: int, stable: int) -> int
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A row of kind H behind the last of a link: the clock of S, which S raises to it in the same transaction.
+    """A row of kind H after the last of a link: the clock of S, which S raises to it in the same transaction.
 
     A `durable` one is visible to nobody before it is on disk. Otherwise S could lose its clock after T has relied on
     it.

@@ -48,7 +48,7 @@ def restart(node: Node, *sequences: str) -> None:
 
 
 def copy(node: Node, table: str, **values: Any) -> None:
-    """Insert a row as whoever copies it does, with its number and its transaction."""
+    """Insert a row as a copy does, with its number and its transaction."""
     node.connection.execute(
         sql.SQL("INSERT INTO mailroom.{} ({}) OVERRIDING SYSTEM VALUE VALUES ({})").format(
             sql.Identifier(table),
@@ -64,7 +64,7 @@ LETTER: dict[str, Any] = {"stage": "s", "reason": "r", "topic": "t", "key": "k",
 
 
 def test_every_number_that_the_database_gives_out_is_of_a_known_sequence(node: Node) -> None:
-    """Whoever adds one has it raised by a leader and by `migrate`; for replication it also needs its trigger."""
+    """A new one is raised by a leader and by `migrate`; for replication it also needs its trigger."""
     for (table,) in node.rows(
         "SELECT DISTINCT table_name::text FROM information_schema.columns WHERE table_schema = 'mailroom' "
         "AND (is_identity = 'YES' OR column_default ~ 'nextval')"
@@ -244,7 +244,7 @@ def used(node: Node) -> None:
 
 
 def check_moved(node: Node, next: int) -> None:
-    """Send before any leader has started, and find all of it behind what waited."""
+    """Send before any leader has started, and find all of it after what waited."""
     send(node, *range(next, 75))
     node.send("nobody.asked", kind="C")
     with node.connection.transaction():

@@ -339,7 +339,7 @@ def test_row_of_one_more_trigger_and_of_an_update_is_refused_too(connect: Connec
 
 
 def test_row_of_a_session_that_fires_no_triggers_is_refused_too(connect: Connect) -> None:
-    """Such as those that logical replication applies: nothing behind the table checks them again."""
+    """Such as those that logical replication applies: nothing after the table checks them again."""
     connection = connect(autocommit=True)
     connection.execute("SET session_replication_role = replica")
     for columns, values, constraint in BAD_ROWS.values():

@@ -84,7 +84,7 @@ CHANGES = [
 
 
 def model(expression: str, zone: str, start: datetime, minutes: int) -> list[datetime]:
-    """The times in so many minutes after `start`, by looking at the clock each minute."""
+    """The times in this many minutes after `start`, by looking at the clock each minute."""
     minute, hour, *_ = expression.split()
     is_fixed = not minute.startswith("*") and not hour.startswith("*")
     found = []

@@ -1,4 +1,4 @@
-"""What the janitor sends: one message for each time, whoever sends it, and whatever one of them is refused."""
+"""What the janitor sends: one message for each time, whichever process sends it, and even if one is refused."""
 
 import json
 import logging

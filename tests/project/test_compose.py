@@ -292,7 +292,7 @@ def test_kafka_is_found_by_services_and_by_this_machine() -> None:
     assert advertised["SERVICES"] == f"kafka{bound['SERVICES']}"
     [published] = SERVICES["kafka"]["ports"]
     assert published == f"127.0.0.1:{advertised['MACHINE'].removeprefix('localhost:')}{bound['MACHINE']}"
-    # Not for the other services: whoever reaches the controller changes the cluster.
+    # Not for the other services: a client that reaches the controller can change the cluster.
     assert settings["KAFKA_CONTROLLER_QUORUM_VOTERS"] == f"1@{bound['CONTROLLER']}"
     assert bound["CONTROLLER"].startswith("localhost:")
     assert shlex.split(health_check("kafka"))[-1] == f"localhost{bound['SERVICES']}"
@@ -324,7 +324,7 @@ def test_ports_are_published_to_this_machine_only() -> None:
     published = [port for service in SERVICES.values() for port in service.get("ports", ())]
     assert len(published) == 3
     assert all(port.startswith("127.0.0.1:") for port in published)
-    # Whoever reaches the master's own port runs code as the workers do.
+    # A client that reaches the master's own port can run code as the workers do.
     assert not any(port.endswith(":7077") for port in published)
 
 

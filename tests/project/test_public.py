@@ -101,7 +101,7 @@ def test_class_that_works_on_connections_has_an_async_one_with_the_same_methods(
 
 
 def classes(annotation: object) -> set[type]:
-    """The classes of ours that an annotation speaks of."""
+    """Mailroom's classes that an annotation names."""
     origin, parts = get_origin(annotation) or annotation, get_args(annotation)
     if origin is Generator:  # of an operation: what comes of it in the end
         parts = parts[-1:]

@@ -14,7 +14,7 @@ from django.db.migrations.operations.base import Operation as DjangoOperation
 from mailroom.errors import MailroomError
 from tests.project.test_public import LISTED, MODULES, PACKAGES
 
-# An async class has those of its sync one, and an error of ours those of `MailroomError`.
+# An async class has those of its sync one, and an error of Mailroom those of `MailroomError`.
 ATTRIBUTES = {
     "CommitUnknown": "token",
     "LamportClock": "clock history receive tick",
@@ -122,8 +122,8 @@ ATTRIBUTES = {
     "NewId": "before id links origins rows",
     "Finding": "command evidence id what",
     "Limits": (
-        "batch_s behind_xids bulk_s connections_share dead_times failing_s frozen_xids lease_s lock_s queue_share "
-        "sequence_share set_back_s silent_s snapshot_s unled_s unread_s vacuum_s waiting_s wal_bytes"
+        "batch_s behind_xids bulk_s connections_share dead_times failing_s frozen_xids late_s lease_s lock_s "
+        "queue_share sequence_share set_back_s silent_s snapshot_s unled_s unread_s vacuum_s waiting_s wal_bytes"
     ),
     "DispatcherStatus": "counts epoch failing host leads lease_left_s origins pid role state",
     "InboxStatus": (
@@ -240,7 +240,7 @@ def is_set_on_self(node: ast.AST) -> TypeGuard[ast.Attribute]:
 
 
 def inherited(cls: type) -> set[str]:
-    """What every exception has, every error of ours, every tuple, or every operation of Django's migrations."""
+    """What every exception has, every error of Mailroom, every tuple, or every operation of Django's migrations."""
     for base in (MailroomError, OSError, BaseException, tuple, DjangoOperation):
         if issubclass(cls, base) and cls is not base:
             return set(dir(base))

@@ -1,4 +1,4 @@
-"""The site of docs/: each page stands in its navigation, and what is wrong fails its build, whoever builds it."""
+"""The site of docs/: each page stands in its navigation, and what is wrong fails its build, with either builder."""
 
 import importlib.util
 import os
@@ -92,7 +92,7 @@ def test_what_is_loaded_from_elsewhere_or_leads_nowhere_is_found(tmp_path: Path)
 
 
 def built(directory: Path, builder: str, **pages: str) -> tuple[int, str]:
-    """Build a site of a few pages with the settings of ours."""
+    """Build a site of a few pages with our settings."""
     settings = CONFIG.partition("\nnav:\n")[0].replace("paths: [.]", f"paths: [{ROOT}]")
     settings = settings.replace("tests/api_reference.py", str(ROOT / "tests" / "api_reference.py"))
     nav = [f"{name}.md" for name in pages]

@@ -43,7 +43,7 @@ def kept(node: Node) -> dict[str, int]:
 
 
 def park(node: Node, dsn: str) -> None:
-    """Have a key parked with the message of its failure, and another one behind it."""
+    """Have a key parked with the message of its failure, and a later one."""
     for _ in range(2):
         node.send("order.paid", key="k")
     node.deliver_all()

@@ -169,7 +169,7 @@ def test_no_role_does_what_others_do(node: Node) -> None:
 # -- What a role may lock ---------------------------------------------------------------------------------------------
 
 # Each mode on each relation; those that were locked in a mode that keeps others from writing. To lock a view or a
-# parent locks what is below it, whoever owns that.
+# parent locks what is below it, no matter who owns that.
 LOCKED = """
 CREATE FUNCTION pg_temp.locked() RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE tried text; tried_mode text; found text[] := '{}';

@@ -390,7 +390,7 @@ ALTER TABLE mailroom.attempt SET (autovacuum_vacuum_threshold = 1, autovacuum_va
 
 @pytest.mark.slow
 def test_autovacuum_gives_way_to_a_migration(private_server: Server, next_release: None) -> None:
-    """It does so for whoever has waited for deadlock_timeout, which is longer than a try of the migration."""
+    """It does so for a session that has waited for deadlock_timeout, which is longer than a try of the migration."""
     with psycopg.connect(private_server.dsn(), autocommit=True) as connection:
         with connection.transaction():
             schema.migrate(connection, revision=HEAD)

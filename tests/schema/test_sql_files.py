@@ -1,4 +1,4 @@
-"""SQL files of migrations: each statement by itself, with the comments that stand behind what it makes."""
+"""SQL files of migrations: each statement by itself, with the comments that stand after what it makes."""
 
 from pathlib import Path
 

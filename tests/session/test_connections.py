@@ -295,7 +295,7 @@ def test_paused_listener_is_ended_by_the_server(node: Node) -> None:
             started.wait()
 
 
-# -- A server that is no primary any more -----------------------------------------------------------------------------
+# -- A server that is not a primary any more --------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def node(private_server: Server) -> Iterator[Node]:
 
 @contextlib.contextmanager
 def full(node: Node, *, but: int = 40) -> Iterator[None]:
-    """Fill the server's table of locks, but for so many."""
+    """Fill the server's table of locks, but for this many."""
     with psycopg.connect(node.dsn, autocommit=True) as hoarder:
         with pytest.raises(psycopg.errors.OutOfMemory):
             hoarder.execute("SELECT pg_advisory_lock(nth) FROM generate_series(1, 1000000) AS nth")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.inbox("shipping", backoff_s=0)
 
 
 def sessions(node: Node) -> list[str]:
-    """Return the names of the sessions of ours, but for the test's own."""
+    """Return the names of our sessions, but for the test's own."""
     rows = node.rows(
         "SELECT application_name FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
         "AND backend_type = 'client backend' ORDER BY 1"

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.inbox("shipping")
 
 MANY, FEW = 1_000, 100
 
-# The statement that takes more than so many out of an outbox fails as one does that takes too long, or that a new
+# The statement that takes more than this many out of an outbox fails as one does that takes too long, or that a new
 # leader cuts off because its lease ran out.
 TOO_LONG = {
     "cancelled": "RAISE SQLSTATE '57014'",
@@ -209,7 +209,7 @@ def _is_there(node: Node, pid: int) -> Any:
 
 
 class Server:
-    """Lets nobody in who does not wait for so many seconds, by a clock of its own."""
+    """Lets in only those who wait for this many seconds, by a clock of its own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, needed_s: int) -> None:
         self.needed_s = needed_s

@@ -97,7 +97,7 @@ def lose_an_executor(dsn: str, directory: Path) -> None:
 
 
 def lose_all_executors(dsn: str, directory: Path) -> None:
-    """Send what a shuffle spreads by a key that does not repeat, while all executors die behind a task's COMMIT."""
+    """Send what a shuffle spreads by a key that does not repeat, while all executors die after a task's COMMIT."""
     session = spark_session("mailroom tests", "local-cluster[2,1,1024]", {"spark.executor.memory": "1g", **CLUSTER})
     spread = f.udf(lambda: str(uuid4()), "string").asNondeterministic()
     rows = frame(session, ROWS).withColumn("spread", spread()).repartition(4, "spread").drop("spread")

@@ -1,4 +1,4 @@
-"""Large batches, without Spark: decided at once and moved in chunks, each message once and in order, whoever dies."""
+"""Large batches, without Spark: decided at once and moved in chunks, each message once and in order after a crash."""
 
 import os
 import signal
@@ -78,7 +78,7 @@ class Death(BaseException):
 
 @contextmanager
 def at_statement(nth: int, happens: Callable[[psycopg.Connection[Any]], None]) -> Iterator[list[int]]:
-    """Have something happen before the nth statement of ours; gives the number of those that were run."""
+    """Have something happen before our nth statement; gives the number of those that were run."""
     number = [0]
     perform = runner._psycopg_step
 
@@ -163,7 +163,7 @@ def test_batch_of_few_rows_is_large_by_its_bytes(dsn: str, connect: Connect) -> 
 
 
 def test_chunks_are_durable_with_the_transaction_that_finishes_the_batch(dsn: str, connect: Connect) -> None:
-    """A chunk that a crash takes back would move behind what was sent after the batch was said to be done."""
+    """A chunk that a crash takes back would move after what was sent after the batch was said to be done."""
     decided_and_left(Node(dsn=dsn))
     connection = connect()
     settings: dict[int, str] = {}
@@ -565,7 +565,7 @@ def test_nothing_is_given_up_of_a_batch_that_is_well(dsn: str, connect: Connect)
 
 @pytest.mark.parametrize("guise", ["view", "policy", "type", "child", "index", "statistics"])
 def test_nothing_of_a_table_s_owner_runs_as_who_moves_it(dsn: str, connect: Connect, guise: str) -> None:
-    """Whoever stages may do less than the daemon that goes on."""
+    """The role that stages may do less than the daemon that goes on."""
     node = Node(dsn=dsn)
     attempts = decided_and_left(node, chunks=0)
     assert attempts[0].token
@@ -584,7 +584,7 @@ def test_nothing_of_a_table_s_owner_runs_as_who_moves_it(dsn: str, connect: Conn
         "type": "CREATE DOMAIN public.evil AS text; "
         f"ALTER TABLE {name} ALTER key TYPE public.evil, ALTER value TYPE public.evil USING ''",
         "child": f"CREATE TABLE public.child () INHERITS ({name})",
-        # The planner computes what is constant in these, as whoever plans.
+        # The planner computes what is constant in these, with the rights of the role that plans.
         "index": f"CREATE INDEX ON {name} (key) WHERE key = public.evil('')",
         "statistics": f"CREATE STATISTICS ON (key || public.evil('')), value FROM {name}",
     }

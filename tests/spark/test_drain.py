@@ -179,7 +179,7 @@ def test_killed_at_any_step_it_goes_on_from_there(node: Node, directory: str, st
 
 
 def check_committed(node: Node, sent: Counter[tuple[str, bytes]], directory: str, waiting: int) -> None:
-    """See that nothing is visible that is still in the inbox, and that so many messages are."""
+    """See that nothing is visible that is still in the inbox, and that this many messages are."""
     still = {row[0] for row in node.rows("SELECT message_id::text FROM mailroom.inbox")}
     assert len(still) == waiting
     shown = {row["message_id"] for row in rows(directory)}

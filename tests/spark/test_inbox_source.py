@@ -432,7 +432,7 @@ def test_ranges_cover_everything_and_overlap_nowhere(node: Node) -> None:
 
 
 def test_ranges_have_as_many_messages_wherever_their_clocks_lie(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One old message, some behind it, and most of them at the end."""
+    """One old message, some after it, and most of them at the end."""
     node.connection.execute(
         "INSERT INTO mailroom.inbox (inbox, clock, sent_clock, origin, message_id, topic, key, kind, message_type, "
         "value, sent_at) SELECT 'shipping', clock, clock, gen_random_uuid(), gen_random_uuid(), 't', 'k', 'M', 'U', "

@@ -347,7 +347,7 @@ def test_what_is_taken_between_the_plan_and_its_ranges_is_missed(reader: InboxSt
 
 
 def run_batches(reader: InboxStreamReader, count: int, start: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Run so many batches as Spark does, each committed when the next one is planned; returns where each ends."""
+    """Run this many batches as Spark does, each committed when the next one is planned; returns where each ends."""
     ends = [start or reader.initialOffset()]
     for _ in range(count):
         ends.append(reader.latestOffset(ends[-1], ReadMaxRows(10)))

@@ -74,7 +74,7 @@ def check_sent(session: psycopg.Connection[Any]) -> None:
 
 
 def failing_once(frame: "DataFrame") -> "DataFrame":
-    """The same rows; the first attempt of each odd task fails behind half of them. Header attempt: which one it was."""
+    """The same rows; the first attempt of each odd task fails after half of them. Header attempt: which one it was."""
 
     def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext

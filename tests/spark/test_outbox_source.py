@@ -183,7 +183,7 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("id value | map('a', 1) headers", {}, "Column headers is map<string,int>; it has to be map<string,string>"),
     ("id value | 't' topic", {}, "topic is given twice"),
     ("id value | 't' TOPIC", {}, "topic is given twice"),
-    ("id value | 'a' key | 'b' Key", {}, r"Columns 'key', 'Key' are one \(case is no difference\): rename them"),
+    ("id value | 'a' key | 'b' Key", {}, r"Columns 'key', 'Key' are one \(case makes no difference\): rename them"),
     ("struct(timestamp_ntz'2020-01-01 00:00:00' at) value", {}, r"value\.at"),
     ("id value | id number", {"commitSql": " "}, "A statement of commit_sql is empty"),
     ("id value", {"onNaN": "0"}, "onNaN is '0': it is refuse, or null"),

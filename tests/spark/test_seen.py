@@ -1,4 +1,4 @@
-"""Whoever works for a driver elsewhere sees the same node on the same server, as far as the driver saw it, or fails."""
+"""A worker for a driver elsewhere sees the same node on the same server, as far as the driver saw it, or fails."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

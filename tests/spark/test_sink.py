@@ -590,8 +590,8 @@ def test_columns_that_no_message_has_need_somewhere_to_go(stream: Stream, spark_
 UNSTAGED: list[tuple[str, str]] = [
     ("1 AS mailroom_nth", "Mailroom keeps the name mailroom_nth"),
     ("1 AS MAILROOM_partition", "Mailroom keeps the name MAILROOM_partition"),
-    ("1 AS a, 2 AS A", "Columns 'a', 'A' are one (case is no difference): rename them"),
-    ("1 AS Value", "Columns 'value', 'Value' are one (case is no difference): rename them"),
+    ("1 AS a, 2 AS A", "Columns 'a', 'A' are one (case makes no difference): rename them"),
+    ("1 AS Value", "Columns 'value', 'Value' are one (case makes no difference): rename them"),
     *(
         (f"1 AS {name}", f"PostgreSQL keeps the name {name.lower()} in every table")
         for name in ("tableoid", "ctid", "xmin", "xmax", "cmin", "cmax", "CtId")

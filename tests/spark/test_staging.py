@@ -44,7 +44,7 @@ def table_of(staged: Staged) -> str:
 
 
 def waiting(watcher: psycopg.Connection[Any], number: int) -> bool:
-    """Tell whether so many sessions wait for a lock."""
+    """Tell whether this many sessions wait for a lock."""
     query = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()"
     return watcher.execute(query).fetchone() == (number,)
 

@@ -1,4 +1,4 @@
-"""Row security on Mailroom's tables: whoever does not see all rows gets an error that says so, and works on none."""
+"""Row security on Mailroom's tables: a role that does not see all rows is told so by an error, and works on none."""
 
 import asyncio
 import re
@@ -68,7 +68,7 @@ class Owner:
 
 @pytest.fixture
 def owner(node: Node) -> Iterator[Owner]:
-    """The owner of a node with the inbox `shipping`, in which a message of the key k waits, and behind it one of l."""
+    """The owner of a node with the inbox `shipping`, in which a message of the key k waits, and after it one of l."""
     node.inbox("shipping", "order.paid")
     node.send("order.paid", 1, key="k")
     node.send("order.paid", 2, key="l")

@@ -49,7 +49,7 @@ ROLES = {"shop_writer": rights("writer"), "shop_shipping": rights("reaper", "shi
 
 @dataclass(frozen=True)
 class Block:
-    """A block of the page; `output` is the text block that stands right behind it."""
+    """A block of the page; `output` is the text block that stands right after it."""
 
     language: str
     text: str

@@ -1,4 +1,4 @@
-"""What an error of the database means, for whoever asks."""
+"""What an error of the database means."""
 
 import psycopg
 import sqlalchemy

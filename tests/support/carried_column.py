@@ -38,7 +38,7 @@ def message(way: str, topic: str = "order.paid", **fields: Any) -> Outgoing:
 
 @contextmanager
 def handling(node: Node) -> Iterator[Any]:
-    """Give a connection of whoever handles messages."""
+    """Give a connection of a handler of messages."""
     with psycopg.connect(node.dsn) as connection:
         yield connection
 

@@ -1,4 +1,4 @@
-"""`atomically` and `resolve` on every kind of connection, behind one face; what tests run in it is an operation."""
+"""`atomically` and `resolve` on every kind of connection, under one interface; what tests run in it is an operation."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ WAYS = [
 
 
 class Client:
-    """Whoever calls `atomically`, on connections of one kind."""
+    """A caller of `atomically`, on connections of one kind."""
 
     def __init__(self, connect: Callable[[], Any], runner: "asyncio.Runner | None") -> None:
         self.connect = connect

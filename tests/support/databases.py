@@ -72,7 +72,7 @@ class Databases:
         return found + [f"prepared transaction {gid}" for gid in self._prepared(name)]
 
     def drop(self, dsn: str) -> None:
-        """Drop the database, whoever is connected to it."""
+        """Drop the database, even if sessions are connected to it."""
         name = str(conninfo_to_dict(dsn)["dbname"])
         prepared = self._prepared(name)
         if prepared:

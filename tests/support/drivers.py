@@ -55,7 +55,7 @@ async def opened_async(dsn: str, kind: str, **options: Any) -> AsyncIterator[Any
 
 
 class Caller:
-    """Whoever has a connection, sync or async, behind one face: what an async one has to await is awaited in here."""
+    """A user of a connection, sync or async, under one interface: what an async one has to await is awaited in here."""
 
     def __init__(self, connection: Any, runner: asyncio.Runner | None) -> None:
         self.connection = connection

@@ -80,7 +80,7 @@ class Linked:
         return run(self.target.connection, reading_position(SCHEMA, self.origin))
 
     def batch(self, position: Position, rows: int = 10_000, max_bytes: int = 2**25) -> FetchedBatch:
-        """Fetch the rows behind a position, which the source must still have."""
+        """Fetch the rows after a position, which the source must still have."""
         found = run(self.source.connection, bounding(SCHEMA, self.link, position, rows=rows, max_bytes=max_bytes))
         assert found.verdict == "agrees"
         assert found.last is not None

@@ -94,7 +94,7 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._released.set)
 
     def end_behind(self, command: bytes, times: int = 1, *, only: bytes = b"") -> None:
-        """End the sessions in whose beginning `only` occurs right behind `command`, the next times that one is done."""
+        """End the sessions in whose beginning `only` occurs right after `command`, the next times that one is done."""
         self._ended, self.endings = (command, only), times
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class Proxy:
         return swallows
 
     def _end(self, data: bytes, link: "_Link") -> int:
-        """Return where the command has ended behind which the session is to end; 0 if it goes on."""
+        """Return where the command has ended after which the session is to end; 0 if it goes on."""
         command, only = self._ended
         done = re.search(rb"C.{4}" + command + rb"[ \d]*\0", data, re.S) if self.endings else None
         if done is None or only not in link.begun:

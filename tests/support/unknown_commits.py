@@ -31,7 +31,7 @@ from tests.support.proxy import CommitFault, proxied
 MESSAGES = 200  # of one round: sent, delivered, reaped
 KEYS = 20
 HELD_S = 0.02  # by so much a COMMIT is late whose client is gone: often the resolver is there before it
-# In percent. Lost before the server or behind it, about as often; the resolvers' own COMMITs are no better off.
+# In percent. Lost before the server or after it, about as often; the resolvers' own COMMITs are no better off.
 FAULTS = {CommitFault.NONE: 40, CommitFault.CUT: 30, CommitFault.SWALLOW: 20, CommitFault.HOLD: 10}
 SESSIONS = ("psycopg pool", "Session psycopg2", "async psycopg", "async AsyncConnection asyncpg")
 

@@ -67,7 +67,7 @@ KEPT = (
 
 
 def test_what_tests_committed_is_taken_out_and_the_inboxes_stay(node: Node) -> None:
-    """Whatever a table of ours is for, it was decided whether it is emptied."""
+    """Of each of our tables it was decided whether it is emptied."""
     tables = node.rows(
         "SELECT relname::text FROM pg_class WHERE relnamespace = 'mailroom'::regnamespace AND relkind IN ('r', 'p') "
         "AND NOT relispartition"

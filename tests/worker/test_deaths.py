@@ -504,7 +504,7 @@ def test_worker_does_not_take_over_its_own_batch(node: Node, monkeypatch: pytest
 def test_entries_of_live_workers_are_not_locked_by_the_check_for_dead_ones(
     node: Node, connect: Connect, another_in_flight: InFlight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker whose entry is locked would run without it, or leave it behind."""
+    """A worker whose entry is locked would run without it, or leave it there."""
     monkeypatch.setattr(in_flight, "AGE_S", 0.0)
     deliver(node, "k")
     batch, mine, entry = connect(), InFlight(node.dsn, "mailroom", "shipping"), Entry()

@@ -262,7 +262,7 @@ def test_message_is_tried_so_often_and_then_its_key_is_parked(node: Node) -> Non
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: node.rows("SELECT FROM mailroom.parked"))
-        # Exactly the head; the others wait in order behind it.
+        # Exactly the head; the others wait in order after it.
         assert node.rows("SELECT inbox, key, clock FROM mailroom.parked") == [("shipping", "bad", 1)]
         assert "bad" in [key for (key,) in node.delivered("key")]
         deliver(node, "b", "bad")

@@ -52,7 +52,7 @@ def test_one_slow_batch_is_followed_by_a_small_one() -> None:
 
 
 def test_batches_are_not_small_because_a_commit_takes_long() -> None:
-    """A slow disk makes each COMMIT wait, whatever the batch has in it: small batches would stand still behind it."""
+    """A slow disk makes each COMMIT wait, whatever the batch has in it: small batches would stand still meanwhile."""
     pace = Pace(1_000, 1.0)
     for _ in range(10):
         pace.took(pace.next(), pace.next() * 0.000_1, 5.0)

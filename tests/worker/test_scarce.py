@@ -31,7 +31,7 @@ POLL_S = 0.05
 
 @pytest.fixture
 def limited(node: Node, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A role that may have so many sessions."""
+    """A role that may have this many sessions."""
     role = f"limited_{node.value('SELECT pg_backend_pid()')}"
     with node.connection.transaction():
         for statement in (

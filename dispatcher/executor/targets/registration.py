@@ -14,9 +14,10 @@ from mailroom.errors import ConfigurationError, InvalidName
 from mailroom.message.executable import ACCOUNTING, STORE
 from mailroom.schema import acts, checking
 from mailroom.schema.audit import auditing, changed, check_actor
+from mailroom.schema.node import OfNode
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.values.names import DEFAULT_SCHEMA, executable_name, schema_name, shown
+from mailroom.values.names import executable_name, shown
 from mailroom.values.numbers import seconds
 
 MAX_TIMEOUT_S = 300.0
@@ -129,14 +130,8 @@ FUNCTION = Registrable(
 NOT_YET = datetime.max.replace(tzinfo=UTC)
 
 
-class _Operations:
+class _Operations(OfNode):
     """What both classes do, as operations."""
-
-    def __init__(self, *, schema: str = DEFAULT_SCHEMA) -> None:
-        self.schema = schema_name(schema)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(schema={self.schema!r})"
 
     def _register_target(
         self,

@@ -6,7 +6,7 @@ acknowledged: so one look at that row tells whether both sides have had one past
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from mailroom.links.handshake.diverged import BY_HAND
@@ -85,7 +85,15 @@ SELECT max(seq) FILTER (WHERE fits), count(*) = %(rows)s::bigint OR NOT bool_and
        coalesce(max(size) FILTER (WHERE fits), 0)
 FROM ahead
 """,
-    columns=("bigint", "boolean", "bigint", "boolean", "boolean", "bigint", "bigint"),
+    columns={
+        "last": "bigint",
+        "more": "boolean",
+        "first": "bigint",
+        "is_there": "boolean",
+        "is_same": "boolean",
+        "newest": "bigint",
+        "size": "bigint",
+    },
 )
 
 
@@ -96,22 +104,16 @@ def bounding(
 
     With no rows it only holds the position against the source's history.
     """
-    [(last, more, first, is_there, is_same, newest, size)] = yield BOUNDS.at(schema=schema)(
-        link=link,
-        seq=position.seq,
-        last_id=position.last_id,
-        stamped_at=position.stamped_at,
-        rows=rows,
-        bytes=max_bytes,
-    )
-    missing = 0 if first is None else first - position.seq - 1
+    found = yield from _reading(schema, link, position, rows, max_bytes)
+    newest = found.newest or 0
+    missing = 0 if found.first is None else found.first - position.seq - 1
     # An operator vouches for a position by hand, whatever row is there.
-    is_other = is_there and not is_same and position.last_id != BY_HAND
-    if is_other or (newest or 0) < position.seq:
-        return Bounds(None, False, "diverged", 0, newest or 0)
+    is_other = found.is_there and not found.is_same and position.last_id != BY_HAND
+    if is_other or newest < position.seq:
+        return Bounds(None, False, "diverged", 0, newest)
     if missing:
         return Bounds(None, False, "gap", missing, newest)
-    return Bounds(last, bool(more), "agrees", 0, newest or 0, size)
+    return Bounds(found.last, bool(found.more), "agrees", 0, newest, found.size)
 
 
 def bounding_ahead(schema: str, link: int, after: int, *, rows: int, max_bytes: int) -> Operation[Bounds | None]:
@@ -119,7 +121,13 @@ def bounding_ahead(schema: str, link: int, after: int, *, rows: int, max_bytes: 
 
     Nothing is held against the position yet, which is not known: that is done before the batch is received.
     """
-    [(last, more, first, _, _, newest, size)] = yield BOUNDS.at(schema=schema)(
-        link=link, seq=after, last_id=None, stamped_at=None, rows=rows, bytes=max_bytes
-    )
-    return Bounds(last, bool(more), "agrees", 0, newest or 0, size) if first == after + 1 else None
+    found = yield from _reading(schema, link, Position(after, None, None, 0), rows, max_bytes)
+    if found.first != after + 1:
+        return None
+    return Bounds(found.last, bool(found.more), "agrees", 0, found.newest or 0, found.size)
+
+
+def _reading(schema: str, link: int, position: Position, rows: int, max_bytes: int) -> Operation[Any]:
+    at = {"seq": position.seq, "last_id": position.last_id, "stamped_at": position.stamped_at}
+    [found] = BOUNDS.named((yield BOUNDS.at(schema=schema)(link=link, rows=rows, bytes=max_bytes, **at)))
+    return found

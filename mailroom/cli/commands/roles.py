@@ -90,7 +90,7 @@ def revoke(
     """Take from a database role what it needs for a purpose.
 
     What it needs for its other purposes stays: those for which it has all rights. The PURPOSE is one of
-    `mailroom grant`. A purpose that is a part of it goes too: a former dispatcher is no executor.
+    `mailroom grant`. A purpose that is a part of it goes too: a former dispatcher is not an executor.
 
     \b
     Examples:

@@ -54,10 +54,9 @@ def top(call: Call, interval_s: float, once: bool) -> None:
     """Show a node live: rates, what waits, what is in trouble, who works, and what failed last.
 
     What is in trouble comes first, each with the command that helps: the doctor's findings, as far as an auditor can
-    see them, and sooner than the doctor tells them; then inboxes that are late, and what is paused. Then the inboxes:
-    messages that wait (an estimate), how long the oldest has waited for a worker, and rates. Then keys that are parked,
-    paused or failing, batches that workers have in hand, and the last failed attempts, with the class of the error and
-    never its text.
+    see them, and sooner than the doctor tells them. Then the inboxes: messages that wait (an estimate), how long the
+    oldest has waited for a worker, rates, and what is paused. Then keys that are parked, paused or failing, batches
+    that workers have in hand, and the last failed attempts, with the class of the error and never its text.
 
     Rates are what the server counts as inserted and deleted, rolled back or not, so no process needs to run with
     --metrics. They take a second to show. Ages, keys and findings are read every 5 s, on large nodes more rarely: that

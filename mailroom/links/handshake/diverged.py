@@ -21,7 +21,7 @@ from mailroom.links.handshake.history import Claim, is_in_doubt, renewed
 from mailroom.order.clock import DISPATCH_LOCK, DURABLE
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing
-from mailroom.sql.operation import Operation, Row, Sql
+from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.sight import NODE_ROW, the_one
 
 # Who acts, in the audit, if no person does.
@@ -76,7 +76,15 @@ FROM {schema}.link AS l CROSS JOIN {schema}.node AS n CROSS JOIN {schema}.clock 
     SELECT seq FROM {schema}.transit WHERE link = l.number ORDER BY seq DESC LIMIT 1) AS t ON true
 WHERE l.claim_seq IS NOT NULL ORDER BY l.number
 """,
-    columns=("bigint", "text", "bigint", "bigint", "uuid", "uuid", "bigint", "bigint", "bigint"),
+    columns={
+        "link": "bigint",
+        "reader": "text",
+        "seq": "bigint",
+        "clock": "bigint",
+        "matched": "uuid",
+        "life": "uuid",
+        **dict.fromkeys(("incarnation", "reached", "newest"), "bigint"),
+    },
 )
 RENEW = Sql(
     """
@@ -121,8 +129,8 @@ class Renewed:
 
 def finding_claims(schema: str) -> Operation[bool]:
     """Return whether a reader of a link in doubt has claimed rows: what to ask before `renewing`."""
-    rows = yield CLAIMS.at(schema=schema)()
-    return any(is_in_doubt(matched, life) for _, _, _, _, matched, life, *_ in rows)
+    rows = CLAIMS.named((yield CLAIMS.at(schema=schema)()))
+    return any(is_in_doubt(each.matched, each.life) for each in rows)
 
 
 def renewing(schema: str) -> Operation[Renewed | None]:
@@ -140,16 +148,16 @@ def renewing_locked(
 ) -> Operation[Renewed | None]:
     """Do the same under the dispatch lock; with `restored` also without a claim, and above the incarnation `above`."""
     act = acts.NODE_RESTORED if restored else acts.NEW_INCARNATION
-    rows: list[Row] = yield CLAIMS.at(schema=schema)()
+    rows = CLAIMS.named((yield CLAIMS.at(schema=schema)()))
     incarnation, clock = the_one((yield INCARNATION.at(schema=schema)()), NODE_ROW, schema)
-    found = [(Claim(seq, of), is_in_doubt(matched, life)) for _, _, seq, of, matched, life, *_ in rows]
+    found = [(Claim(each.seq, each.clock), is_in_doubt(each.matched, each.life)) for each in rows]
     renewal = renewed(incarnation, clock, found, restored=restored, above=above)
     if renewal is None:
         return None
     yield DURABLE.at()()
     yield RENEW.at(schema=schema)(incarnation=renewal.incarnation, clock=renewal.clock)
     yield ANSWERED.at(schema=schema)()
-    claims = tuple(ClaimedHistory(name, seq, of, newest) for _, name, seq, of, _, _, _, _, newest in rows)
+    claims = tuple(ClaimedHistory(each.reader, each.seq, each.clock, each.newest) for each in rows)
     for each in claims:
         told = f"incarnation {renewal.incarnation}: {each.reader} had received rows up to {each.seq} and clock "
         told += f"{each.clock}, here were rows up to {each.newest}"
@@ -272,7 +280,15 @@ FROM {schema}.origin AS o LEFT JOIN LATERAL (
     ORDER BY last DESC LIMIT 1) AS r ON true
 WHERE o.number = %(origin)s::bigint FOR UPDATE OF o
 """,
-    columns=("text", "bigint", "bigint", "bigint", "uuid", "timestamptz", "bigint"),
+    columns={
+        "name": "text",
+        "incarnation": "bigint",
+        "link": "bigint",
+        "last": "bigint",
+        "last_id": "uuid",
+        "stamped_at": "timestamptz",
+        "sent_clock": "bigint",
+    },
 )
 # A position by hand stands for rows that never came: they have no ids, and none is missing.
 # D-links-12: What came by a link of another number becomes known before the dispatch lock is taken.
@@ -351,8 +367,8 @@ def reading_newest(schema: str, origin: int) -> Operation[Newest | None]:
     rows = yield HELD.at(schema=schema)(origin=origin)
     if not rows:
         return None
-    [(name, incarnation, link, last, last_id, stamped_at, sent_clock)] = rows
-    return Newest(name, incarnation, link, last or 0, last_id, stamped_at, sent_clock or 0)
+    [found] = HELD.named(rows)
+    return Newest(**found._asdict() | {"last": found.last or 0, "sent_clock": found.sent_clock or 0})
 
 
 def finding_unknown(schema: str, origin: int, last: int) -> Operation[range]:
@@ -392,6 +408,6 @@ def rewinding(schema: str, origin: int, seen: Newest, incarnation: int, ending: 
     yield PIN.at(schema=schema)(origin=origin, incarnation=incarnation, shown=seen.sent_clock)
     last = 0 if ending is None else ending.seq
     if known:
-        why = f"incarnation {incarnation} of {held.name}: its history parted from what was received behind seq {last}"
+        why = f"incarnation {incarnation} of {held.name}: its history parted from what was received after seq {last}"
         yield from auditing(schema, acts.SOURCE_LOST, [(None, held.name, known)], DISPATCHER, why)
     return known

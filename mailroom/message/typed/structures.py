@@ -76,7 +76,7 @@ class Structures:
         """See `Converter.fault`."""
         text = str(error) if isinstance(error, ValidationError) else ""
         if error.__cause__ is not None:
-            # What a `__post_init__` has raised, and behind its text what msgspec put there.
+            # What a `__post_init__` has raised, and after its text what msgspec put there.
             text = text[len(str(error.__cause__)) :]
         at = AT.search(text)
         steps = [_step(found) for found in STEP.finditer(at["steps"])] if at else []

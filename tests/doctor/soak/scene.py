@@ -157,7 +157,7 @@ class Scene:
         (self.modes / name).touch() if on else (self.modes / name).unlink(missing_ok=True)
 
     def mailroom(self, *arguments: str) -> str:
-        """Run a command of ours, which must succeed, and return what it printed."""
+        """Run a command of Mailroom, which must succeed, and return what it printed."""
         return command.done(*arguments, dsn=self.dsn)
 
     def doctor(self, *options: str, dsn: str | None = None) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ PAUSE_S = 0.2  # after an error: the node may be broken just now
 
 
 def main(rate: float) -> None:
-    """Send so many transactions a second, of one message each."""
+    """Send this many transactions a second, of one message each."""
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     numbers = itertools.count()

@@ -226,7 +226,7 @@ class Auditor:
         self._counted[place] = min(self._counted[place], since)
 
     def ends(self) -> dict[Place, int]:
-        """Return the offset behind the last record of each partition, as far as it was read."""
+        """Return the offset after the last record of each partition, as far as it was read."""
         return {place: max(ids, default=-1) + 1 for place, ids in self.places.items()}
 
     def take(self) -> dict[str, Counter[UUID]]:

@@ -33,7 +33,7 @@ class Writer(Sender):
 
 
 class ForeignWriter(Sender):
-    """Writes records that no bridge of ours has made, straight to the broker. Its client gives none of them up."""
+    """Writes records that no bridge has made, straight to the broker. Its client gives none of them up."""
 
     def __init__(self, node: InNode, broker: CampaignBroker, signals: Signals, seed: int) -> None:
         super().__init__(node, FOREIGN, FOREIGN, signals, seed)

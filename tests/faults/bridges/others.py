@@ -236,7 +236,7 @@ class NatsBroker(OtherBroker):
 
 
 async def _ignored(error: Exception) -> None:
-    """Whoever asks is told of it, too."""
+    """Others that ask are told of it, too."""
 
 
 def _handled(message: Msg) -> Handled:

@@ -227,7 +227,7 @@ class BrokerStriker:
             self._tally.did("answers of the broker lost")
 
     def _with_reader(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return what does it while nobody else strikes who takes in."""
+        """Return what does it while no other daemon that takes in is struck."""
 
         def done() -> None:
             with self._reader.turn:
@@ -330,7 +330,7 @@ class BrokerStriker:
                 time.sleep(LINGERS_S)
 
     def _set_by_hand(self) -> None:
-        """Set positions behind what a daemon has just read: it may not take that in any more."""
+        """Set positions after what a daemon has just read: it may not take that in any more."""
         with self._reader.turn:
             leader = self._into.leaders().get("links")
             if leader is None or not self._is_hit(leader, Failpoint(RECORDS, "after", "stop")):
@@ -354,7 +354,7 @@ class BrokerStriker:
         return found
 
     def left_out(self) -> tuple[set[UUID], set[UUID]]:
-        """Return what stood in the records that positions were set behind, in this round; and what stood only there.
+        """Return what stood in the records after which positions were set, in this round; and what stood only there.
 
         A repeat of the former may be taken in, if no later message of its link was taken in before it.
         """
