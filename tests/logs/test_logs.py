@@ -211,9 +211,10 @@ def test_an_inbox_is_set_back_and_reads_again(node: Node, connect: Connect) -> N
     with node.connection.transaction():
         assert Inbox("billing").rewind(node.connection, clocks[3], actor="me").clock == clocks[3] - 1
     assert sorted(keys_of(reader.take_all())) == ["a", "b"]
+    write(node, ["z"])
     with node.connection.transaction():  # never forward
         assert Inbox("billing").rewind(node.connection, NOW + 50 * DAY, actor="me").clock > clocks[3]
-    assert reader.take_all() == []
+    assert keys_of(reader.take_all()) == ["z"]
     assert node.rows("SELECT change, reason FROM mailroom.audit WHERE action = 'inbox rewind' ORDER BY id")[0] == (
         f"in log orders after clock {clocks[1]}", "anew",
     )  # fmt: skip
