@@ -4,11 +4,13 @@
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
@@ -17,6 +19,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from dispatcher.bridges.kafka import call_thread
+from dispatcher.bridges.kafka.left_open import LeftOpen
 from dispatcher.bridges.kafka.publisher import KafkaPublisher, own_id
 from dispatcher.bridges.kafka.source import KafkaSource, own_group
 from dispatcher.bridges.publishing import Publishing
@@ -32,6 +35,9 @@ from mailroom.bridges.source import BrokerPosition, InBridge
 from mailroom.sql.runner import run
 from tests.bridges.messages import message
 from tests.bridges.tasks import receiving, tended
+from tests.bridges.through_kafka import clocks, read_log
+from tests.faults.bridges.segments import Partition
+from tests.support.kafka import Kafka
 from tests.support.kafka_mock import MockKafka
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S, eventually_async
@@ -55,7 +61,7 @@ def records(*clocks: int, topic: str) -> list[Record]:
 # -- Kafka ------------------------------------------------------------------------------------------------------------
 
 
-def publisher(kafka: MockKafka, topic: str, *, exactly_once: bool = False) -> KafkaPublisher:
+def publisher(kafka: MockKafka | Kafka, topic: str, *, exactly_once: bool = False) -> KafkaPublisher:
     settings = OutSettings("kafka", kafka.bootstrap, Form(topic), exactly_once, topic if exactly_once else None)
     return KafkaPublisher(OutBridge(topic, 1, NODE_ID, "paris", settings, OPTIONS))
 
@@ -191,6 +197,80 @@ def hung_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patched.setattr(call_thread, "HUNG_S", 0.3)
         patched.setattr(call_thread, "LOOK_S", 0.1)
         yield
+
+
+def lose_end(kafka: Kafka, topic: str) -> None:
+    """Kill it, and take the last end of a transaction out of the topic's one partition, as a power cut does."""
+    kafka.kill()
+    last = Partition(kafka.log.with_name("data") / f"{topic}-0").batches[-1]
+    assert last.is_end
+    os.truncate(last.file, last.place)
+    kafka.start()
+
+
+@pytest.mark.slow
+async def test_commit_does_not_commit_what_was_given_up_before_though_kafka_has_not_ended_that(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it abort what was committed before. The end of either transaction may be missing in the log."""
+    monkeypatch.setattr("dispatcher.bridges.kafka.left_open.SETTLES_S", 0.2)
+    kafka.create("left", 1)
+
+    async def publish(*clocks: int) -> None:
+        publishing = publisher(kafka, "left", exactly_once=True)
+        try:
+            await publishing.open()
+            await publishing.publish(records(*clocks, topic="left"))
+        finally:
+            await publishing.close()
+
+    async def end_and_lose_it() -> None:
+        ending = publisher(kafka, "left", exactly_once=True)
+        await ending.open()
+        await ending.close()
+        await asyncio.to_thread(lose_end, kafka, "left")
+
+    async def give_up(*clocks: int) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr("dispatcher.bridges.kafka.publisher.Producer", Stuck)
+            patched.setattr("dispatcher.bridges.kafka.publisher.TRANSACTION_S", 0.2)
+            with pytest.raises(BrokerTrouble):
+                await publish(*clocks)
+        await end_and_lose_it()
+
+    await publish(1, 2)
+    await give_up(3, 4)
+    await publish(3, 4)
+    await end_and_lose_it()
+    await publish(5, 6)
+    other = Producer({**kafka.client, "transactional.id": "other", "log_level": 0})
+    other.init_transactions(WITHIN_S)
+    other.begin_transaction()
+    other.produce("left", b"of somebody else, and open all the while")
+    assert other.flush(WITHIN_S) == 0
+    await give_up(7)
+    await publish(7)
+    other.abort_transaction(WITHIN_S)
+    assert clocks(read_log(dict(kafka.client), "left")) == [(0, clock) for clock in range(1, 8)]
+
+
+def test_what_stands_open_is_aborted_only_where_nothing_is_lost_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = LeftOpen("b", "g", {}, {}, lambda call: call(), lambda: None)
+    mark, first = 5, 10
+
+    def is_given_up(*own: tuple[int, float], has_ended: bool = False) -> bool:
+        monkeypatch.setattr(look, "_own", lambda *_: iter(own))
+        return look.is_given_up(("t", 0), first, 20, mark, has_ended=has_ended)
+
+    assert is_given_up((10, 6))
+    assert is_given_up((10, inf))  # without a clock
+    assert not is_given_up((10, 5), (11, 5))  # committed, and only its end is missing
+    assert not is_given_up((10, 5), (12, 6))  # rather twice than lost
+    assert is_given_up((11, 5), (12, 6))  # behind a transaction of somebody else
+    assert not is_given_up((11, 5), (12, 6), has_ended=True)
+    assert not is_given_up()
+    with pytest.raises(BrokerTrouble, match="stays open in partition 0 of t at offset 10"):
+        is_given_up((10, 6), has_ended=True)
 
 
 @pytest.mark.slow

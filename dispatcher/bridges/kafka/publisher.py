@@ -19,9 +19,10 @@ from typing import Any, cast
 from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is made for callers
+from confluent_kafka.admin import AdminClient
 
 from dispatcher.bridges.kafka.client import POLL_S, STEP_S, KafkaClient, headers_of, log
+from dispatcher.bridges.kafka.left_open import LeftOpen, Place, ask_ends
 from dispatcher.bridges.kafka.meaning import FENCED, OF_THE_RECORD, PURGED, REFUSED, advice
 from dispatcher.bridges.kafka.options import hiding
 from dispatcher.bridges.kafka.partition import partitioner
@@ -65,6 +66,7 @@ class KafkaPublisher(KafkaClient):
         self._there: dict[str, Collection[int]] = {}
         self._numbered: list[Numbered] = []
         self._absent: dict[str, tuple[float, str]] = {}
+        self._begun: set[Place] = set()  # where this producer's transactions end nothing of an earlier one
         self._partition = partitioner(bridge.name, str(self._options.get("partitioner", "murmur2_random")))
 
     async def open(self) -> int:
@@ -201,7 +203,7 @@ class KafkaPublisher(KafkaClient):
             records = [record for record in records if record.clock > self._mark]
         self._check(records)
         try:
-            numbered = self._in_transaction(records) if self._exactly_once else self._produce(records)
+            numbered = self._in_transaction(records) if self._exactly_once else self._produce(records).numbered()
         except (RecordRefused, BrokerTrouble, KafkaException):
             # It has failed as a whole, or has a gap from here on.
             self._drop()
@@ -214,26 +216,11 @@ class KafkaPublisher(KafkaClient):
 
     def _ends(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
         admin = AdminClient(cast("dict[str, Any]", self._of_a_consumer()), logger=log)
-        left = {place for place in places if place[1] in self._there.get(place[0], ())}
-        found: dict[tuple[str, int], int] = {}
-
-        def ask() -> None:
-            end = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library says no type
-            wanted = {TopicPartition(*place): end for place in left}
-            failed: KafkaException | None = None
-            for place, told in admin.list_offsets(wanted, request_timeout=STEP_S).items():
-                try:
-                    found[place.topic, place.partition] = told.result().offset
-                    left.discard((place.topic, place.partition))
-                except KafkaException as error:
-                    failed = error
-            if failed is not None:
-                raise failed
-
+        there = {place for place in places if place[1] in self._there.get(place[0], ())}
+        found: dict[Place, int] = {}
         # One without a leader holds up nothing before something is published to it: then its offset tells.
         with contextlib.suppress(KafkaException):
-            if left:
-                self._again(ask, ENDS_S)
+            self._again(lambda: ask_ends(admin, there, found), ENDS_S)
         return found
 
     def _published(self, after: int, since: datetime) -> list[tuple[int, UUID]]:
@@ -244,6 +231,10 @@ class KafkaPublisher(KafkaClient):
                 return self._read(consumer, after, int(since.timestamp() * 1000))
         finally:
             consumer.close()
+
+    @property
+    def _mine(self) -> dict[str, bytes]:
+        return {"mailroom-origin": str(self._bridge.node_id).encode(), "mailroom-link": str(self._bridge.link).encode()}
 
     def _read(self, consumer: Consumer, after: int, since_ms: int) -> list[tuple[int, UUID]]:
         cluster = self._again(lambda: consumer.list_topics(timeout=STEP_S))
@@ -260,7 +251,6 @@ class KafkaPublisher(KafkaClient):
             raise KafkaException(errors[0])  # of one partition, whose offset means nothing then
         reading = [each for each in found if each.offset >= 0]  # the others have nothing of that time
         consumer.assign(reading)
-        mine = {"mailroom-origin": str(self._bridge.node_id).encode(), "mailroom-link": str(self._bridge.link).encode()}
         published, left = [], {(each.topic, each.partition) for each in reading}
         while left:
             self._check_open()
@@ -269,7 +259,7 @@ class KafkaPublisher(KafkaClient):
                 if error is None:
                     headers = dict(cast("list[tuple[str, bytes]]", headers_of(message) or []))
                     # Only what this bridge has written: others may write anything there.
-                    if mine.items() <= headers.items():
+                    if self._mine.items() <= headers.items():
                         with contextlib.suppress(LookupError, ValueError, StopIteration):
                             if (clock := int(headers["mailroom-clock"])) > after:
                                 published.append((clock, id_of(headers)))
@@ -317,22 +307,45 @@ class KafkaPublisher(KafkaClient):
             self._closed.wait(POLL_S)
 
     def _in_transaction(self, records: Sequence[Record]) -> list[Numbered]:
-        producer = self._going()
-        producer.begin_transaction()
-        numbered = self._produce(records)
+        ended: set[Place] = set()
+        while True:
+            self._going().begin_transaction()
+            reports = self._produce(records)
+            with self._using(f"Read on topic {', '.join(sorted({record.topic for record in records}))}"):
+                if not (given_up := self._would_commit(reports, ended)):
+                    break
+                # D-bridges-29: What was left open is ended together with the first transaction, which is repeated.
+                self._again(lambda: self._going().abort_transaction(STEP_S), TRANSACTION_S)
+            ended |= given_up
+        self._begun |= reports.places()
         mark = [self._mark_at(records[-1].clock if records else self._mark)]
         group = self._consumer().consumer_group_metadata()
         with self._using(self._mark_right):
             self._again(lambda: self._going().send_offsets_to_transaction(mark, group, STEP_S), TRANSACTION_S)
             self._again(lambda: self._going().commit_transaction(STEP_S), TRANSACTION_S)
-        return numbered
+        return reports.numbered()
 
-    def _produce(self, records: Sequence[Record]) -> list[Numbered]:
+    def _would_commit(self, reports: Reports, ended: Collection[Place]) -> set[Place]:
+        """Return where a commit would commit what was given up before. Where that `ended`, it was aborted just now."""
+        starts = {(each.topic, each.part): each.first for each in reports.numbered()}
+        if unknown := reports.places() - starts.keys() - self._begun:
+            raise BrokerTrouble(f"at which offset a transaction begins in {unknown} is not known: it is repeated")
+        starts = {place: start for place, start in starts.items() if place not in self._begun}
+        if not starts:
+            return set()
+        look = LeftOpen(self._name, self._own_name, self._of_a_consumer(), self._mine, self._again, self._pause)
+        left = look.before(starts)
+        return {
+            place for place, at in left.items()
+            if look.is_given_up(place, at, starts[place], self._mark, has_ended=place in ended)
+        }  # fmt: skip
+
+    def _produce(self, records: Sequence[Record]) -> Reports:
         """Give the records to the client, and wait until each is acknowledged, or one has failed."""
         with self._using(_right_to_publish({record.topic for record in records}), for_records=True):
             return self._give(records)
 
-    def _give(self, records: Sequence[Record]) -> list[Numbered]:
+    def _give(self, records: Sequence[Record]) -> Reports:
         producer = self._going()
         reports = Reports()
         for record in records:
@@ -368,7 +381,7 @@ class KafkaPublisher(KafkaClient):
                 # The transaction has failed before them, say when it asked for a topic, and says why if it is to end.
                 self._again(lambda: self._going().commit_transaction(STEP_S), TRANSACTION_S)
             raise KafkaException(cause)
-        return reports.numbered()
+        return reports
 
     def _drop(self) -> None:
         """Give the producer up, with what it has not sent."""
@@ -378,6 +391,7 @@ class KafkaPublisher(KafkaClient):
                 producer.purge(blocking=False)
                 producer.poll(0)
         self._topics.clear()
+        self._begun.clear()
         if self._closed.is_set() and self._group is not None:
             group, self._group = self._group, None
             group.close()
