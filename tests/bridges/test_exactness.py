@@ -268,6 +268,7 @@ def test_what_stands_open_is_aborted_only_where_nothing_is_lost_by_it(monkeypatc
     assert not is_given_up((10, 5), (12, 6))  # rather twice than lost
     assert is_given_up((11, 5), (12, 6))  # behind a transaction of somebody else
     assert not is_given_up((11, 5), (12, 6), has_ended=True)
+    assert not is_given_up((11, 5))
     assert not is_given_up()
     with pytest.raises(BrokerTrouble, match="stays open in partition 0 of t at offset 10"):
         is_given_up((10, 6), has_ended=True)

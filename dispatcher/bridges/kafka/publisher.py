@@ -314,7 +314,7 @@ class KafkaPublisher(KafkaClient):
             with self._using(f"Read on topic {', '.join(sorted({record.topic for record in records}))}"):
                 if not (given_up := self._would_commit(reports, ended)):
                     break
-                # D-bridges-29: What was left open is ended together with the first transaction, which is repeated.
+                # D-bridges-29: What Kafka has not ended is aborted with the first transaction, which is repeated.
                 self._again(lambda: self._going().abort_transaction(STEP_S), TRANSACTION_S)
             ended |= given_up
         self._begun |= reports.places()
@@ -329,7 +329,8 @@ class KafkaPublisher(KafkaClient):
         """Return where a commit would commit what was given up before. Where that `ended`, it was aborted just now."""
         starts = {(each.topic, each.part): each.first for each in reports.numbered()}
         if unknown := reports.places() - starts.keys() - self._begun:
-            raise BrokerTrouble(f"at which offset a transaction begins in {unknown} is not known: it is repeated")
+            topic, part = min(unknown)
+            raise BrokerTrouble(f"it does not say where its transaction begins in partition {part} of {topic}")
         starts = {place: start for place, start in starts.items() if place not in self._begun}
         if not starts:
             return set()
