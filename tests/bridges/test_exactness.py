@@ -199,13 +199,56 @@ def hung_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def lose_end(kafka: Kafka, topic: str) -> None:
-    """Kill it, and take the last end of a transaction out of the topic's one partition, as a power cut does."""
-    kafka.kill()
-    last = Partition(kafka.log.with_name("data") / f"{topic}-0").batches[-1]
-    assert last.is_end
-    os.truncate(last.file, last.place)
-    kafka.start()
+class Uncommitted(Producer):
+    """Does not commit what it has published with its mark."""
+
+    def commit_transaction(self, *_: float) -> None:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, retriable=True))
+
+
+class Forgetful:
+    """A real Kafka that loses ends of transactions, and those who publish there to a topic with one partition."""
+
+    def __init__(self, kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._kafka = kafka
+        self._topic = topic
+        self._monkeypatch = monkeypatch
+        kafka.create(topic, 1)
+
+    async def mark(self, *then: int) -> int:
+        """Begin anew, by which Kafka ends what is under way, and publish; return the mark before."""
+        publishing = publisher(self._kafka, self._topic, exactly_once=True)
+        try:
+            mark = await publishing.open()
+            if then:
+                await publishing.publish(records(*then, topic=self._topic))
+            return mark
+        finally:
+            await publishing.close()
+
+    async def lose_end(self, topic: str | None = None) -> None:
+        """Have it end what is under way, and lose that end, as by a power cut."""
+        await self.mark()
+        await asyncio.to_thread(self._cut, topic or self._topic)
+
+    def _cut(self, topic: str) -> None:
+        self._kafka.kill()
+        last = Partition(self._kafka.log.with_name("data") / f"{topic}-0").batches[-1]
+        assert last.is_end
+        os.truncate(last.file, last.place)
+        self._kafka.start()
+
+    async def give_up(self, how: type[Producer], *clocks: int) -> None:
+        """Publish, and die before the end."""
+        with self._monkeypatch.context() as patched:
+            patched.setattr("dispatcher.bridges.kafka.publisher.Producer", how)
+            patched.setattr("dispatcher.bridges.kafka.publisher.TRANSACTION_S", 0.2)
+            with pytest.raises(BrokerTrouble):
+                await self.mark(*clocks)
+
+    def committed(self) -> list[int]:
+        """Return the clocks of committed records."""
+        return [clock for _, clock in clocks(read_log(dict(self._kafka.client), self._topic))]
 
 
 @pytest.mark.slow
@@ -214,44 +257,39 @@ async def test_commit_does_not_commit_what_was_given_up_before_though_kafka_has_
 ) -> None:
     """Nor does it abort what was committed before. The end of either transaction may be missing in the log."""
     monkeypatch.setattr("dispatcher.bridges.kafka.left_open.SETTLES_S", 0.2)
-    kafka.create("left", 1)
-
-    async def publish(*clocks: int) -> None:
-        publishing = publisher(kafka, "left", exactly_once=True)
-        try:
-            await publishing.open()
-            await publishing.publish(records(*clocks, topic="left"))
-        finally:
-            await publishing.close()
-
-    async def end_and_lose_it() -> None:
-        ending = publisher(kafka, "left", exactly_once=True)
-        await ending.open()
-        await ending.close()
-        await asyncio.to_thread(lose_end, kafka, "left")
-
-    async def give_up(*clocks: int) -> None:
-        with monkeypatch.context() as patched:
-            patched.setattr("dispatcher.bridges.kafka.publisher.Producer", Stuck)
-            patched.setattr("dispatcher.bridges.kafka.publisher.TRANSACTION_S", 0.2)
-            with pytest.raises(BrokerTrouble):
-                await publish(*clocks)
-        await end_and_lose_it()
-
-    await publish(1, 2)
-    await give_up(3, 4)
-    await publish(3, 4)
-    await end_and_lose_it()
-    await publish(5, 6)
+    log = Forgetful(kafka, "left", monkeypatch)
+    await log.mark(1, 2)
+    await log.give_up(Stuck, 3, 4)
+    await log.lose_end()
+    await log.mark(3, 4)
+    await log.lose_end()
+    await log.mark(5, 6)
     other = Producer({**kafka.client, "transactional.id": "other", "log_level": 0})
     other.init_transactions(WITHIN_S)
     other.begin_transaction()
     other.produce("left", b"of somebody else, and open all the while")
     assert other.flush(WITHIN_S) == 0
-    await give_up(7)
-    await publish(7)
+    await log.give_up(Stuck, 7)
+    await log.lose_end()
+    await log.mark(7)
     other.abort_transaction(WITHIN_S)
-    assert clocks(read_log(dict(kafka.client), "left")) == [(0, clock) for clock in range(1, 8)]
+    assert log.committed() == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.slow
+async def test_mark_whose_transaction_kafka_has_not_ended_is_found_in_the_log(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.bridges.kafka.publisher.STABLE_S", 0.2)
+    monkeypatch.setattr("dispatcher.bridges.kafka.own_records.BACK", 1)
+    log = Forgetful(kafka, "unmarked", monkeypatch)
+    await log.mark(1, 2)
+    await log.give_up(Uncommitted, 3)
+    await log.lose_end("__consumer_offsets")
+    assert await log.mark(3) == 2
+    await log.lose_end("__consumer_offsets")
+    assert await log.mark(4) == 3
+    assert log.committed() == [1, 2, 3, 4]
 
 
 def test_what_stands_open_is_aborted_only_where_nothing_is_lost_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
