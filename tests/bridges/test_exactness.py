@@ -17,9 +17,10 @@ from uuid import UUID, uuid4
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from dispatcher.bridges.kafka import call_thread
-from dispatcher.bridges.kafka.left_open import LeftOpen
+from dispatcher.bridges.kafka.left_open import LeftOpen, ask_ends
 from dispatcher.bridges.kafka.publisher import KafkaPublisher, own_id
 from dispatcher.bridges.kafka.source import KafkaSource, own_group
 from dispatcher.bridges.publishing import Publishing
@@ -290,6 +291,25 @@ async def test_mark_whose_transaction_kafka_has_not_ended_is_found_in_the_log(
     await log.lose_end("__consumer_offsets")
     assert await log.mark(4) == 3
     assert log.committed() == [1, 2, 3, 4]
+
+
+def test_end_that_the_client_does_not_know_is_no_end() -> None:
+    """It stopped a bridge: the log ended before record -1001, so it had to be cut back."""
+    asked = [{0: 7, 1: -1001}, {1: 9}]
+
+    def list_offsets(places: dict[TopicPartition, Any], **_: Any) -> dict[TopicPartition, Any]:
+        told = asked.pop(0)
+        assert {place.partition for place in places} == told.keys()
+        return {
+            place: SimpleNamespace(result=lambda n=told[place.partition]: SimpleNamespace(offset=n)) for place in places
+        }
+
+    admin, found = cast("AdminClient", SimpleNamespace(list_offsets=list_offsets)), dict[tuple[str, int], int]()
+    with pytest.raises(KafkaException) as failed:
+        ask_ends(admin, [("t", 0), ("t", 1)], found)
+    assert failed.value.args[0].retriable()
+    ask_ends(admin, [("t", 0), ("t", 1)], found)
+    assert found == {("t", 0): 7, ("t", 1): 9}
 
 
 def test_what_stands_open_is_aborted_only_where_nothing_is_lost_by_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,9 +46,15 @@ def ask_ends(
     told = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=STEP_S) if wanted else {}
     for place, answer in told.items():
         try:
-            found[place.topic, place.partition] = answer.result().offset
+            offset = answer.result().offset
         except KafkaException as error:
             failed = error
+        else:
+            # The client says so, and no error, while it knows no leader.
+            if offset < 0:
+                failed = KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, retriable=True))
+            else:
+                found[place.topic, place.partition] = offset
     if failed is not None:
         raise failed
 
