@@ -7,6 +7,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -297,12 +298,13 @@ def test_end_that_the_client_does_not_know_is_no_end() -> None:
     """It stopped a bridge: the log ended before record -1001, so it had to be cut back."""
     asked = [{0: 7, 1: -1001}, {1: 9}]
 
-    def list_offsets(places: dict[TopicPartition, Any], **_: Any) -> dict[TopicPartition, Any]:
-        told = asked.pop(0)
-        assert {place.partition for place in places} == told.keys()
-        return {
-            place: SimpleNamespace(result=lambda n=told[place.partition]: SimpleNamespace(offset=n)) for place in places
-        }
+    def list_offsets(places: dict[TopicPartition, Any], **_: Any) -> dict[TopicPartition, Future[Any]]:
+        told = {place: Future[Any]() for place in places}
+        offsets = asked.pop(0)
+        assert {place.partition for place in places} == offsets.keys()
+        for place, future in told.items():
+            future.set_result(SimpleNamespace(offset=offsets[place.partition]))
+        return told
 
     admin, found = cast("AdminClient", SimpleNamespace(list_offsets=list_offsets)), dict[tuple[str, int], int]()
     with pytest.raises(KafkaException) as failed:

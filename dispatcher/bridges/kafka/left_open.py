@@ -42,19 +42,15 @@ def ask_ends(
     """Ask where these partitions end for readers with this isolation, unless it is found already."""
     end = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library says no type
     wanted = {TopicPartition(*place): end for place in places if place not in found}
-    failed: KafkaException | None = None
+    failed: BaseException | None = None
     told = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=STEP_S) if wanted else {}
     for place, answer in told.items():
-        try:
-            offset = answer.result().offset
-        except KafkaException as error:
+        if (error := answer.exception()) is not None:  # often the same one for all
             failed = error
+        elif (offset := answer.result().offset) < 0:  # the client says so while it knows no leader
+            failed = KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, retriable=True))
         else:
-            # The client says so, and no error, while it knows no leader.
-            if offset < 0:
-                failed = KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, retriable=True))
-            else:
-                found[place.topic, place.partition] = offset
+            found[place.topic, place.partition] = offset
     if failed is not None:
         raise failed
 
