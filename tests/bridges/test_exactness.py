@@ -4,19 +4,24 @@
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from dispatcher.bridges.kafka import call_thread
+from dispatcher.bridges.kafka.left_open import LeftOpen, ask_ends
 from dispatcher.bridges.kafka.publisher import KafkaPublisher, own_id
 from dispatcher.bridges.kafka.source import KafkaSource, own_group
 from dispatcher.bridges.publishing import Publishing
@@ -32,6 +37,9 @@ from mailroom.bridges.source import BrokerPosition, InBridge
 from mailroom.sql.runner import run
 from tests.bridges.messages import message
 from tests.bridges.tasks import receiving, tended
+from tests.bridges.through_kafka import clocks, read_log
+from tests.faults.bridges.segments import Partition
+from tests.support.kafka import Kafka
 from tests.support.kafka_mock import MockKafka
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S, eventually_async
@@ -55,7 +63,7 @@ def records(*clocks: int, topic: str) -> list[Record]:
 # -- Kafka ------------------------------------------------------------------------------------------------------------
 
 
-def publisher(kafka: MockKafka, topic: str, *, exactly_once: bool = False) -> KafkaPublisher:
+def publisher(kafka: MockKafka | Kafka, topic: str, *, exactly_once: bool = False) -> KafkaPublisher:
     settings = OutSettings("kafka", kafka.bootstrap, Form(topic), exactly_once, topic if exactly_once else None)
     return KafkaPublisher(OutBridge(topic, 1, NODE_ID, "paris", settings, OPTIONS))
 
@@ -191,6 +199,139 @@ def hung_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patched.setattr(call_thread, "HUNG_S", 0.3)
         patched.setattr(call_thread, "LOOK_S", 0.1)
         yield
+
+
+class Uncommitted(Producer):
+    """Does not commit what it has published with its mark."""
+
+    def commit_transaction(self, *_: float) -> None:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, retriable=True))
+
+
+class Forgetful:
+    """A real Kafka that loses ends of transactions, and those who publish there to a topic with one partition."""
+
+    def __init__(self, kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._kafka = kafka
+        self._topic = topic
+        self._monkeypatch = monkeypatch
+        kafka.create(topic, 1)
+
+    async def mark(self, *then: int) -> int:
+        """Begin anew, by which Kafka ends what is under way, and publish; return the mark before."""
+        publishing = publisher(self._kafka, self._topic, exactly_once=True)
+        try:
+            mark = await publishing.open()
+            if then:
+                await publishing.publish(records(*then, topic=self._topic))
+            return mark
+        finally:
+            await publishing.close()
+
+    async def lose_end(self, topic: str | None = None) -> None:
+        """Have it end what is under way, and lose that end, as by a power cut."""
+        await self.mark()
+        await asyncio.to_thread(self._cut, topic or self._topic)
+
+    def _cut(self, topic: str) -> None:
+        self._kafka.kill()
+        last = Partition(self._kafka.log.with_name("data") / f"{topic}-0").batches[-1]
+        assert last.is_end
+        os.truncate(last.file, last.place)
+        self._kafka.start()
+
+    async def give_up(self, how: type[Producer], *clocks: int) -> None:
+        """Publish, and die before the end."""
+        with self._monkeypatch.context() as patched:
+            patched.setattr("dispatcher.bridges.kafka.publisher.Producer", how)
+            patched.setattr("dispatcher.bridges.kafka.publisher.TRANSACTION_S", 0.2)
+            with pytest.raises(BrokerTrouble):
+                await self.mark(*clocks)
+
+    def committed(self) -> list[int]:
+        """Return the clocks of committed records."""
+        return [clock for _, clock in clocks(read_log(dict(self._kafka.client), self._topic))]
+
+
+@pytest.mark.slow
+async def test_commit_does_not_commit_what_was_given_up_before_though_kafka_has_not_ended_that(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it abort what was committed before. The end of either transaction may be missing in the log."""
+    monkeypatch.setattr("dispatcher.bridges.kafka.left_open.SETTLES_S", 0.2)
+    log = Forgetful(kafka, "left", monkeypatch)
+    await log.mark(1, 2)
+    await log.give_up(Stuck, 3, 4)
+    await log.lose_end()
+    await log.mark(3, 4)
+    await log.lose_end()
+    await log.mark(5, 6)
+    other = Producer({**kafka.client, "transactional.id": "other", "log_level": 0})
+    other.init_transactions(WITHIN_S)
+    other.begin_transaction()
+    other.produce("left", b"of somebody else, and open all the while")
+    assert other.flush(WITHIN_S) == 0
+    await log.give_up(Stuck, 7)
+    await log.lose_end()
+    await log.mark(7)
+    other.abort_transaction(WITHIN_S)
+    assert log.committed() == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.slow
+async def test_mark_whose_transaction_kafka_has_not_ended_is_found_in_the_log(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.bridges.kafka.publisher.STABLE_S", 0.2)
+    monkeypatch.setattr("dispatcher.bridges.kafka.own_records.BACK", 1)
+    log = Forgetful(kafka, "unmarked", monkeypatch)
+    await log.mark(1, 2)
+    await log.give_up(Uncommitted, 3)
+    await log.lose_end("__consumer_offsets")
+    assert await log.mark(3) == 2
+    await log.lose_end("__consumer_offsets")
+    assert await log.mark(4) == 3
+    assert log.committed() == [1, 2, 3, 4]
+
+
+def test_end_that_the_client_does_not_know_is_no_end() -> None:
+    """It stopped a bridge: the log ended before record -1001, so it had to be cut back."""
+    asked = [{0: 7, 1: -1001}, {1: 9}]
+
+    def list_offsets(places: dict[TopicPartition, Any], **_: Any) -> dict[TopicPartition, Future[Any]]:
+        told = {place: Future[Any]() for place in places}
+        offsets = asked.pop(0)
+        assert {place.partition for place in places} == offsets.keys()
+        for place, future in told.items():
+            future.set_result(SimpleNamespace(offset=offsets[place.partition]))
+        return told
+
+    admin, found = cast("AdminClient", SimpleNamespace(list_offsets=list_offsets)), dict[tuple[str, int], int]()
+    with pytest.raises(KafkaException) as failed:
+        ask_ends(admin, [("t", 0), ("t", 1)], found)
+    assert failed.value.args[0].retriable()
+    ask_ends(admin, [("t", 0), ("t", 1)], found)
+    assert found == {("t", 0): 7, ("t", 1): 9}
+
+
+def test_what_stands_open_is_aborted_only_where_nothing_is_lost_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = LeftOpen("b", "g", {}, {}, lambda call: call(), lambda: None)
+    mark, first = 5, 10
+
+    def is_given_up(*own: tuple[int, float], has_ended: bool = False) -> bool:
+        monkeypatch.setattr(look, "_own", lambda *_: iter(own))
+        return look.is_given_up(("t", 0), first, 20, mark, has_ended=has_ended)
+
+    assert is_given_up((10, 6))
+    assert is_given_up((10, inf))  # without a clock
+    assert not is_given_up((10, 5), (11, 5))  # committed, and only its end is missing
+    assert not is_given_up((10, 5), (12, 6))  # rather twice than lost
+    assert is_given_up((11, 5), (12, 6))  # behind a transaction of somebody else
+    assert not is_given_up((11, 5), (12, 6), has_ended=True)
+    assert not is_given_up((11, 5))
+    assert not is_given_up()
+    with pytest.raises(BrokerTrouble, match="stays open in partition 0 of t at offset 10"):
+        is_given_up((10, 6), has_ended=True)
 
 
 @pytest.mark.slow

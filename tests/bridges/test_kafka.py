@@ -480,3 +480,6 @@ def test_log_on_the_disk_is_the_one_that_a_consumer_reads(kafka: Kafka) -> None:
     assert {at: str(id).encode() for at, id in found.records(0).items()} == read
     assert [*found.records(4)] == [7]
     assert ([each.first for each in found.closed()], found.end, found.clock) == ([0, 4, 7], 9, 7)
+    assert found.given_up() is None
+    del found.batches[-2:]
+    assert found.given_up() is found.batches[-1]

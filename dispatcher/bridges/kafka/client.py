@@ -111,6 +111,10 @@ class KafkaClient:
         if self._closed.is_set():
             raise BrokerTrouble("given up")
 
+    def _pause(self) -> None:
+        self._check_open()
+        self._closed.wait(POLL_S)
+
     def _again(self, call: Callable[[], T], within_s: float = inf) -> T:
         """Call the client until the broker has answered. What no trying mends is raised, and what takes longer."""
         until = time.monotonic() + within_s

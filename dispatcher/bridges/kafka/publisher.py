@@ -11,24 +11,29 @@ again, and never clocks.
 """
 
 import contextlib
+import logging
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is made for callers
+from confluent_kafka.admin import AdminClient
 
-from dispatcher.bridges.kafka.client import POLL_S, STEP_S, KafkaClient, headers_of, log
-from dispatcher.bridges.kafka.meaning import FENCED, OF_THE_RECORD, PURGED, REFUSED, advice
+from dispatcher.bridges.kafka.client import POLL_S, STEP_S, KafkaClient, log
+from dispatcher.bridges.kafka.left_open import LeftOpen, Place, ask_ends
+from dispatcher.bridges.kafka.meaning import FENCED, OF_THE_RECORD, PASSING, PURGED, REFUSED, advice
 from dispatcher.bridges.kafka.options import hiding
+from dispatcher.bridges.kafka.own_records import OwnRecords
 from dispatcher.bridges.kafka.partition import partitioner
 from dispatcher.bridges.kafka.reports import Reports
 from mailroom.bridges.publisher import BrokerRefused, BrokerTrouble, Numbered, OutBridge, RecordRefused
-from mailroom.bridges.record import Record, id_of
+from mailroom.bridges.record import Record
 from mailroom.errors import ConfigurationError
+
+told = logging.getLogger("mailroom.dispatcher")
 
 # How long a topic may take to be created by the broker itself, and how long its absence is believed. Less than
 # `tending.PATIENCE_S`, or the state would be unreachable meanwhile.
@@ -39,6 +44,7 @@ MAX_BYTES = 1_000_000  # librdkafka's own default of message.max.bytes
 # says what was committed; without a mark what was on its way may be there twice, as after a crash.
 TRANSACTION_S = 30.0
 SILENT_S = 300.0
+STABLE_S = 6.0  # until a mark that is not stable is taken for one whose transaction has no end
 ENDS_S = 10.0  # until it is no longer asked where logs end
 # Where the offset of a bridge's own group stands.
 MARK_PART = 0
@@ -65,6 +71,7 @@ class KafkaPublisher(KafkaClient):
         self._there: dict[str, Collection[int]] = {}
         self._numbered: list[Numbered] = []
         self._absent: dict[str, tuple[float, str]] = {}
+        self._begun: set[Place] = set()  # where this producer's transactions end nothing of an earlier one
         self._partition = partitioner(bridge.name, str(self._options.get("partitioner", "murmur2_random")))
 
     async def open(self) -> int:
@@ -163,10 +170,43 @@ class KafkaPublisher(KafkaClient):
         return self._producer
 
     def _read_mark(self) -> int:
-        [found] = self._again(lambda: self._consumer().committed([self._mark_at(0)], timeout=STEP_S))
+        for _ in range(2):  # the broker may have been away
+            try:
+                return self._again(lambda: self._committed(self._consumer()), STABLE_S)
+            except KafkaException as error:
+                if error.args[0].code() not in PASSING:
+                    raise
+            # Without what a transaction has written that has not ended.
+            options = {"group.id": own_id(self._bridge), "isolation.level": "read_uncommitted"}
+            consumer = Consumer(self._of_a_consumer() | options, logger=log)
+            try:
+                found = self._again(lambda consumer=consumer: self._committed(consumer))  # type: ignore[misc]  # bound at once
+            finally:
+                consumer.close()
+        return self._mended(found)
+
+    def _committed(self, consumer: Consumer) -> int:
+        [found] = consumer.committed([self._mark_at(0)], timeout=STEP_S)
         if found.error is not None:
             raise KafkaException(found.error)
         return max(0, found.offset)
+
+    # D-bridges-30: A mark whose transaction Kafka has not ended is found in the log, and committed anew.
+    def _mended(self, mark: int) -> int:
+        """Commit the mark again; it was last known as this. A transaction that wrote one has no end at Kafka.
+
+        By now none of this producer is under way, and nobody can say what became of it. The log can: if it was
+        committed, its records are there, and the last of them has its mark.
+        """
+        with self._reading() as (_, own, places):
+            mark = max(mark, own.last_clock(places))
+        told.warning(
+            "bridges: Kafka has not ended a transaction of %s that wrote its mark. By the log the mark is %d, which is "
+            "committed anew.", self._name, mark,
+        )  # fmt: skip
+        self._going().begin_transaction()
+        self._commit(mark)
+        return mark
 
     @property
     def _mark_right(self) -> str:
@@ -201,7 +241,7 @@ class KafkaPublisher(KafkaClient):
             records = [record for record in records if record.clock > self._mark]
         self._check(records)
         try:
-            numbered = self._in_transaction(records) if self._exactly_once else self._produce(records)
+            numbered = self._in_transaction(records) if self._exactly_once else self._produce(records).numbered()
         except (RecordRefused, BrokerTrouble, KafkaException):
             # It has failed as a whole, or has a gap from here on.
             self._drop()
@@ -214,71 +254,52 @@ class KafkaPublisher(KafkaClient):
 
     def _ends(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
         admin = AdminClient(cast("dict[str, Any]", self._of_a_consumer()), logger=log)
-        left = {place for place in places if place[1] in self._there.get(place[0], ())}
-        found: dict[tuple[str, int], int] = {}
-
-        def ask() -> None:
-            end = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library says no type
-            wanted = {TopicPartition(*place): end for place in left}
-            failed: KafkaException | None = None
-            for place, told in admin.list_offsets(wanted, request_timeout=STEP_S).items():
-                try:
-                    found[place.topic, place.partition] = told.result().offset
-                    left.discard((place.topic, place.partition))
-                except KafkaException as error:
-                    failed = error
-            if failed is not None:
-                raise failed
-
+        there = {place for place in places if place[1] in self._there.get(place[0], ())}
+        found: dict[Place, int] = {}
         # One without a leader holds up nothing before something is published to it: then its offset tells.
         with contextlib.suppress(KafkaException):
-            if left:
-                self._again(ask, ENDS_S)
+            self._again(lambda: ask_ends(admin, there, found), ENDS_S)
         return found
 
     def _published(self, after: int, since: datetime) -> list[tuple[int, UUID]]:
+        since_ms = int(since.timestamp() * 1000)
+        with self._reading() as (consumer, own, places):
+            wanted = [TopicPartition(*place, since_ms) for place in places]
+            found = self._again(lambda: consumer.offsets_for_times(wanted, timeout=STEP_S)) if wanted else []
+            if errors := [each.error for each in found if each.error is not None]:
+                raise KafkaException(errors[0])  # of one partition, whose offset means nothing then
+            reading = [each for each in found if each.offset >= 0]  # the others have nothing of that time
+            return [(clock, id) for _, clock, id in own.read(reading) if clock > after]
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[tuple[Consumer, OwnRecords, list[Place]]]:
+        """Give a consumer of committed records, and all partitions to which this bridge may have published."""
         options = {"group.id": own_id(self._bridge), "enable.auto.commit": "false", "enable.partition.eof": "true"}
         consumer = Consumer(self._of_a_consumer() | options, logger=log)
         try:
             with self._using(f"Read on topic {self._bridge.settings.form.topic}"):
-                return self._read(consumer, after, int(since.timestamp() * 1000))
+                cluster = self._again(lambda: consumer.list_topics(timeout=STEP_S))
+                # Not topics of the cluster's own, such as __consumer_offsets, which this client may not be allowed to
+                # read.
+                name = re.compile(
+                    re.escape(self._bridge.settings.form.topic).replace(re.escape("{topic}"), "[A-Za-z].*")
+                )
+                yield (
+                    consumer,
+                    OwnRecords(consumer, self._mine, self._again, self._check_open),
+                    [
+                        (topic, part)
+                        for topic, told in cluster.topics.items()
+                        if name.fullmatch(topic)
+                        for part in told.partitions
+                    ],
+                )
         finally:
             consumer.close()
 
-    def _read(self, consumer: Consumer, after: int, since_ms: int) -> list[tuple[int, UUID]]:
-        cluster = self._again(lambda: consumer.list_topics(timeout=STEP_S))
-        # Not topics of the cluster's own, such as __consumer_offsets, which this client may not be allowed to read.
-        name = re.compile(re.escape(self._bridge.settings.form.topic).replace(re.escape("{topic}"), "[A-Za-z].*"))
-        wanted = [
-            TopicPartition(topic, part, since_ms)
-            for topic, told in cluster.topics.items() if name.fullmatch(topic) for part in told.partitions
-        ]  # fmt: skip
-        if not wanted:
-            return []
-        found = self._again(lambda: consumer.offsets_for_times(wanted, timeout=STEP_S))
-        if errors := [each.error for each in found if each.error is not None]:
-            raise KafkaException(errors[0])  # of one partition, whose offset means nothing then
-        reading = [each for each in found if each.offset >= 0]  # the others have nothing of that time
-        consumer.assign(reading)
-        mine = {"mailroom-origin": str(self._bridge.node_id).encode(), "mailroom-link": str(self._bridge.link).encode()}
-        published, left = [], {(each.topic, each.partition) for each in reading}
-        while left:
-            self._check_open()
-            for message in consumer.consume(1_000, POLL_S):
-                error = message.error()
-                if error is None:
-                    headers = dict(cast("list[tuple[str, bytes]]", headers_of(message) or []))
-                    # Only what this bridge has written: others may write anything there.
-                    if mine.items() <= headers.items():
-                        with contextlib.suppress(LookupError, ValueError, StopIteration):
-                            if (clock := int(headers["mailroom-clock"])) > after:
-                                published.append((clock, id_of(headers)))
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    # To one that others write to it comes to an end again and again.
-                    left.discard((str(message.topic()), int(message.partition() or 0)))
-                elif not error.retriable():
-                    raise KafkaException(error)
-        return published
+    @property
+    def _mine(self) -> dict[str, bytes]:
+        return {"mailroom-origin": str(self._bridge.node_id).encode(), "mailroom-link": str(self._bridge.link).encode()}
 
     def _check(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -317,22 +338,49 @@ class KafkaPublisher(KafkaClient):
             self._closed.wait(POLL_S)
 
     def _in_transaction(self, records: Sequence[Record]) -> list[Numbered]:
-        producer = self._going()
-        producer.begin_transaction()
-        numbered = self._produce(records)
-        mark = [self._mark_at(records[-1].clock if records else self._mark)]
+        ended: set[Place] = set()
+        while True:
+            self._going().begin_transaction()
+            reports = self._produce(records)
+            with self._using(f"Read on topic {', '.join(sorted({record.topic for record in records}))}"):
+                if not (given_up := self._would_commit(reports, ended)):
+                    break
+                # D-bridges-29: What Kafka has not ended is aborted with the first transaction, which is repeated.
+                self._again(lambda: self._going().abort_transaction(STEP_S), TRANSACTION_S)
+            ended |= given_up
+        self._begun |= reports.places()
+        self._commit(records[-1].clock if records else self._mark)
+        return reports.numbered()
+
+    def _commit(self, clock: int) -> None:
+        mark = [self._mark_at(clock)]
         group = self._consumer().consumer_group_metadata()
         with self._using(self._mark_right):
             self._again(lambda: self._going().send_offsets_to_transaction(mark, group, STEP_S), TRANSACTION_S)
             self._again(lambda: self._going().commit_transaction(STEP_S), TRANSACTION_S)
-        return numbered
 
-    def _produce(self, records: Sequence[Record]) -> list[Numbered]:
+    def _would_commit(self, reports: Reports, ended: Collection[Place]) -> set[Place]:
+        """Return where a commit would commit what was given up before. Where that `ended`, it was aborted just now."""
+        starts = {(each.topic, each.part): each.first for each in reports.numbered()}
+        if unknown := reports.places() - starts.keys() - self._begun:
+            topic, part = min(unknown)
+            raise BrokerTrouble(f"it does not say where its transaction begins in partition {part} of {topic}")
+        starts = {place: start for place, start in starts.items() if place not in self._begun}
+        if not starts:
+            return set()
+        look = LeftOpen(self._name, self._own_name, self._of_a_consumer(), self._mine, self._again, self._pause)
+        left = look.before(starts)
+        return {
+            place for place, at in left.items()
+            if look.is_given_up(place, at, starts[place], self._mark, has_ended=place in ended)
+        }  # fmt: skip
+
+    def _produce(self, records: Sequence[Record]) -> Reports:
         """Give the records to the client, and wait until each is acknowledged, or one has failed."""
         with self._using(_right_to_publish({record.topic for record in records}), for_records=True):
             return self._give(records)
 
-    def _give(self, records: Sequence[Record]) -> list[Numbered]:
+    def _give(self, records: Sequence[Record]) -> Reports:
         producer = self._going()
         reports = Reports()
         for record in records:
@@ -368,7 +416,7 @@ class KafkaPublisher(KafkaClient):
                 # The transaction has failed before them, say when it asked for a topic, and says why if it is to end.
                 self._again(lambda: self._going().commit_transaction(STEP_S), TRANSACTION_S)
             raise KafkaException(cause)
-        return reports.numbered()
+        return reports
 
     def _drop(self) -> None:
         """Give the producer up, with what it has not sent."""
@@ -378,6 +426,7 @@ class KafkaPublisher(KafkaClient):
                 producer.purge(blocking=False)
                 producer.poll(0)
         self._topics.clear()
+        self._begun.clear()
         if self._closed.is_set() and self._group is not None:
             group, self._group = self._group, None
             group.close()

@@ -29,6 +29,10 @@ class Reports:
         first, _ = self._told[topic, part] = {}, {}
         return first.__setitem__
 
+    def places(self) -> set[tuple[str, int]]:
+        """Return the partitions of which something was to be reported."""
+        return set(self._told)
+
     def failed(self) -> list[KafkaError]:
         """Return the errors."""
         return [error for told in self._told.values() for each in told for error in each if error is not None]

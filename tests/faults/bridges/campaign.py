@@ -185,9 +185,10 @@ class Bridged:
             self._at_broker.put_back(lambda: time.sleep(seconds / 8))
 
     def _watch(self) -> None:
-        """Let writers rest while more waits than is good."""
+        """Let writers rest while more waits than is good, and publishers go on whose logs have lost records."""
         while not self._signals.over.wait(0.5):
             with contextlib.suppress(*LOST):
+                self._at_broker.losses.resume_publishers()
                 crowded = self._out.waiting() + self._into.waiting() > WAITING
                 (self._signals.crowded.set if crowded else self._signals.crowded.clear)()
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from tests.faults.bridges.broker import Auditor, CampaignBroker
-from tests.faults.bridges.checks import EXACTLY, FOREIGN, PARTITIONS, Place
+from tests.faults.bridges.checks import BRIDGED, EXACTLY, FOREIGN, LEAST, PARTITIONS, Place
 from tests.faults.bridges.load import ForeignWriter
 from tests.faults.bridges.nodes import InNode, OutNode, into
 from tests.faults.bridges.segments import Partition
@@ -28,6 +28,7 @@ TAIL = 6  # batches, of which one is the first that is cut off
 TORN = 40  # bytes of it that may stay
 PROMPT = "mailroom bridge resume"
 WHERE = re.compile(r"--at (\w+)/(\d+)=(\d+)")
+LACKING = "the log was cut back, or made anew"  # says who published there
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Operator:
 
         One place that is named stands for the others of a topic that was made anew, or put back.
         """
-        left = dict(at)
+        left, deadline = dict(at), time.monotonic() + NOTICED_WITHIN_S
         while left:
             place = next(iter(left))
             said = self._said(lambda place=place: self.of_into.why_stopped(place[0]), f"{place}: {why}")  # type: ignore[misc]  # called at once
@@ -51,6 +52,10 @@ class Operator:
                 return
             named = WHERE.search(said)
             there = (named[1], int(named[2])) if named else place
+            # Who has looked before it was resumed, and notes that after it, is put right by its next look.
+            if there in at and there not in left and time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
             if named is None or f"{PROMPT} {into(place[0])}" not in said or there not in left:
                 self.tally.violations.append(f"{place}: {why}, and it says: {said}")
                 return
@@ -88,6 +93,7 @@ class Losses:
     lost: set[UUID] = field(default_factory=set)  # of this round
     had: set[UUID] = field(default_factory=set)  # what was in a log that is another one now
     keeps: threading.Event = field(default_factory=threading.Event)  # what bridges publish; see `keep`
+    lacking: set[str] = field(default_factory=set)  # topics whose publishers may find out that something is gone
     turn: threading.Lock = field(default_factory=threading.Lock)  # one loss after the other
 
     def keep(self) -> None:
@@ -100,6 +106,16 @@ class Losses:
         self.lost.clear()
         self.had.clear()
         self.keeps.clear()
+
+    def resume_publishers(self) -> None:
+        """Resume those that stand since a log that has lost something lacks what it had acknowledged.
+
+        It is seen when they begin, so it may be in a later round. Who says so of another topic stands until the end.
+        """
+        for topic in sorted(self.lacking):
+            if LACKING in self.operator.of_out.why_stopped(topic):
+                self.operator.of_out.resume(topic)
+                self.tally.did("publisher told that its log had lost records")
 
     def _topics(self) -> list[str]:
         return [topic for topic in PARTITIONS if topic == FOREIGN or not self.keeps.is_set()]
@@ -145,6 +161,7 @@ class Losses:
                 return None
             offset, gone = found
             self._note({place: offset}, gone)
+            self.lacking |= {place[0]} & set(BRIDGED)
             return place, offset, known[place]
 
     def _cut_file(self, partition: Partition, below: int | None) -> tuple[int, Collection[UUID]] | None:
@@ -187,8 +204,10 @@ class Losses:
                 self._note(ends, {id for p, old in before.items() for id in old.records(ends[p]).values()})
             self.tally.did("broker put back")
             self.operator.resumes_into("put back", {p: end for p, end in ends.items() if known.get(p, 0) > end})
+            self.lacking.add(LEAST)
             if marked > max(partition.clock for (topic, _), partition in after.items() if topic == EXACTLY):
                 self.operator.resumes_out(EXACTLY)
+            self.lacking.add(EXACTLY)
 
     def _partitions(self) -> dict[Place, Partition]:
         return {place: Partition(self.broker.at(place)[1]) for place in self.auditor.places}
@@ -210,6 +229,7 @@ class Losses:
                 gone = {id for place, partition in old.items() for id in partition.records(known[place]).values()}
                 self.had |= {id for partition in old.values() for id in partition.records(0).values()}
                 self._note(dict.fromkeys(old, 0), gone)
+                self.lacking |= {topic} & set(BRIDGED)
             self.tally.did(f"topic made anew {'before it is read on' if stands else 'while it is read'}")
             self.operator.resumes_into("made anew", dict.fromkeys(old, 0))
 

@@ -57,6 +57,14 @@ class Partition:
                     return
                 yield from range(batch.first, batch.first + batch.count)
 
+    def given_up(self) -> Batch | None:
+        """Return the last batch if it is the end of a transaction of a bridge that was given up."""
+        if not self.batches or not (last := self.batches[-1]).is_end or last.is_committed:
+            return None
+        aborted = set(self._of(last))
+        ids = [batch.ids for batch in self.batches if batch.first in aborted]
+        return last if ids and all(ids) else None
+
     def closed(self) -> list[Batch]:
         """Return the batches before which no transaction is open: a log may end there for ever."""
         found, is_open = [], set[int]()

@@ -1,6 +1,7 @@
 """What is done to the nodes and to the broker between them."""
 
 import contextlib
+import os
 import random
 import re
 import signal
@@ -14,12 +15,13 @@ from confluent_kafka import KafkaException
 
 from tests.faults.actors import Actor
 from tests.faults.bridges.broker import Auditor, CampaignBroker
-from tests.faults.bridges.checks import EXACTLY, FOREIGN, LEAST, Place
+from tests.faults.bridges.checks import EXACTLY, FOREIGN, LEAST, PARTITIONS, Place
 from tests.faults.bridges.load import ForeignWriter
 from tests.faults.bridges.losses import Losses, Operator
 from tests.faults.bridges.mutants import ACKNOWLEDGE, BY_HAND, COMMITTING, CUT_BACK, REPEATED, SLOWLY, Aim
 from tests.faults.bridges.networks import lose_answers
 from tests.faults.bridges.nodes import InNode, OutNode
+from tests.faults.bridges.segments import Partition
 from tests.faults.failpoints import LINGERS_S, Failpoint
 from tests.faults.links.strikes import LINGERS_S as READ_S
 from tests.faults.links.strikes import OTHER_SERVER, OWN_SERVER, WAYS, Striker, Tally
@@ -167,6 +169,7 @@ class BrokerStriker:
             self._lose_answers: 10,
             self._with_reader(self.losses.cut_back): 30,
             self._with_reader(self.losses.make_anew): 16,
+            self._leave_open: 14,
             self._fence: 16,
             self._forget_readers: 4,
             self._truncate: 6,
@@ -344,6 +347,37 @@ class BrokerStriker:
                         self._tally.did("position set by hand")
             finally:
                 leader.signal(signal.SIGCONT)
+
+    def _leave_open(self) -> None:
+        """Have a transaction given up, and take its end out of the log: no later commit may commit what was in it."""
+        with self._writer.turn, self._reader.turn, self._standing() as stood, self._broker.down:
+            leader = self._out.leaders().get("links")
+            if not stood or leader is None or not self._is_hit(leader, Failpoint(COMMITTING, "before", "stop")):
+                return
+            [other] = [each for each in self._out.daemons if each is not leader]
+            try:
+                # Kafka has ended what was open when this call returns, and nothing is published yet.
+                other.arm(Failpoint("kafka init_transactions", "after", "stop"))
+                leader.signal(signal.SIGKILL)
+                if other.hit.wait(STOPPED_WITHIN_S):
+                    self._take_ends_away()
+                else:
+                    self._tally.missed_one()
+            finally:
+                other.disarm()
+
+    def _take_ends_away(self) -> None:
+        for server in self._broker.servers:
+            server.kill()
+        try:
+            for place in [(EXACTLY, part) for part in range(PARTITIONS[EXACTLY])]:
+                if (last := Partition(self._broker.at(place)[1]).given_up()) is not None:
+                    os.truncate(last.file, last.place)
+                    self._auditor.forget(place, last.first)
+                    self._tally.did("end of a transaction that was given up lost")
+        finally:
+            for server in self._broker.servers:
+                server.start()
 
     def _forget_left_out(self, places: Collection[Place]) -> set[UUID]:
         """Return what was left out there, whose log is another one from now on."""
