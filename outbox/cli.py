@@ -236,5 +236,7 @@ def _place(place: Location) -> str:
             return "an executable, which cannot be cancelled"
         case "reaped":
             return f"reaped from inbox {place.inbox}"
+        case "log":
+            return f"in log {place.inbox}"
         case "scheduled":
             return "scheduled"

@@ -65,9 +65,10 @@ class InboxStatus:
     `breaker_opened_at` is since when its breaker is open, None if it is not, and `breaker_why` says what had failed. If
     it has one for each prefix of a key, that is since the first of them opened, and it names three of them.
 
-    `order` is key or total. Of a total inbox, `held_back` counts the messages of `backlog` that may not be reaped yet,
-    and `waits_for` names the node that they wait for: the one that has shown the lowest clock. If `is_stopped`, this
-    node has lost history, and they wait for `mailroom link resume`.
+    `order` is key, total or log; `backlog` of an inbox that reads a log counts what it has yet to read of it, too. Of a
+    total inbox, `held_back` counts the messages of `backlog` that may not be reaped yet, and `waits_for` names the node
+    that they wait for: the one that has shown the lowest clock. If `is_stopped`, this node has lost history, and they
+    wait for `mailroom link resume`.
     """
 
     name: str

@@ -27,7 +27,7 @@ __all__ = [
 MAX_EFFECTS = 1_000
 
 Where: TypeAlias = Literal[
-    "outbox", "outbox_executable", "scheduled", "inbox", "parked", "dead_letter", "transit", "reaped"
+    "outbox", "outbox_executable", "scheduled", "inbox", "parked", "dead_letter", "transit", "reaped", "log"
 ]
 
 
@@ -36,14 +36,15 @@ class Location:
     """One place where a message is.
 
     `since` is when it came there; for `scheduled`, when it is due; for `parked`, since when its key is parked; for
-    `reaped`, when it was taken out of `inbox`, which keeps what is reaped (`keep_reaped_days`): it is done. `clock` is
-    its clock in an inbox. `ahead` counts the messages before it: in an outbox all of them, in an inbox those of its
-    key, which are reaped first, and in one that is one queue (`is_one_queue`) all that stand before it. The topic of an
-    executable is its target and operation, such as store.put. If the key is failing, or the whole inbox of total order,
-    `attempts`, `retry_at` and `reason` describe that; what is parked has no `retry_at`. For a dead letter `reason` says
-    why it is one, and `inbox` which inbox skipped it. `id` is the message's, and `causation` that of its cause, if it
-    has one. For `transit`, `link` is the name of the node that is to read it and has not acknowledged it, `clock` its
-    clock here, and `ahead` counts what is read before it.
+    `reaped`, when it was taken out of `inbox`, which keeps what is reaped (`keep_reaped_days`): it is done. For `log`,
+    `inbox` is the name of the log, whatever has read it there. `clock` is its clock in an inbox. `ahead` counts the
+    messages before it: in an outbox all of them, in an inbox those of its key, which are reaped first, and in one that
+    is one queue (`is_one_queue`) all that stand before it. The topic of an executable is its target and operation, such
+    as store.put. If the key is failing, or the whole inbox of total order, `attempts`, `retry_at` and `reason` describe
+    that; what is parked has no `retry_at`. For a dead letter `reason` says why it is one, and `inbox` which inbox
+    skipped it. `id` is the message's, and `causation` that of its cause, if it has one. For `transit`, `link` is the
+    name of the node that is to read it and has not acknowledged it, `clock` its clock here, and `ahead` counts what is
+    read before it.
     """
 
     where: Where
@@ -121,6 +122,10 @@ UNION ALL
 SELECT 'reaped', inbox, topic, key, sent_at, reaped_at, clock, NULL, NULL, NULL, NULL, message_id,
        headers ->> 'causation'::text, NULL, false, NULL, NULL
 FROM {schema}.reaped WHERE {wanted}
+UNION ALL
+SELECT 'log', log, topic, key, sent_at, delivered_at, clock, NULL, NULL, NULL, NULL, message_id,
+       headers ->> 'causation'::text, NULL, false, NULL, NULL
+FROM {schema}.log WHERE {wanted}
 """
 # The fields of `Location`, `causation` as it stands in the header; then what `AHEAD_OF_ALL` compares.
 FOUND_COLUMNS = {

@@ -47,7 +47,9 @@ WITH given AS (
     SELECT * FROM ROWS FROM (pg_catalog.unnest(%(topics)s::text[]), pg_catalog.unnest(%(kinds)s::text[]))
              AS g (topic, kind)),
 {route}
-SELECT topic, kind FROM given JOIN route USING (topic) WHERE inbox = %(inbox)s::text AND {gets}
+SELECT topic, kind FROM given JOIN route USING (topic)
+WHERE inbox = coalesce((SELECT r.log FROM {schema}.inbox_registry AS r WHERE r.name = %(inbox)s::text), %(inbox)s::text)
+  AND {gets}
 """,
     columns=("text", "text"),
     route=ROUTE,

@@ -11,6 +11,7 @@ import pytest
 from dispatcher.delivery.deliverer import Deliverer
 from inbox import Inbox
 from mailroom import create_inbox, create_log, drop_inbox, drop_log, rename_inbox, set_inbox, set_log, subscribe
+from mailroom.cli.commands.trace import described
 from mailroom.errors import ConfigurationError, MailroomError, SchemaError
 from mailroom.logs.segments import (
     dropping_segment,
@@ -21,8 +22,12 @@ from mailroom.logs.segments import (
     sweeping_receipts,
     sweeping_ticks,
 )
+from mailroom.node.status import status
+from mailroom.node.trace import trace
 from mailroom.registry.logs import listing_logs
 from mailroom.sql.runner import run
+from mailroom.testing.mail import Mail
+from outbox import Outbox
 from tests.logs.support import Reader, keys_of, make, write
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
@@ -104,6 +109,12 @@ def test_messages_and_events_enter_and_commands_do_not(node: Node) -> None:
     ]  # fmt: skip
     assert node.delivered("inbox, key") == [("shipping", key) for key in "MEC"]
     assert [key for key, _, _ in node.dead()] == ["C", "to its name"]
+    sent = node.value("SELECT message_id FROM mailroom.log ORDER BY clock LIMIT 1")
+    places = trace(node.connection, sent)
+    assert sorted((place.where, place.inbox, place.clock) for place in places) == [
+        ("inbox", "shipping", 1), ("log", "orders", 1),
+    ]  # fmt: skip
+    assert described(places[-1]).startswith("is in log orders with clock 1 since ")
 
 
 @pytest.mark.parametrize("rows", [1, 50])
@@ -307,3 +318,24 @@ def test_a_reader_is_renamed_with_its_positions(node: Node, connect: Connect) ->
     assert keys_of(Reader(connect(), "invoices").take_all()) == ["b"]
     with pytest.raises(MailroomError), node.connection.transaction():
         create_log(node.connection, "invoices")
+
+
+def test_the_test_kit_handles_what_an_inbox_reads_of_a_log(node: Node) -> None:
+    make(node, "billing", lanes=2)
+    seen: list[str] = []
+    with node.connection.transaction():
+        mail = Mail(node.connection, schema=SCHEMA)
+        Outbox().send(node.connection, "order.paid", 1, key="a")
+        mail.handle_all(billing=lambda message, connection: seen.append(message.key))
+    assert seen == ["a"]
+    assert Inbox("billing").backlog(node.connection) == 0
+
+
+def test_status_shows_what_is_unread(node: Node, connect: Connect) -> None:
+    make(node, "billing", lanes=2)
+    write(node, ["a", "b", "a"])
+    Reader(connect(), "billing").take(1)
+    [billing] = status(node.connection).inboxes
+    assert billing.backlog in (1, 2)
+    assert billing.backlog == Inbox("billing").backlog(node.connection)
+    assert billing.consumer_lag_s > 0

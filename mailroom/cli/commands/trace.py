@@ -86,6 +86,8 @@ def described(place: Location) -> str:
             return f"is on its way to {place.link} with clock {place.clock} since {shown(place.since)}{ahead} {about}."
         case "reaped":
             return f"was reaped from inbox {place.inbox} with clock {place.clock} at {shown(place.since)} {about}."
+        case "log":
+            return f"is in log {place.inbox} with clock {place.clock} since {shown(place.since)} {about}."
         case "dead_letter":
             skipped = "" if place.inbox is None else f", skipped by inbox {place.inbox}"
             return f"is a dead letter since {shown(place.since)}{skipped} {about}: {place.reason}."
