@@ -27,7 +27,8 @@ HAVE_ROWS = (
 ISOLATION = Sql("SELECT current_setting('transaction_isolation')", columns=("text",))
 # In the order of a delivery, so that the two cannot deadlock. A session that reads or handles the inbox has a lock on
 # its table; the lock on the parent, which dropping a partition takes, comes last, so that it is held for the shortest
-# time. The slots come before the inbox's table, as for a worker: it has its slot when it claims. A migration may have
+# time. The slots come before the inbox's table, as for a worker: it has its slot when it claims. So do the lanes of an
+# inbox that reads a log. A migration may have
 # the turn while it waits for a batch, and the caller's transaction may be that batch. The migration gives up after 2 s,
 # and the server ends who has waited for deadlock_timeout: so the turn is waited for in tries that are shorter.
 EXCLUDE = Sql(
@@ -50,6 +51,9 @@ BEGIN
     END LOOP;
     PERFORM pg_catalog.set_config('lock_timeout', '3s', true);
     PERFORM FROM {schema}.slot WHERE inbox = '{inbox}' ORDER BY slot FOR UPDATE;
+    IF pg_catalog.to_regclass('{schema}.lanes_{inbox}') IS NOT NULL THEN
+        LOCK TABLE {schema}.lanes_{inbox} IN ACCESS EXCLUSIVE MODE;
+    END IF;
     LOCK TABLE {schema}.inbox_{inbox} IN ACCESS EXCLUSIVE MODE;
     LOCK TABLE ONLY {schema}.inbox IN ACCESS EXCLUSIVE MODE;
     PERFORM pg_catalog.set_config('lock_timeout', lock_timeout, true);

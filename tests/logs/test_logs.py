@@ -26,6 +26,7 @@ from mailroom.node.status import status
 from mailroom.node.trace import trace
 from mailroom.registry.logs import listing_logs
 from mailroom.sql.runner import run
+from mailroom.testing.emptying import empty
 from mailroom.testing.mail import Mail
 from outbox import Outbox
 from tests.logs.support import Reader, keys_of, make, write
@@ -329,6 +330,17 @@ def test_the_test_kit_handles_what_an_inbox_reads_of_a_log(node: Node) -> None:
         mail.handle_all(billing=lambda message, connection: seen.append(message.key))
     assert seen == ["a"]
     assert Inbox("billing").backlog(node.connection) == 0
+
+
+def test_an_emptied_node_has_an_empty_log(node: Node, connect: Connect) -> None:
+    make(node, "billing", lanes=2)
+    write(node, ["a", "b"])
+    with node.connection.transaction():
+        empty(node.connection)
+    reader = Reader(connect(), "billing")
+    assert reader.take_all() == []
+    write(node, ["a"])
+    assert keys_of(reader.take_all()) == ["a"]
 
 
 def test_status_shows_what_is_unread(node: Node, connect: Connect) -> None:
