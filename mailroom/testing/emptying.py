@@ -9,9 +9,9 @@ from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
 # Messages and executables, wherever they stand, and what is noted of them. In the order in which others lock them.
 EMPTIED = (
-    "outbox", "scheduled", "fan_out_way", "fan_out", "slot", "inbox", "log", "log_tick", "key_state", "breaker", "worker",
-    "parked", "attempt", "dead_letter", "reaped", "outbox_executable", "executable_cursor", "store", "accounting", "bridge_done",
-    "outbox_jdbc_id", "commit_token", "stat_minute", "audit",
+    "outbox", "scheduled", "fan_out_way", "fan_out", "slot", "inbox", "log", "log_tick", "key_state", "breaker",
+    "worker", "parked", "attempt", "dead_letter", "reaped", "outbox_executable", "executable_cursor", "store",
+    "accounting", "bridge_done", "outbox_jdbc_id", "commit_token", "stat_minute", "audit",
 )  # fmt: skip
 
 EMPTY = Sql("DELETE FROM {schema}.{table}")
