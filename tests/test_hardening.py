@@ -34,11 +34,13 @@ from inbox import (
 )
 from inbox.by_key import claim as claims
 from inbox.by_key import due
+from inbox.by_key.entries import BY_ROW
 from inbox.by_key.failure import failed, recording
 from inbox.keeping import keeping
 from inbox.total_order import total_claim
-from mailroom import create_inbox, schema, subscribe, testing, unsubscribe
+from mailroom import create_inbox, create_log, schema, subscribe, testing, unsubscribe
 from mailroom.errors import InvalidMessage, InvalidName
+from mailroom.logs.readers import beginning
 from mailroom.message.insert import Insert
 from mailroom.node import identity as identity
 from mailroom.node import status
@@ -546,9 +548,11 @@ def test_claim_is_bounded_to_32_mib(node: Node, connect: Connect) -> None:
 
 @pytest.fixture
 def catalog(connect: Connect) -> psycopg.Connection[TupleRow]:
-    """A connection to a node with an inbox, for looking at the catalog."""
+    """A connection to a node with an inbox, for looking at the catalog; it has tables of one that reads a log, too."""
     connection = connect()
     create_inbox(connection, "shipping")
+    create_log(connection, "orders")
+    run(connection, beginning("mailroom", ["shipping"], "orders", "now"))
     return connection
 
 
@@ -565,6 +569,7 @@ QUALIFIED = {
 # clock, and refused where there is no node; and what other readers are allowed is not a reader's to read.
 DEFINERS = {"watch", "link_next", "link_topic_asked", "link_want", "link_claim", "link_match", "clock_reach"}
 DEFINERS |= {"link_hold", "link_hello", "link_ask", "link_acknowledge", "delete_marked"}
+DEFINERS |= {"make_log_segment", "empty_log_segment", "drop_log_segment"}
 DEFINERS |= {"make_reaped_days", "empty_reaped_day", "drop_reaped_day", "refuse_without_node", "watch_audit"}
 
 
@@ -587,9 +592,11 @@ def test_functions_that_run_as_the_owner_are_nobodys_but_the_owners(catalog: psy
         "WHERE pronamespace = 'mailroom'::regnamespace AND (prosecdef OR proname ^@ 'watch') ORDER BY 1"
     )
     names = (
-        "delete_marked", "drop_reaped_day", "empty_reaped_day", "link_acknowledge", "link_ask", "link_claim",
+        "delete_marked", "drop_log_segment", "drop_reaped_day", "empty_log_segment", "empty_reaped_day",
+        "link_acknowledge", "link_ask", "link_claim",
         "link_hello", "link_hold", "link_match", "link_next", "link_topic_asked", "link_want",
-        "make_reaped_days", "watch", "watch_audit", "watch_json", "watch_query", "watch_rest", "watch_told",
+        "make_log_segment", "make_reaped_days", "watch", "watch_audit", "watch_json", "watch_query", "watch_rest",
+        "watch_told",
     )  # fmt: skip
     assert granted.fetchall() == [(name, True) for name in names]
 
@@ -697,6 +704,7 @@ def shadow(connection: psycopg.Connection[TupleRow], used: Iterable[Sql]) -> Non
     connection.execute("RESET search_path")
 
 
+OF_ROWS = {name: filled(text, schema="mailroom", inbox="shipping") for name, text in BY_ROW.items()}
 # Names of identifiers that stand for numbers, conditions or tables of a statement.
 FILLED = {"schema": "mailroom", "inbox": "shipping", "table": "attempt", "left_out": "s.retry_at > now()"}
 FILLED |= {"held": "EXISTS (SELECT FROM gone)"}
@@ -705,6 +713,7 @@ FILLED |= {"target": "mailroom.store", "key": "key", "key_type": "text", "locked
 FILLED |= {"found_value": "t.value", "found_number": "t.number", "sets": "value = g.value", "columns": "value"}
 FILLED |= {"function": "pg_catalog.jsonb_strip_nulls", "skipping": "SKIP LOCKED", "tried": "xmax <> '0'"}
 FILLED |= {"failing": "i.key", "upto": "i.clock", "breaker": "breaker", "key_state": "key_state"}
+FILLED |= {"log": "orders", "lanes": "4", "lowest": "NULL::bigint", "there": "mailroom.inbox_shipping"}
 FILLED |= {
     name: filled(text, schema="mailroom", inbox="shipping") if "{" in text else text
     for name, text in keeping(True).items()
@@ -716,6 +725,13 @@ OF_WORKER = {
 }
 STAGED = f"(SELECT 1::bigint AS {NTH}, * FROM mailroom.dead_letter) AS staged"
 OF_STATEMENT = {
+    "dispatcher.housekeeping.janitor.IDLE_KEYS": {"is_read": ""},
+    "mailroom.registry.logs.FORGET": {"table": "log_tick", "column": "log"},
+    "mailroom.doctor.workers.FULLEST": {"is_read": "true"},
+    "inbox.by_log.log_claim.READ_PLAIN": {"held": "rows > 0"},
+    "inbox.by_log.log_claim.READ": {"held": "EXISTS (SELECT FROM given)"},
+    "inbox.worker.in_flight.ADD": OF_ROWS,
+    "inbox.worker.in_flight.TAKE_OVER": OF_ROWS,
     "mailroom.figures.waiting.OLDEST": {"each": "SELECT 'a'::text, clock_timestamp()"},
     "inbox.by_key.due.LOCK_HEAD": OF_WORKER[due],
     "inbox.by_key.due.TAKE_HEAD": OF_WORKER[due],

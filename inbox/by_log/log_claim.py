@@ -72,7 +72,7 @@ sums AS MATERIALIZED (
         FROM (SELECT o.clock, {light} AS light {next}) AS o) AS o
     WHERE o.rows > 0 AND NOT (SELECT apart FROM has)),
 plain AS MATERIALIZED (
-    SELECT coalesce(sum(bytes), 0) <= {max_bytes} AND NOT (SELECT apart FROM has) AS is_plain,
+    SELECT coalesce(sum(bytes), 0::numeric)::bigint <= {max_bytes}::bigint AND NOT (SELECT apart FROM has) AS is_plain,
            coalesce(sum(rows), 0)::bigint AS rows
     FROM sums),
 {moved}

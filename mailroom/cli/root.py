@@ -38,6 +38,7 @@ ABOUT = {
     "health": "Ask a process of this machine whether it is ready: a dispatcher, an executor or workers with --metrics.",
     "inbox": "Create inboxes and subscribe them, show their messages, and reap from a shell.",
     "link": "Read messages of nodes in other databases, and let those nodes read this one's.",
+    "log": "Create logs, whose messages are written once and read by many inboxes.",
     "migrate": "Create the schema of a node, or bring it up to date.",
     "node": "Say who this node is to the others.",
     "outbox": "Send messages from a shell, and cancel them.",

@@ -56,7 +56,7 @@ SELECT s.segment, s.log, s.emptied_at IS NOT NULL, l.drop_unread,
 FROM {schema}.log_registry AS l JOIN {schema}.log_segment AS s ON s.log = l.name
 JOIN LATERAL (SELECT n.opened_at FROM {schema}.log_segment AS n
               WHERE n.log = s.log AND n.segment > s.segment ORDER BY n.segment LIMIT 1) AS n ON true
-WHERE n.opened_at < {now} - l.keep_days * {day} ORDER BY s.segment
+WHERE n.opened_at < {now} - l.keep_days::float8 * {day} ORDER BY s.segment
 """,
     into=Over,
     now=NOW,
