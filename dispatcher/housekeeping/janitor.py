@@ -93,6 +93,7 @@ class Janitor:
         self._turn = ""
         self._watched: dict[str, int | None] = {}  # the oldest clock seen in each inbox whose floor may move
         self._faulty: set[str] = set()
+        self._held: set[int] = set()  # segments of logs that inboxes hold back
         self._left: list[str] = []  # names of the batches that this janitor continues
 
     def watch(self, inboxes: Iterable[str]) -> None:
@@ -260,11 +261,20 @@ class Janitor:
                 if each.is_empty:
                     await run_in_transaction(connection, dropping_segment(self._schema, each))
                 else:
-                    await run_in_transaction(connection, emptying_segment(self._schema, each))
+                    self._tell_held(each, *(await run_in_transaction(connection, emptying_segment(self._schema, each))))
         for inbox in readers:
             with self._passing(connection, f"receipts of {inbox}"):
                 more += await run_async(connection, sweeping_receipts(self._schema, inbox)) >= SWEPT_ROWS
         return more
+
+    def _tell_held(self, over: Over, is_emptied: bool, holders: list[str]) -> None:
+        """Log that inboxes hold a segment back, once for each, and that what they had not read is dropped."""
+        unread = f"log {over.log}: what {', '.join(holders)} had not read of segment {over.segment}"
+        if holders and is_emptied:
+            log.warning("%s was dropped, since the log drops what is unread", unread)
+        elif holders and over.segment not in self._held:
+            self._held.add(over.segment)
+            log.warning("%s is kept, and takes up disk: start a worker, or drop the inbox", unread)
 
     async def _trim_links(self, connection: psycopg.AsyncConnection) -> int:
         self._trim.over(connection)

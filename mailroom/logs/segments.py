@@ -95,23 +95,24 @@ def listing_over(schema: str, now: datetime | None = None) -> Operation[list[Ove
     return OVER.named((yield OVER.at(schema=schema)(now=now)))
 
 
-def emptying(schema: str, over: Over, now: datetime | None = None) -> Operation[list[str]]:
-    """Empty a segment that is over, unless inboxes have messages there that they have not read; return those inboxes.
+def emptying(schema: str, over: Over, now: datetime | None = None) -> Operation[tuple[bool, list[str]]]:
+    """Empty a segment that is over; return whether it was emptied, and the inboxes that had not read it whole.
 
-    A log that drops what is unread waits for none. Fails with 55P03 if the segment is in use for 0.1 s. Positions go
-    back under the lock of changes of the schema only, so what they have passed stays passed.
+    While there are such inboxes it stays, unless the log drops what is unread. Fails with 55P03 if the segment is in
+    use for 0.1 s. Positions go back under the lock of changes of the schema only, so what was passed stays passed.
     """
     if not (yield from _alone(schema)):
-        return []
+        return False, []
     segment = str(over.segment)
     holders = []
-    for inbox in () if over.drop_unread else over.readers:
+    for inbox in over.readers:
         [(holds,)] = yield HOLDS.at(schema=schema, inbox=inbox, log=over.log, segment=segment)()
         if holds:
             holders.append(inbox)
-    if not holders:
-        yield EMPTY.at(schema=schema, segment=segment)(now=now)
-    return holders
+    if holders and not over.drop_unread:
+        return False, holders
+    [(is_emptied,)] = yield EMPTY.at(schema=schema, segment=segment)(now=now)
+    return bool(is_emptied), holders
 
 
 def dropping_segment(schema: str, over: Over, now: datetime | None = None) -> Operation[None]:

@@ -211,6 +211,12 @@ def _creating(
     names = {"schema": schema, "log": log}
     there = yield from listing_logs(schema, log)
     if there:
+        if given.get("lanes", there[0].lanes) != there[0].lanes:
+            raise ConfigurationError(
+                f"Log {log!r} exists with {there[0].lanes} lanes, which never change. Create another log with the same "
+                "topics.",
+                code="MR-log-set-otherwise",
+            )
         has = {name: (getattr(there[0], name), value) for name, value in given.items()}
         check_same(
             f"Log {log!r}", {name: old for name, (old, _) in has.items()}, given,

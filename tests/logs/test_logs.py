@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from dispatcher.delivery.deliverer import Deliverer
+from dispatcher.housekeeping.janitor import Janitor
 from inbox import Inbox
 from mailroom import create_inbox, create_log, drop_inbox, drop_log, rename_inbox, set_inbox, set_log, subscribe
 from mailroom.cli.commands.trace import described
@@ -85,6 +86,8 @@ def test_what_no_log_or_reader_can_be_is_refused(node: Node) -> None:
         with pytest.raises((ConfigurationError, SchemaError)) as raised, node.connection.transaction():
             refused()
         assert raised.value.code == code
+        if code == "MR-log-set-otherwise":
+            assert "never change" in str(raised.value)
     settings: tuple[dict[str, Any], ...] = (
         {"order": "key"},
         {"since": "yesterday"},
@@ -259,7 +262,8 @@ def turned(node: Node, now: datetime) -> dict[int, list[str]]:
             if over.is_empty:
                 run(node.connection, dropping_segment(SCHEMA, over, now))
             else:
-                held[over.segment] = run(node.connection, emptying(SCHEMA, over, now))
+                is_emptied, held[over.segment] = run(node.connection, emptying(SCHEMA, over, now))
+                assert is_emptied == (over.drop_unread or not held[over.segment])
     return held
 
 
@@ -292,8 +296,32 @@ def test_a_log_that_drops_what_is_unread_waits_for_nobody(node: Node, connect: C
     clocks = days(node, 10)
     with node.connection.transaction():
         set_log(node.connection, "orders", drop_unread=True)
-    turned(node, NOW + 10 * DAY)
+    assert turned(node, NOW + 10 * DAY) == {number: ["billing"] for number in (1, 2, 3)}
     assert [each.clock for each in Reader(connect(), "billing").take_all()] == clocks[3:]
+
+
+async def test_the_janitor_says_what_inboxes_hold_back_and_what_is_dropped(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(node, "billing")
+    write(node, ["a"])
+    node.connection.execute("UPDATE mailroom.log_segment SET opened_at = now() - interval '20 days'")
+    with node.connection.transaction():
+        run(node.connection, making_segment(SCHEMA, "orders", datetime.now(UTC) - 10 * DAY))
+    janitor = Janitor(SCHEMA)
+    async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
+        for _ in range(2):
+            janitor._swept = float("-inf")
+            await janitor.run_once(connection)
+        [told] = [each for each in caplog.messages if "log orders" in each]
+        assert told.startswith("log orders: what billing had not read of segment 1 is kept, and takes up disk")
+        assert segments(node) == [1, 2, 3]  # the newest one was older than a day
+        with node.connection.transaction():
+            set_log(node.connection, "orders", drop_unread=True)
+        janitor._swept = float("-inf")
+        await janitor.run_once(connection)
+    assert caplog.messages[-1].endswith("had not read of segment 1 was dropped, since the log drops what is unread")
+    assert node.value("SELECT count(*) FROM mailroom.log") == 0
 
 
 def test_a_new_segment_is_made_each_day_and_no_delivery_needs_it(node: Node) -> None:
