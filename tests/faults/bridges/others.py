@@ -97,6 +97,9 @@ class NatsBroker(OtherBroker):
         self._thread.start()
         self._customer: asyncio.Task[None] | None = None
         self._bought: dict[int, Handled] = {}  # by sequence
+        self._known: set[tuple[int, UUID]] = (
+            set()
+        )  # all that was ever bought: a server that was killed gives some again
         self._next = 1
         self._stored: dict[int, UUID] = {}
         self._store = home / "nats" / "streams" / "jetstream" / "$G" / "streams"
@@ -164,9 +167,15 @@ class NatsBroker(OtherBroker):
             await asyncio.sleep(AWAY_S)
 
     def take_bought(self) -> list[Handled]:
-        """Return what the customer got since the last time, in the order of the queue, and forget it. Only at rest."""
+        """Return what the customer got since the last time, in the order of the queue. Only at rest.
+
+        A message that a bridge publishes twice has two sequences. One that has the same sequence again was published
+        once: the server had not kept that it was acknowledged.
+        """
         bought, self._bought = self._bought, {}
-        return [bought[at] for at in sorted(bought)]
+        new = {at: each for at, each in bought.items() if (at, each.id) not in self._known}
+        self._known.update((at, each.id) for at, each in new.items())
+        return [new[at] for at in sorted(new)]
 
     def is_sold_out(self) -> bool:
         """Tell whether the queue is empty."""
