@@ -27,7 +27,7 @@ CREATE TABLE inbox_registry (  -- The inboxes and their settings.
     paused_by     text,                                     -- Who paused it, and why.
     keep_reaped_days integer CHECK (keep_reaped_days >= 1),  -- How many days what was reaped is kept in `reaped`; null if it is not.
     log           text             COLLATE "C",             -- The log that it reads; null if messages are delivered to it.
-    epoch         integer          NOT NULL DEFAULT 0,      -- How often it was set back in its log.
+    epoch         bigint           NOT NULL DEFAULT 0,      -- Of an inbox that reads a log: another number once it was made anew, and a larger one once it was set back.
     CHECK (("order" = 'log') = (log IS NOT NULL))
 ) WITH ({busy});
 -- Most nodes have no total inbox, and each delivery asks.

@@ -53,7 +53,7 @@ CREATE TABLE log_lane (  -- The lanes of each inbox that reads a log. A claim lo
 CREATE TABLE log_receipt (  -- How far each inbox has read each lane: the largest clock of the largest epoch counts.
     inbox text     COLLATE "C" NOT NULL,  -- The inbox.
     lane  smallint NOT NULL,              -- The lane.
-    epoch integer  NOT NULL,              -- How often the inbox was set back by then.
+    epoch bigint   NOT NULL,              -- inbox_registry.epoch by then.
     clock bigint   NOT NULL               -- All messages of the lane up to this clock were handed out, or diverted into the inbox's own table.
 ) PARTITION BY LIST (inbox);
 

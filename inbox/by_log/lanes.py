@@ -19,7 +19,7 @@ DEEP = 1_000  # messages of one lane
 LOCK = Sql(
     """
 WITH bound AS MATERIALIZED (
-    SELECT paused_at IS NULL AS is_open, epoch, s.segment, s.first_clock
+    SELECT paused_at IS NULL AS is_open, log, epoch, s.segment, s.first_clock
     FROM {schema}.inbox_registry LEFT JOIN LATERAL (
         SELECT segment, first_clock FROM {schema}.log_segment
         WHERE log = '{log}' ORDER BY segment DESC LIMIT 1) AS s ON true
@@ -33,7 +33,8 @@ mine AS MATERIALIZED (
     SELECT l.lane, l.holder FROM (
         SELECT lane FROM (SELECT lane FROM pg_catalog.unnest(%(lanes)s::bigint[]) AS lane
                           UNION SELECT lane FROM news) AS either
-        WHERE (SELECT is_open FROM bound) AND lane <> ALL (%(but)s::bigint[])
+        WHERE (SELECT is_open AND log = '{log}' FROM bound) AND lane <> ALL (%(but)s::bigint[])
+          AND current_setting('transaction_isolation') = 'read committed'
         ORDER BY (lane < %(first)s::bigint), lane OFFSET 0) AS wanted, LATERAL (
         SELECT lane, xmax::text::bigint AS holder FROM {schema}.lanes_{inbox} AS l
         WHERE l.lane = wanted.lane::smallint FOR UPDATE SKIP LOCKED) AS l
@@ -44,14 +45,16 @@ SELECT ARRAY(SELECT lane::bigint FROM mine), ARRAY(SELECT lane::bigint FROM news
        EXISTS (SELECT FROM mine, LATERAL (SELECT pg_current_xact_id()::text::bigint) AS x (now)
                WHERE holder <> 0 AND pg_xact_status(({full_xact})::text::xid8) IS DISTINCT FROM 'committed'
                  AND {full_xact} <> now),
-       current_setting('transaction_isolation'), is_open, epoch::bigint, segment, first_clock,
+       CASE WHEN EXISTS (SELECT FROM mine) THEN pg_current_xact_id()::text::bigint END,
+       current_setting('transaction_isolation'), log = '{log}', epoch, segment, first_clock,
        CASE WHEN is_open THEN {due_in_s} END,
        CASE WHEN NOT EXISTS (SELECT FROM mine) THEN {unpinned} END
 FROM bound
 """,
     columns={
         "mine": "bigint[]", "news": "bigint[]", "seen": "bigint", "is_full": "boolean", "last": "bigint",
-        "was_lost": "boolean", "level": "text", "is_open": "boolean", "epoch": "bigint", "newest": "bigint",
+        "was_lost": "boolean", "xact": "bigint", "level": "text", "is_same": "boolean",
+        "epoch": "bigint", "newest": "bigint",
         "newest_first": "bigint", "due_in_s": "float8", "is_unpinned": "boolean",
     },
     ticks=TICKS,
@@ -102,8 +105,8 @@ def covering(schema: str, log: str, clock: int) -> Operation[SegmentRange]:
 class Lanes:
     """What a program knows of the lanes of its inbox: which may have messages, and where.
 
-    `dirty` are the lanes that may have messages. `given` are those of which the last claim gave messages: that claim
-    may have been rolled back, so they count as dirty for one more claim. `seen` is the last tick that it knows, and
+    `dirty` are the lanes that may have messages. `given` are those of which the transaction `xact` took messages: it
+    may have been rolled back, so they count as dirty until a later one has read them. `seen` is the last tick, and
     `depth` how many messages a lane seems to have.
     """
 
@@ -112,6 +115,7 @@ class Lanes:
     newest: int = -1
     dirty: frozenset[int] = frozenset()
     given: frozenset[int] = frozenset()
+    xact: int | None = None
     first: int = 0
     depth: float = 1.0
     range: SegmentRange = field(default_factory=SegmentRange)
@@ -140,7 +144,8 @@ class Lanes:
         return replace(
             self,
             dirty=((self.dirty | self.given) - mine) | left,
-            given=frozenset(end.taken),
+            given=frozenset(end.taken) | (self.given if lock.xact == self.xact else frozenset()),
+            xact=lock.xact,
             first=lock.mine[-1] + 1,
             depth=max(1.0, min(depth, DEEP)),
             has_apart=end.has_apart,

@@ -12,31 +12,31 @@ from typing import Any
 
 from inbox.by_key.claim import KEY_STATE, LIGHT, MAX_BYTES, NULLS, PIN, SIZE, UNPINNED, Claimed, Share, unregistered
 from inbox.by_log.lanes import LOCK, Lanes, covering
-from mailroom.errors import ConfigurationError
+from mailroom.errors import ConfigurationError, UnknownInbox
 from mailroom.message.columns import DELIVERED, MESSAGE
 from mailroom.message.message import COLUMNS, SELECTED, messages
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, filled
 
 AT = """at AS MATERIALIZED (
-    SELECT l.lane::smallint AS lane, (
-        SELECT r.clock FROM {schema}.receipts_{inbox} AS r
-        WHERE r.lane = l.lane::smallint ORDER BY r.epoch DESC, r.clock DESC LIMIT 1) AS clock
-    FROM pg_catalog.unnest(%(lanes)s::bigint[]) AS l (lane)),
+    SELECT r.* FROM pg_catalog.unnest(%(lanes)s::bigint[]) AS l (lane), LATERAL (
+        SELECT lane, epoch, clock FROM {schema}.receipts_{inbox} AS r
+        WHERE r.lane = l.lane::smallint ORDER BY r.epoch DESC, r.clock DESC LIMIT 1) AS r),
 due AS MATERIALIZED (
-    SELECT lane, clock FROM at WHERE clock >= %(first)s::bigint - 1)"""
+    SELECT lane, epoch, clock FROM at WHERE clock >= %(first)s::bigint - 1)"""
 IN_LANE = """FROM {schema}.log_{log} AS o
         WHERE o.segment IN ({segments}) AND o.lane = {lane}"""
 NEXT = filled(f"{IN_LANE} AND o.clock > due.clock ORDER BY o.clock LIMIT %(per_lane)s::bigint", lane="due.lane")
-# Where all of a lane was read and newer segments follow, its position moves to where those begin.
+# A receipt goes on from the one that was read, in its epoch: the inbox may have been set back since the lock was asked
+# for. Where all of a lane was read and newer segments follow, its position moves to where those begin.
 MOVED = """moved AS MATERIALIZED (
-    SELECT lane, CASE WHEN rows < %(per_lane)s::bigint{is_whole} THEN greatest(last, %(end)s::bigint - 1)
+    SELECT lane, epoch, CASE WHEN rows < %(per_lane)s::bigint{is_whole} THEN greatest(last, %(end)s::bigint - 1)
                       ELSE last END AS clock
     FROM sums{where}
-    UNION ALL SELECT lane, %(end)s::bigint - 1 FROM due
+    UNION ALL SELECT lane, epoch, %(end)s::bigint - 1 FROM due
     WHERE clock < %(end)s::bigint - 1 AND lane NOT IN (SELECT lane FROM sums){is_whole}),
 received AS (
     INSERT INTO {schema}.receipts_{inbox} (inbox, lane, epoch, clock)
-    SELECT '{inbox}', lane, {epoch}, clock FROM moved)"""
+    SELECT '{inbox}', lane, epoch, clock FROM moved)"""
 LEFT = "ARRAY(SELECT lane::bigint FROM sums WHERE rows >= %(per_lane)s::bigint)"
 # The smallest position of a lane that these segments do not have the next message of.
 ELSEWHERE = """(SELECT min(clock) FROM at
@@ -67,7 +67,7 @@ has AS MATERIALIZED (
     SELECT EXISTS (SELECT FROM {schema}.my_key_state WHERE inbox = '{inbox}')
            OR EXISTS (SELECT FROM {schema}.inbox_{inbox}) AS apart),
 sums AS MATERIALIZED (
-    SELECT due.lane, due.clock AS begun, o.last, o.rows, o.bytes FROM due, LATERAL (
+    SELECT due.lane, due.epoch, due.clock AS begun, o.last, o.rows, o.bytes FROM due, LATERAL (
         SELECT max(clock) AS last, count(*) AS rows, sum(light) AS bytes
         FROM (SELECT o.clock, {light} AS light {next}) AS o) AS o
     WHERE o.rows > 0 AND NOT (SELECT apart FROM has)),
@@ -102,14 +102,15 @@ READ = Sql(
     """
 WITH {at},
 ahead AS MATERIALIZED (
-    SELECT due.lane, o.*, row_number() OVER (ORDER BY due.lane, o.clock) AS nth FROM due, LATERAL (
+    SELECT due.lane, due.epoch, o.*, row_number() OVER (ORDER BY due.lane, o.clock) AS nth FROM due, LATERAL (
         SELECT o.clock, o.key, octet_length(o.value) AS bytes, o.value_json {next}) AS o),
 picked AS MATERIALIZED (
-    SELECT lane, clock, key FROM ahead WHERE nth < coalesce((
+    SELECT lane, epoch, clock, key FROM ahead WHERE nth < coalesce((
         SELECT nth FROM (SELECT nth, nth > 1 AND sum({size}) OVER so_far > {max_bytes} AS is_over
                          FROM ahead WINDOW so_far AS (ORDER BY nth ROWS UNBOUNDED PRECEDING)) AS o
         WHERE is_over ORDER BY nth LIMIT 1), 9223372036854775807)),
-sums AS MATERIALIZED (SELECT lane, max(clock) AS last, count(*) AS rows FROM picked GROUP BY lane),
+sums AS MATERIALIZED (
+    SELECT lane, epoch, max(clock) AS last, count(*) AS rows FROM picked GROUP BY lane, epoch),
 {moved},
 apart AS MATERIALIZED (
     SELECT key FROM (SELECT DISTINCT key FROM picked OFFSET 0) AS k WHERE {apart}),
@@ -175,6 +176,8 @@ def reaping_log(
     if not rows:
         raise unregistered(schema, inbox)
     [lock] = LOCK.named(rows)
+    if not lock.is_same:
+        raise UnknownInbox(f"Inbox {inbox!r} was made anew, and reads another log. Start this program again.")
     if lock.level != "read committed":
         raise ConfigurationError(
             f"This transaction is {lock.level}, and would not see how far others have read. Take messages of an inbox "
@@ -210,15 +213,11 @@ def _reading(names: dict[str, str], share: Share, known: Lanes, lock: Any) -> Op
     per_lane = share.most // len(lock.mine)
     while True:
         within, statement = known.range, READ if known.has_apart else READ_PLAIN
+        held = "rows > 0" if statement is READ_PLAIN else "EXISTS (SELECT FROM given)"
         parts = {
             "lowest": LOWEST if len(within.segments) > 1 else "NULL::bigint",
             "segments": ", ".join(map(str, within.segments)),
-            "epoch": str(lock.epoch),
-            "held": "false"
-            if not share.hold
-            else "rows > 0"
-            if statement is READ_PLAIN
-            else "EXISTS (SELECT FROM given)",
+            "held": held if share.hold else "false",
         }
         *taken, last = yield statement.at(**parts, **names)(
             lanes=lock.mine, first=within.first, end=within.end, per_lane=per_lane

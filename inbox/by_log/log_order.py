@@ -51,17 +51,19 @@ class LogOrder(KeyOrder):
     def claiming(self, share: Share, course: Course) -> Operation[tuple[Claimed, Course]]:
         """Of the inbox's own table and of the log in turn, where both may have messages."""
         course = course if isinstance(course, LogCourse) else LogCourse()
-        has_diverted = False
+        has_diverted = has_looked = is_idle = False
         while True:
-            if course.lanes.has_apart and not course.is_turn:
+            # Where the log gives nothing the other table is looked at: an operator may have put something there.
+            if (course.lanes.has_apart or is_idle) and not course.is_turn:
+                has_looked = True
                 apart, of_keys = yield from reaping_any(self.schema, self.inbox, share, course)
                 course = replace(cast("LogCourse", of_keys), is_turn=True)
                 if apart.messages:
                     return replace(apart, is_all=False, has_diverted=has_diverted), course
             claimed, known = yield from reaping_log(self.schema, self.inbox, self.log, self.lanes, share, course.lanes)
             course = replace(course, lanes=known, is_turn=False)
-            has_diverted = has_diverted or claimed.has_diverted
-            if claimed.messages or claimed.is_all or known.avoided:
+            has_diverted, is_idle = has_diverted or claimed.has_diverted, claimed.is_all
+            if claimed.messages or known.avoided or (claimed.is_all and has_looked):
                 return replace(claimed, has_diverted=has_diverted), course
 
     def claiming_key(self, key: str, limit: int, course: Course) -> Operation[tuple[list[Message], Course]]:

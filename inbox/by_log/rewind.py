@@ -7,6 +7,7 @@ from inbox.by_key.parked_keys import NOTIFY
 from mailroom.errors import ConfigurationError
 from mailroom.logs.readers import LOG, START, LogPlace, placing
 from mailroom.order.traits import reading_traits
+from mailroom.registry.exclusive import ISOLATION
 from mailroom.schema import acts, checking, finding
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql import locks
@@ -17,6 +18,8 @@ SCHEMA_LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS N
 # All lanes: batches in hand end first, and none begins before the commit. Then the failing keys, in key order as
 # everywhere: a replay of a parked key puts messages into the inbox's own table.
 LANES = Sql("SELECT FROM {schema}.lanes_{inbox} ORDER BY lane FOR UPDATE")
+# What goes there: batches of failing keys have their messages first, and then what is recorded of the keys.
+DIVERTED = Sql("SELECT FROM {schema}.inbox_{inbox} WHERE clock > %(clock)s::bigint ORDER BY key, clock FOR UPDATE")
 KEYS = Sql("SELECT FROM {schema}.key_state WHERE inbox = '{inbox}' ORDER BY key FOR UPDATE")
 # What was diverted or parked after the place is read from the log again; a dead letter that was requeued is not there.
 # A parked key stays parked, and holds its messages as they come. Attempts count from 1 again, by the rows of a replay.
@@ -96,9 +99,17 @@ def _rewinding(schema: str, inbox: str, at: str | int | datetime, actor: str, wh
         )
     names = {"schema": schema, "inbox": inbox}
     [(log, lanes)] = yield LOG.at(**names)()
+    [(level,)] = yield ISOLATION.at()()
+    if level != "read committed":
+        raise ConfigurationError(
+            f"This transaction is {level}, and may not see what was read last. Set inboxes back in a transaction of "
+            "READ COMMITTED.",
+            code="MR-wrong-isolation",
+        )
     yield LANES.at(**names)()
-    yield KEYS.at(**names)()
     place: LogPlace = yield from placing(schema, log, at)
+    yield DIVERTED.at(**names)(clock=place.clock)
+    yield KEYS.at(**names)()
     [(deleted,)] = yield REWIND.at(log=log, lanes=str(lanes), **names)(clock=place.clock, why=why)
     change = f"in log {log} after clock {place.clock}"
     yield from auditing(schema, acts.INBOX_REWIND, [(inbox, None, deleted)], actor, why, change)

@@ -99,10 +99,14 @@ END $$
 )
 BEGIN = Sql(
     """
-WITH lane AS (
+WITH anew AS (
+    UPDATE {schema}.inbox_registry SET epoch = pg_current_xact_id()::text::bigint WHERE name = '{inbox}'
+    RETURNING epoch),
+lane AS (
     INSERT INTO {schema}.lanes_{inbox} (inbox, lane)
     SELECT '{inbox}', n::smallint FROM pg_catalog.generate_series(0, %(lanes)s::integer - 1) AS n RETURNING lane)
-INSERT INTO {schema}.receipts_{inbox} (inbox, lane, epoch, clock) SELECT '{inbox}', lane, 0, %(clock)s::bigint FROM lane
+INSERT INTO {schema}.receipts_{inbox} (inbox, lane, epoch, clock)
+SELECT '{inbox}', lane, (SELECT epoch FROM anew), %(clock)s::bigint FROM lane
 """
 )
 RENAME = Sql(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -33,6 +34,7 @@ from outbox import Outbox
 from tests.logs.support import Reader, keys_of, make, write
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
+from tests.support.waiting import wait_until_blocked
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -379,3 +381,28 @@ def test_status_shows_what_is_unread(node: Node, connect: Connect) -> None:
     assert billing.backlog in (1, 2)
     assert billing.backlog == Inbox("billing").backlog(node.connection)
     assert billing.consumer_lag_s > 0
+
+
+def test_a_rewind_waits_for_a_failing_key_in_hand(node: Node, connect: Connect) -> None:
+    make(node, "billing", lanes=1, backoff_s=0)
+    write(node, ["a", "b"])
+    reader, operator = Reader(connect(), "billing"), connect()
+    reader.fail(reader.claim().messages[0], node.connection)
+    assert keys_of(reader.take()) == ["b"]
+    [message] = reader.claim(due=True).messages
+    with ThreadPoolExecutor(1) as thread:
+        rewinding = thread.submit(Inbox("billing").rewind, operator, "start", actor="me")
+        wait_until_blocked(node.connection, operator.info.backend_pid)
+        run(reader.connection, reader.order.healing(message))
+        reader.connection.commit()
+        rewinding.result(60)
+    operator.commit()
+    assert sorted(keys_of(reader.take_all())) == ["a", "b"]
+
+
+def test_a_rewind_by_an_old_snapshot_is_refused(node: Node, connect: Connect) -> None:
+    make(node, "billing")
+    operator = connect()
+    operator.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    with pytest.raises(ConfigurationError, match="repeatable read"):
+        Inbox("billing").rewind(operator, "start", actor="me")

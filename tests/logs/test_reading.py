@@ -1,5 +1,7 @@
 """Inboxes that read a log: each message once, in order by key, whatever fails."""
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from uuid import uuid4
 
 import psycopg
@@ -8,12 +10,16 @@ from psycopg import IsolationLevel
 
 from inbox import Inbox, Skip
 from inbox.by_key.failure import last_clocks
-from mailroom.errors import ConfigurationError
+from inbox.by_log import lanes, log_claim
+from mailroom import create_inbox, drop_inbox
+from mailroom.errors import ConfigurationError, UnknownInbox
 from mailroom.node.dead_letter import DeadLetters
+from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
 from tests.logs.support import Reader, in_order, keys_of, make, write
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
+from tests.support.waiting import wait_until_blocked
 
 KEYS = [f"k{n % 7}" for n in range(40)]
 
@@ -40,8 +46,8 @@ def test_a_lane_is_read_by_one_transaction_at_a_time(node: Node, connect: Connec
     [message] = first.messages
     others = [each for _ in range(60) for each in two.take(1)]
     lane = node.value("SELECT lane FROM mailroom.log WHERE clock = %s", message.clock)
-    lanes: dict[int, int] = dict(node.rows("SELECT clock, lane FROM mailroom.log"))
-    assert {lanes[each.clock] for each in others} == {1 - lane}
+    lane_of: dict[int, int] = dict(node.rows("SELECT clock, lane FROM mailroom.log"))
+    assert {lane_of[each.clock] for each in others} == {1 - lane}
     one.connection.commit()
     rest = two.take_all()
     assert len(others) + len(rest) + 1 == len(KEYS)
@@ -154,8 +160,8 @@ def test_lanes_of_a_dead_worker_wait_until_its_death_is_counted(node: Node, conn
         [uuid4(), len(keys), list(keys), list(keys.values()), xact[0]],
     )
     dead.connection.rollback()
-    lanes: dict[str, int] = dict(node.rows("SELECT key, lane FROM mailroom.log"))
-    of_it = {key for key in KEYS if lanes[key] == lanes[messages[0].key]}
+    lane_of: dict[str, int] = dict(node.rows("SELECT key, lane FROM mailroom.log"))
+    of_it = {key for key in KEYS if lane_of[key] == lane_of[messages[0].key]}
     for _ in range(9):
         assert of_it.isdisjoint(keys_of(reader.claim(hold=True).messages))
         reader.connection.rollback()
@@ -227,3 +233,107 @@ def test_peek_and_backlog_count_what_is_unread(node: Node, connect: Connect) -> 
     assert [each.clock for each in inbox.peek(node.connection, "a")] == [1, 3]
     assert run(node.connection, reader.order.was_in_batch("a", 1, "no")) is False
     assert node.value(f"SELECT count(*) FROM {SCHEMA}.attempt") == 1
+
+
+# -- What a program knows of lanes is never taken for more than it is --------------------------------------------------
+
+
+@pytest.mark.parametrize("savepoint", [False, True])
+def test_lanes_of_several_claims_in_one_transaction_are_read_again_after_its_rollback(
+    node: Node, connect: Connect, savepoint: bool
+) -> None:
+    make(node, "billing", lanes=2)
+    write(node, ["a", "b", "c"])
+    inbox, connection = Inbox("billing"), connect()
+    connection.execute("SAVEPOINT here")
+    assert len(inbox.reap_any(connection)) == 3
+    assert inbox.reap_any(connection) == []
+    connection.execute("ROLLBACK TO SAVEPOINT here" if savepoint else "ROLLBACK")
+    assert len(inbox.reap_any(connection)) == 3
+
+
+def test_a_lane_that_was_only_diverted_is_read_again_after_a_rollback(node: Node, connect: Connect) -> None:
+    make(node, "billing", lanes=2, backoff_s=0)
+    [(a, b)] = node.rows(
+        "SELECT min(k) FILTER (WHERE mailroom.lane_of(k, 2) = 0), min(k) FILTER (WHERE mailroom.lane_of(k, 2) = 1)"
+        " FROM (SELECT 'k' || n AS k FROM generate_series(1, 20) AS n) AS keys"
+    )
+    write(node, [b] * 40)
+    worker, another = (Reader(connect(), "billing") for _ in range(2))
+    worker.take(10)
+    write(node, [a])
+    [message] = another.claim(1).messages
+    another.fail(message, node.connection)
+    assert set(keys_of(worker.claim(10).messages)) == {b}  # and a is diverted, in the same transaction
+    worker.connection.rollback()
+    for _ in range(20):
+        worker.take(10)
+        worker.take(10, due=True)
+    assert Inbox("billing").backlog(node.connection) == 0
+
+
+def test_an_idle_reader_takes_what_an_operator_puts_back(node: Node, connect: Connect) -> None:
+    make(node, "billing", lanes=2)
+    write(node, ["a"])
+    reader = Reader(connect(), "billing")
+    reader.fail(reader.claim().messages[0], node.connection, Skip("no"))
+    reader.take()
+    assert reader.claim(due=True).ended
+    reader.connection.commit()
+    write(node, ["b"])
+    assert keys_of(reader.take_all()) == ["b"]
+    [(letter,)] = node.rows("SELECT id FROM mailroom.dead_letter")
+    with node.connection.transaction():
+        DeadLetters().requeue(node.connection, ids=[letter], actor="me")
+    assert keys_of(reader.take()) == ["a"]
+
+
+def test_an_inbox_that_was_made_anew_is_read_from_its_beginning(node: Node, connect: Connect) -> None:
+    make(node, "billing", lanes=2)
+    make(node, log="others")
+    write(node, ["a", "b"])
+    reader = Reader(connect(), "billing")
+    assert len(reader.take_all()) == 2
+    with node.connection.transaction():
+        drop_inbox(node.connection, "billing", actor="me")
+        create_inbox(node.connection, "billing", log="orders", since="start")
+    assert len(reader.take_all()) == 2
+    with node.connection.transaction():
+        drop_inbox(node.connection, "billing", actor="me")
+        create_inbox(node.connection, "billing", log="others", since="start")
+    with pytest.raises(UnknownInbox, match="another log"):
+        reader.take()
+
+
+def test_a_claim_whose_lock_is_older_than_a_rewind_goes_by_the_rewind(
+    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(node, "billing", lanes=1)
+    write(node, ["a", "a"])
+    late, operator = Reader(connect(), "billing"), connect()
+    assert len(late.take_all()) == 2
+    text = lanes.LOCK.template.replace(
+        "WHERE (SELECT is_open", "WHERE (SELECT pg_advisory_xact_lock_shared(77) IS NOT NULL) AND (SELECT is_open"
+    )
+    monkeypatch.setattr(log_claim, "LOCK", Sql(text, lanes.LOCK.columns))
+    late.course = replace(late.course, lanes=replace(late.course.lanes, dirty=frozenset({0})))
+    operator.execute("SELECT pg_advisory_xact_lock(77)")
+    with ThreadPoolExecutor(1) as thread:
+        claiming = thread.submit(late.claim, 1)
+        wait_until_blocked(node.connection, late.connection.info.backend_pid)
+        Inbox("billing").rewind(operator, "start", actor="me")
+        operator.commit()
+        first = claiming.result(60).messages
+    late.connection.commit()
+    assert [each.clock for each in [*first, *late.take_all()]] == [1, 2]
+
+
+def test_a_refused_transaction_holds_no_lane_and_keeps_its_settings(node: Node, connect: Connect) -> None:
+    make(node, "billing", lanes=2)
+    write(node, ["a"])
+    connection = connect()
+    connection.isolation_level = IsolationLevel.SERIALIZABLE
+    with pytest.raises(ConfigurationError):
+        Inbox("billing").reap_any(connection)
+    assert connection.execute("SHOW enable_seqscan").fetchall() == [("on",)]
+    assert keys_of(Reader(connect(), "billing").take_all()) == ["a"]

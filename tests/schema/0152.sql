@@ -1867,7 +1867,7 @@ CREATE TABLE mailroom.inbox_registry (
     paused_by text,
     keep_reaped_days integer,
     log text COLLATE pg_catalog."C",
-    epoch integer DEFAULT 0 NOT NULL,
+    epoch bigint DEFAULT 0 NOT NULL,
     CONSTRAINT inbox_registry_backoff_s_check CHECK ((backoff_s >= (0)::double precision)),
     CONSTRAINT inbox_registry_check CHECK ((backoff_max_s >= backoff_s)),
     CONSTRAINT inbox_registry_check1 CHECK ((("order" = 'log'::text) = (log IS NOT NULL))),
@@ -1914,7 +1914,7 @@ COMMENT ON COLUMN mailroom.inbox_registry.keep_reaped_days IS 'How many days wha
 
 COMMENT ON COLUMN mailroom.inbox_registry.log IS 'The log that it reads; null if messages are delivered to it.';
 
-COMMENT ON COLUMN mailroom.inbox_registry.epoch IS 'How often it was set back in its log.';
+COMMENT ON COLUMN mailroom.inbox_registry.epoch IS 'Of an inbox that reads a log: another number once it was made anew, and a larger one once it was set back.';
 
 CREATE TABLE mailroom.key_state (
     inbox text NOT NULL COLLATE pg_catalog."C",
@@ -2261,7 +2261,7 @@ COMMENT ON COLUMN mailroom.log_lane.lane IS 'The lane.';
 CREATE TABLE mailroom.log_receipt (
     inbox text NOT NULL COLLATE pg_catalog."C",
     lane smallint NOT NULL,
-    epoch integer NOT NULL,
+    epoch bigint NOT NULL,
     clock bigint NOT NULL
 )
 PARTITION BY LIST (inbox);
@@ -2272,7 +2272,7 @@ COMMENT ON COLUMN mailroom.log_receipt.inbox IS 'The inbox.';
 
 COMMENT ON COLUMN mailroom.log_receipt.lane IS 'The lane.';
 
-COMMENT ON COLUMN mailroom.log_receipt.epoch IS 'How often the inbox was set back by then.';
+COMMENT ON COLUMN mailroom.log_receipt.epoch IS 'inbox_registry.epoch by then.';
 
 COMMENT ON COLUMN mailroom.log_receipt.clock IS 'All messages of the lane up to this clock were handed out, or diverted into the inbox''s own table.';
 

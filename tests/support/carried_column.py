@@ -28,7 +28,7 @@ from tests.support.node import SCHEMA, Node
 
 ADDED = "note"
 assert ADDED in [column.name for column in MOVING], "this is not a copy with a column more"
-TABLES = ("outbox", "scheduled", "fan_out", "inbox", "parked", "dead_letter", "transit")
+TABLES = ("outbox", "scheduled", "fan_out", "inbox", "log", "parked", "dead_letter", "transit")
 
 
 def message(way: str, topic: str = "order.paid", **fields: Any) -> Outgoing:
