@@ -11,6 +11,7 @@ from psycopg import IsolationLevel
 from inbox import Inbox, Skip
 from inbox.by_key.failure import last_clocks
 from inbox.by_log import lanes, log_claim
+from inbox.by_log.log_order import LogCourse
 from mailroom import create_inbox, drop_inbox
 from mailroom.errors import ConfigurationError, UnknownInbox
 from mailroom.node.dead_letter import DeadLetters
@@ -316,6 +317,7 @@ def test_a_claim_whose_lock_is_older_than_a_rewind_goes_by_the_rewind(
         "WHERE (SELECT is_open", "WHERE (SELECT pg_advisory_xact_lock_shared(77) IS NOT NULL) AND (SELECT is_open"
     )
     monkeypatch.setattr(log_claim, "LOCK", Sql(text, lanes.LOCK.columns))
+    assert isinstance(late.course, LogCourse)
     late.course = replace(late.course, lanes=replace(late.course.lanes, dirty=frozenset({0})))
     operator.execute("SELECT pg_advisory_xact_lock(77)")
     with ThreadPoolExecutor(1) as thread:
