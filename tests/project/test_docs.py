@@ -38,7 +38,7 @@ import pytest
 import sqlalchemy
 from click.testing import CliRunner
 
-from inbox import AsyncWorker, Worker
+from inbox import AsyncWorker, Inbox, Worker
 from mailroom.cli.root import root as mailroom_command
 from mailroom.embedded import Binaries
 from mailroom.session.settings import DSN_VARIABLE, LIBPQ_VARIABLES
@@ -266,7 +266,10 @@ def _argv(words: list[str]) -> list[str]:
 def _is_idle(connection: psycopg.Connection) -> bool:
     # One statement, so that no message is on its way between the two.
     query = "SELECT NOT EXISTS (SELECT FROM mailroom.outbox) AND NOT EXISTS (SELECT FROM mailroom.inbox)"
-    return connection.execute(query).fetchone() == (True,)
+    readers = connection.execute("SELECT name FROM mailroom.inbox_registry WHERE log IS NOT NULL").fetchall()
+    return connection.execute(query).fetchone() == (True,) and not any(
+        Inbox(name).backlog(connection) for (name,) in readers
+    )
 
 
 def save(block: Block) -> None:
