@@ -1,6 +1,8 @@
 """A node whose rows were copied without their sequences: by replication, by a dump of some tables, row by row."""
 
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,7 @@ from psycopg.errors import ObjectNotInPrerequisiteState
 
 from dispatcher.daemon import deliver_all, execute_all
 from inbox import Inbox
-from mailroom import schema
+from mailroom import create_inbox, schema
 from mailroom.embedded import Binaries, Server
 from mailroom.links.handshake.identity import JUMP
 from mailroom.links.start import starting
@@ -326,3 +328,23 @@ def test_logical_replication_to_another_database(private_server: Server, binarie
         check_moved(green, 72)
         assert blue.value("SELECT id FROM mailroom.node") == green.value("SELECT id FROM mailroom.node")
         assert green.value("SELECT last_value FROM mailroom.clock") > last + JUMP
+
+
+@pytest.mark.slow
+def test_a_crash_gives_no_number_out_again_where_little_is_logged(private_server: Server) -> None:
+    with psycopg.connect(private_server.dsn(), autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET wal_level = minimal")
+        connection.execute("ALTER SYSTEM SET max_wal_senders = 0")
+    private_server.stop()
+    private_server.start()
+    with psycopg.connect(private_server.dsn()) as connection:
+        schema.migrate(connection)
+        create_inbox(connection, "shipping")
+    with psycopg.connect(private_server.dsn()) as connection:
+        create_inbox(connection, "billing")
+    postmaster = int((private_server.directory / "data" / "postmaster.pid").read_text().split()[0])
+    os.kill(postmaster, signal.SIGQUIT)  # no checkpoint
+    eventually(lambda: not (private_server.directory / "data" / "postmaster.pid").exists())
+    private_server.start()
+    with psycopg.connect(private_server.dsn()) as connection:
+        assert run(connection, finding_behind("mailroom")) == []
