@@ -7,14 +7,18 @@ import re
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from itertools import zip_longest
 from pathlib import Path
+from textwrap import dedent
 from urllib.parse import unquote
 
-from tests.support.pages import ROOT, page_named
+from tests.support.pages import DOCS, ROOT, page_named
 
 SITE = ROOT / "site"
 # Its links begin at the root of a host, since a server shows it at any address.
 NOT_FOUND = "404.html"
+CONSOLE = re.compile(r"^[ ]*```console\n(.*?)^[ ]*```$", re.MULTILINE | re.DOTALL)
+HIDDEN = {"gp", "go"}  # a prompt, and what a command prints
 LOADED = {
     "link": "href",
     "script": "src",
@@ -56,6 +60,61 @@ def read(site: Path) -> dict[Path, Read]:
     return {path.resolve(): Read(path.read_text()) for path in sorted(site.rglob("*.html")) if path.name != NOT_FOUND}
 
 
+class Copied(HTMLParser):
+    """What the button of each block of commands copies: its text without the parts that `assets/site.css` hides."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.blocks: list[str] = []
+        self._kinds: list[str] = []
+        self._has_prompt = False
+        self._copied: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Begin a block, or a part of it."""
+        if tag == "code":
+            self._copied, self._kinds, self._has_prompt = [], [], False
+        elif tag == "span":
+            self._kinds.append(dict(attrs).get("class") or "")
+            self._has_prompt |= self._kinds[-1] == "gp"
+
+    def handle_endtag(self, tag: str) -> None:
+        """End a part of a block, or the block."""
+        if tag == "span" and self._kinds:
+            self._kinds.pop()
+        elif tag == "code" and self._has_prompt:
+            self.blocks.append("".join(self._copied))
+            self._has_prompt = False
+
+    def handle_data(self, data: str) -> None:
+        """Take down what is not hidden."""
+        if not HIDDEN.intersection(self._kinds):
+            self._copied.append(data)
+
+
+def ill_copied(site: Path) -> Iterator[str]:
+    """Say which blocks of commands give something else when they are pasted into a shell."""
+    for page in sorted(DOCS.rglob("*.md")):
+        expected = [commands_in(text) for text in CONSOLE.findall(page.read_text())]
+        html = (site / page.relative_to(DOCS)).with_suffix(".html").read_text()
+        copied = [[line for line in block.splitlines() if line.strip()] for block in Copied(html).blocks]
+        if copied != expected:
+            differs = next(pair for pair in zip_longest(copied, expected) if pair[0] != pair[1])
+            yield f"{page.name}: its button copies {differs[0]} in place of {differs[1]}"
+
+
+def commands_in(text: str) -> list[str]:
+    """Return the lines of a console block that are for the shell, without their prompts."""
+    found: list[str] = []
+    for line in dedent(text).splitlines():
+        if line.startswith("$ "):
+            found.append(line[2:])
+        elif found and found[-1].endswith("\\"):
+            found.append(line)
+    return found
+
+
 def loaded_from_elsewhere(pages: dict[Path, Read]) -> Iterator[str]:
     """Say what pages load from other hosts."""
     for path, page in pages.items():
@@ -93,5 +152,5 @@ def misnamed(pages: dict[Path, Read]) -> Iterator[str]:
 
 if __name__ == "__main__":
     found = read(SITE)
-    wrong = [*loaded_from_elsewhere(found), *broken(found), *misnamed(found)]
+    wrong = [*loaded_from_elsewhere(found), *broken(found), *misnamed(found), *ill_copied(SITE)]
     sys.exit("\n".join(wrong) if wrong or not found else None)

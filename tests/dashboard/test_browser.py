@@ -6,7 +6,6 @@ Screenshots are kept as artefacts, below $MAILROOM_ARTEFACTS or a folder for tem
 """
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,16 +16,12 @@ import pytest
 from tests.dashboard.test_cli_dashboard import running
 from tests.dashboard.test_pages import SHOWS
 from tests.dashboard.trouble import KEY, Trouble
+from tests.support.browser import browser, needs_browser
 from tests.support.waiting import eventually
 
-webdriver = pytest.importorskip("selenium.webdriver")
 exceptions = pytest.importorskip("selenium.common.exceptions")
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="there is no Chromium with its driver here"),
-]
+pytestmark = [pytest.mark.slow, needs_browser]
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +39,8 @@ def artefacts() -> Path:
 
 @pytest.fixture(scope="module")
 def window(at: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,1000"):
-        options.add_argument(argument)
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('chromium')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = webdriver.ChromeService(executable_path=DRIVER)
-    window = webdriver.Chrome(options=options, service=service)
-    try:
+    with browser(tmp_path_factory.mktemp("chromium")) as window:
         yield window
-    finally:
-        window.quit()
 
 
 def find(window: Any, selector: str) -> Any:

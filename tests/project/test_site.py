@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -12,11 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import site
 from tests.project.test_docs import blocks
 from tests.project.test_front_door import commands_of
 from tests.site import Read, broken, listed, loaded_from_elsewhere, read
+from tests.support.browser import browser, needs_browser, serving
 from tests.support.pages import DECISIONS, DOCS, ROOT, page_named
-from tests.support.waiting import WITHIN_S
+from tests.support.waiting import WITHIN_S, eventually
 
 CONFIG = (ROOT / "mkdocs.yml").read_text()
 SETTINGS: dict[str, Any] = yaml.safe_load(CONFIG)
@@ -91,13 +94,25 @@ def test_what_is_loaded_from_elsewhere_or_leads_nowhere_is_found(tmp_path: Path)
     assert list(broken({here: page})) == ["a.html leads to #not", "a.html leads to a.css", "a.html leads to b.html"]
 
 
+def test_blocks_whose_copy_no_shell_would_take_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "DOCS", tmp_path)
+    (tmp_path / "page.md").write_text("```console\n$ mailroom status\n7 rows\n```\n")
+    built_as = {
+        True: '<code><span class="gp">$ </span>mailroom<span> </span>status\n<span class="go">7 rows</span></code>',
+        False: '<code><span class="gp">$ </span>mailroom<span> </span>status\n7 rows</code>',
+    }
+    for is_right, text in built_as.items():
+        (tmp_path / "page.html").write_text(text)
+        assert (list(site.ill_copied(tmp_path)) == []) is is_right
+
+
 def built(directory: Path, builder: str, **pages: str) -> tuple[int, str]:
     """Build a site of a few pages with our settings."""
     settings = CONFIG.partition("\nnav:\n")[0].replace("paths: [.]", f"paths: [{ROOT}]")
     settings = settings.replace("tests/api_reference.py", str(ROOT / "tests" / "api_reference.py"))
     nav = [f"{name}.md" for name in pages]
     (directory / "mkdocs.yml").write_text(f"{settings}\n{yaml.safe_dump({'nav': nav})}")
-    (directory / "docs").mkdir()
+    shutil.copytree(DOCS / "assets", directory / "docs" / "assets")
     for name, text in pages.items():
         (directory / "docs" / f"{name}.md").write_text(text)
     command = [sys.executable, "-m", builder, *commands_of("docs")[0].split()[1:]]
@@ -138,3 +153,29 @@ def test_a_link_that_leads_nowhere_fails_the_build(builder: str, tmp_path: Path)
         (directory := tmp_path / str(number)).mkdir()
         code, said = built(directory, builder, index=f"{INDEX}\n{wrong}\n")
         assert code == expected, said
+
+
+SHELL = """# Page
+
+```console
+$ mailroom status \\
+    --json
+{}
+$ mailroom doctor
+```
+"""
+
+
+@needs_site
+@needs_browser
+@pytest.mark.slow
+def test_the_button_of_a_block_copies_its_commands_alone(tmp_path: Path) -> None:
+    code, said = built(tmp_path, "zensical", index=SHELL)
+    assert code == 0, said
+    with serving(tmp_path / "site") as address, browser(tmp_path / "chromium") as window:
+        window.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite"], "origin": address})
+        window.get(f"{address}/index.html")
+        eventually(lambda: window.find_elements("css selector", "button[data-md-type=copy], .md-code__button"))
+        window.find_element("css selector", "button[data-md-type=copy], .md-code__button").click()
+        copied = eventually(lambda: window.execute_script("return navigator.clipboard.readText()"))
+    assert copied.split("\n") == ["mailroom status \\", "    --json", "", "mailroom doctor"]
