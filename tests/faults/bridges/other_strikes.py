@@ -131,6 +131,7 @@ class NatsStriker(OtherStriker):
             with self._broker.down:
                 self._nats.end()
                 work()
+            self._losses.lacking.add(STREAM)
             gone = self._nats.forget(since)
             self._losses.had |= set(gone.values())
             self._losses.lost |= {id for at, id in gone.items() if at >= known}
