@@ -17,7 +17,7 @@ from inbox.sessions.hold import ENDED
 from mailroom import events
 from mailroom.errors import Coded
 from mailroom.message import carry
-from mailroom.message.message import Message
+from mailroom.message.message import Message, let_go
 from mailroom.sql.apart import WritesApart, in_hand
 from mailroom.sql.runner import is_closed, is_well
 from mailroom.sql.sqlstate import ABORTED, NOT_YOURS, Meaning, meaning, sqlstate, was_invalidated
@@ -119,6 +119,7 @@ class HandlerRun:
             if is_timed:
                 self.calls.append(now())
             yield message
+            let_go(message)
             if is_timed:
                 self.calls.append(now())
             if is_heard:

@@ -57,6 +57,17 @@ def test_batch_and_what_the_handler_does_are_one_transaction(node: Node, source:
         assert node.rows("SELECT clock FROM ledger ORDER BY nth") == node.rows("SELECT clock FROM ledger ORDER BY 1")
 
 
+def test_a_value_is_let_go_of_once_its_handler_has_returned(node: Node) -> None:
+    kept: list[tuple[Message, Any]] = []
+    for key in "ab":
+        node.send("shipping", {"of": key}, key=key)
+    node.deliver_all()
+    with working(Worker(node.dsn, "shipping", lambda message, _: kept.append((message, message.value)))):
+        eventually(lambda: node.delivered() == [])
+    assert [message.value for message, _ in kept] == [value for _, value in kept]
+    assert [message._value is value for message, value in kept] == [False, False]
+
+
 async def test_async_batch_and_what_the_handler_does_are_one_transaction(node: Node, async_source: Any) -> None:
     deliver(node, "a", "b", "a")
     async with working_async(AsyncWorker(async_source, "shipping", write_ledger_async, poll_interval_s=NEVER_S)):
