@@ -109,9 +109,9 @@ SET_BACK = Sql(
     "set_config('standard_conforming_strings', %(strings)s::text, true), set_config('role', %(role)s::text, true)",
     columns=("text",) * 5,
 )
-# With wal_level = minimal a commit writes small new files into the log as they are. A sequence that was used in the same
-# transaction says there that its next 32 numbers are logged, which they are not: a crash would give them out again. It
-# does not say so of files that are synced instead. At any other level this changes nothing.
+# With wal_level = minimal a commit writes small new files into the log as they are. A sequence that was used in the
+# same transaction says there that its next 32 numbers are logged. They are not: a crash would give them out again. Of
+# files that are synced instead nothing is said. At any other level this changes nothing.
 SYNC_NEW_FILES = Sql("SELECT set_config('wal_skip_threshold', '0', true)", columns=("text",))
 SAVEPOINT = Sql("SAVEPOINT mailroom_migration")
 FORGET = Sql("RELEASE SAVEPOINT mailroom_migration")
