@@ -397,7 +397,7 @@ def test_hostile_name_at_the_command_is_one_line_of_plain_text(name: str, dsn: s
 @pytest.fixture
 def small_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bound claims to 10,000 bytes for the test."""
-    for name in ("REAP_KEY", "REAP_PLAIN", "REAP_ANY"):
+    for name in ("REAP_KEY", "REAP_ONE", "REAP_PLAIN", "REAP_ANY"):
         claim: Sql = getattr(claims, name)
         bounded = claim.template.replace(str(claims.MAX_BYTES), "10000")
         assert bounded != claim.template

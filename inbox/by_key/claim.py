@@ -374,6 +374,45 @@ locked AS MATERIALIZED (
     **PARTS,
 )
 
+# Most claims of an inbox that is not late find one message or none, and there starting the plan is all they cost. So a
+# claim after such a one goes by a plan of a few nodes. It takes the only message above the healthy floor, if no key
+# fails at all; of anything else it takes nothing, `is_plain` is false, and `REAP_PLAIN` follows.
+# D-reap-19: A claim of the only message has a statement of its own.
+REAP_ONE = Sql(
+    """
+WITH bound AS MATERIALIZED (
+    SELECT {healthy_floor} AS healthy, {fits} AS fits,
+           NOT EXISTS (SELECT FROM {schema}.my_key_state WHERE inbox = '{inbox}') AS is_well
+    FROM {schema}.inbox_registry WHERE name = '{inbox}'),
+oldest AS MATERIALIZED (
+    SELECT ctid AS place FROM {schema}.inbox_{inbox}
+    WHERE {by_clock} > (SELECT healthy FROM bound) ORDER BY {by_clock} LIMIT 2),
+head AS MATERIALIZED (
+    SELECT l.place, l.key, l.xmax FROM oldest AS o, LATERAL (
+        SELECT ctid AS place, key, xmax FROM {schema}.inbox_{inbox} AS i
+        WHERE i.ctid = o.place AND {light} <= {max_bytes} FOR UPDATE SKIP LOCKED) AS l
+    WHERE (SELECT is_well FROM bound) AND (SELECT count(*) FROM oldest) = 1),
+gone AS (
+    DELETE FROM {schema}.inbox_{inbox} AS i
+    WHERE ctid = ANY (ARRAY(SELECT place FROM head WHERE NOT EXISTS (
+        SELECT FROM {schema}.failing_keys(
+            '{inbox}', ARRAY(SELECT key FROM head), ARRAY(SELECT key FROM head WHERE {tried}), %(mine)s::uuid[]))))
+    RETURNING i.*){archived}
+SELECT {selected}, NULL::boolean, NULL::boolean, NULL::boolean FROM gone
+UNION ALL
+SELECT {nulls},
+       CASE WHEN EXISTS (SELECT FROM bound)
+            THEN (SELECT is_well FROM bound) AND (SELECT count(*) FROM oldest) = (SELECT count(*) FROM gone) END,
+       {unpinned} OR ({held} AND {schema}.hold_batch()), (SELECT fits FROM bound)
+ORDER BY clock
+""",
+    COLUMNS | {"is_plain": "boolean", "is_unpinned": "boolean", "fits": "boolean"},
+    light=LIGHT,
+    **{
+        name: PARTS[name]
+        for name in ("healthy_floor", "fits", "by_clock", "max_bytes", "selected", "nulls", "unpinned")
+    },
+)
 
 ORPHANED = Sql("SELECT key FROM {schema}.orphaned_keys('{inbox}', %(mine)s::uuid[]) AS o (key)", columns=("text",))
 
@@ -452,7 +491,7 @@ class Course:
     have, if more wait than a claim looks at: then as many of fewer keys are taken, so that keys are left for others. No
     claim sees whether keys have more, so each one asks for more of each (by `step`), until one that searched for them
     was not full: it has found how many they have. `is_plain`: `REAP_PLAIN` will probably do. `keeps`: the inbox
-    probably keeps what is reaped.
+    probably keeps what is reaped. `is_single`: no more than one message seems to wait.
     """
 
     cursor: str = ""
@@ -461,6 +500,7 @@ class Course:
     is_plain: bool = True
     keeps: bool = False
     crowded: int = 0
+    is_single: bool = False
 
     def after(self, cursor: str, is_plain: bool, share: Share, taken: int, keys: int | None, by_key: bool) -> "Course":
         """Return the course after a claim within `share` that took that many messages from that many keys.
@@ -497,6 +537,8 @@ def reaping_rows(
     course.
     """
     yield IN_TRANSACTION
+    if course.is_single and (single := (yield from _reaping_one(schema, inbox, share, course.keeps))) is not None:
+        return single, False, None, course
     first, turned, but = course.cursor, False, list[str]()
     while True:
         statement = REAP_PLAIN if course.is_plain else REAP_ANY
@@ -522,5 +564,17 @@ def reaping_rows(
         before = course.cursor
         course = course.after(end.reached, end.is_plain, share, len(taken), end.keys, bool(end.by_key))
         if taken or end.reached == before or (turned and not "" < end.reached < first):
-            return taken, bool(taken and end.left), end.due_in_s, course
+            left = bool(taken and end.left)
+            return taken, left, end.due_in_s, replace(course, is_single=len(taken) <= 1 and not left)
         course, turned = replace(course, is_plain=False), turned or not end.reached
+
+
+def _reaping_one(schema: str, inbox: str, share: Share, keeps: bool) -> Operation[list[Row] | None]:
+    """Take the only message that waits, or none if there is none; None if that is not how things are."""
+    names = share.names(keeps=keeps)
+    names = {each: names[each] for each in ("held", "tried", "archived", "keeps")}
+    taken, last = yield from _pinned(REAP_ONE.at(**names, schema=schema, inbox=inbox)(mine=list(share.mine)))
+    [end] = REAP_ONE.named([last])
+    if end.is_plain is None:
+        raise unregistered(schema, inbox)
+    return taken if end.is_plain and end.fits else None

@@ -78,7 +78,7 @@ def reads_by_indexes(connection: psycopg.Connection[Any], name: str) -> None:
     assert joins == [], name
 
 
-@pytest.mark.parametrize("name", ["reap-plain-of-a-worker", "reap-any-of-a-worker"])
+@pytest.mark.parametrize("name", ["reap-one-of-a-worker", "reap-plain-of-a-worker", "reap-any-of-a-worker"])
 def test_claim_finds_the_oldest_by_their_clock_in_an_inbox_that_was_small_when_it_was_analyzed(
     node: Node, connect: Connect, name: str
 ) -> None:

@@ -112,6 +112,8 @@ CLAIMING = {
     "reap-key": Hot(claim.REAP_KEY, NOT_KEEPING, PINNED),
     "reap-key-keeping": Hot(claim.REAP_KEY, KEEPING, PINNED),
     "reap-key-again": Hot(claim.HAS_MORE, session=PINNED),
+    "reap-one": Hot(claim.REAP_ONE, Share(100, 10, 1_000).names(), PINNED),
+    "reap-one-of-a-worker": Hot(claim.REAP_ONE, WORKER.names(), PINNED),
     "reap-plain": Hot(claim.REAP_PLAIN, Share(100, 10, 1_000).names(), PINNED),
     "reap-plain-of-one": Hot(claim.REAP_PLAIN, Share(1, 1, 1).names(), PINNED),
     "reap-plain-of-a-worker": Hot(claim.REAP_PLAIN, WORKER.names(), PINNED),
