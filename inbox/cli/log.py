@@ -102,8 +102,9 @@ def list_(call: Call) -> None:
 
 
 def _row(log: Log) -> tuple[object, ...]:
+    readers = [f"{each} ({', '.join(log.wanted[each])})" if each in log.wanted else each for each in log.readers]
     return (
-        log.name, "\n".join(log.topics) or None, "\n".join(log.readers) or None, log.lanes, f"{log.keep_days} days",
+        log.name, "\n".join(log.topics) or None, "\n".join(readers) or None, log.lanes, f"{log.keep_days} days",
         "dropped" if log.drop_unread else "kept", log.segments, log.created_at,
     )  # fmt: skip
 

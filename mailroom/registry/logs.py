@@ -1,5 +1,7 @@
 """Logs: each is a table of segments, an entry in the registry, and subscriptions."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -27,7 +29,8 @@ MOST_DAYS = 366
 class Log:
     """A log: its lanes, how many days it keeps a message, its subscriptions, and the inboxes that read it.
 
-    `drop_unread`: what is older goes though an inbox has not read it. `segments` counts its parts, one a day.
+    `drop_unread`: what is older goes though an inbox has not read it. `wanted` are the topics of readers that do not
+    read all. `segments` counts its parts, one a day.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Log:
     created_at: datetime
     topics: tuple[str, ...]
     readers: tuple[str, ...]
+    wanted: Mapping[str, list[str]]
     segments: int
 
 
@@ -45,17 +49,29 @@ LIST = Sql(
 SELECT name, lanes::bigint, keep_days::bigint, drop_unread, created_at,
        ARRAY(SELECT topic FROM {schema}.subscription WHERE inbox = l.name ORDER BY topic),
        ARRAY(SELECT r.name FROM {schema}.inbox_registry AS r WHERE r.log = l.name ORDER BY r.name),
+       (SELECT pg_catalog.json_object_agg(inbox, topics)::text
+        FROM (SELECT t.inbox, pg_catalog.json_agg(t.topic ORDER BY t.topic) AS topics
+              FROM {schema}.log_topic AS t JOIN {schema}.inbox_registry AS r ON r.name = t.inbox
+              WHERE r.log = l.name GROUP BY t.inbox) AS w),
        (SELECT count(*) FROM {schema}.log_segment AS s WHERE s.log = l.name AND s.emptied_at IS NULL)
 FROM {schema}.log_registry AS l
 WHERE %(log)s::text IS NULL OR name = %(log)s::text ORDER BY name
 """,
-    into=Log,
+    columns=("text", "bigint", "bigint", "boolean", "timestamptz", "text[]", "text[]", "text", "bigint"),
 )
 
 
 def listing_logs(schema: str, log: str | None = None) -> Operation[list[Log]]:
     """Return the logs by name, or the one of that name if there is one."""
-    return LIST.named((yield LIST.at(schema=schema)(log=log)))
+    return [_listed(*row) for row in (yield LIST.at(schema=schema)(log=log))]
+
+
+def _listed(
+    name: str, lanes: int, keep_days: int, drop_unread: bool, created_at: datetime, topics: list[str],
+    readers: list[str], wanted: str | None, segments: int,
+) -> Log:  # fmt: skip
+    of = json.loads(wanted or "{}")
+    return Log(name, lanes, keep_days, drop_unread, created_at, tuple(topics), tuple(readers), of, segments)
 
 
 def finding_log(schema: str, log: str) -> Operation[Log]:

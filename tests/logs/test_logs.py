@@ -65,7 +65,7 @@ def test_create_set_and_drop_are_audited_and_harmless_when_repeated(node: Node) 
     ]
     left = "SELECT relname::text FROM pg_class WHERE relname ~ '^(log|lanes|receipts)_' AND relkind IN ('r', 'p')"
     assert {name for (name,) in node.rows(left)} == {
-        *("log_registry", "log_segment", "log_tick", "log_lane", "log_receipt"),
+        *("log_registry", "log_segment", "log_tick", "log_topic", "log_lane", "log_receipt"),
     }
 
 
