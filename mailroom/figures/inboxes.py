@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mailroom.figures.keys import PARKED, PAUSED, WAITS
 from mailroom.registry.log_topics import IS_WANTED
-from mailroom.registry.routing import GETS, ROUTE
+from mailroom.registry.routing import GETS, LOG_ROUTE
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql, filled
 
@@ -55,7 +55,7 @@ SELECT inbox, sum(messages)::bigint, extract(epoch FROM clock_timestamp() - min(
 FROM outgoing JOIN route USING (topic) WHERE {gets} GROUP BY inbox
 """,
     into=Coming,
-    route=ROUTE,
+    route=LOG_ROUTE,
     sent="outgoing",
     gets=GETS,
 )

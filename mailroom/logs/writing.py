@@ -3,13 +3,14 @@
 from mailroom.order.total import RINGING
 from mailroom.sql.operation import filled
 
-# What {stamped} has for the logs of `mailroom.registry.routing.LOG_ROUTE`, and a tick for each log that gets something.
-# In the order in which a lane is read: that keeps the rows of a lane together, so that a claim reads few pages.
+# What {stamped} has for the logs among its {ways} (`mailroom.registry.routing.LOG_ROUTE`), and a tick for each log that
+# gets something. In the order in which a lane is read: that keeps the rows of a lane together, and a claim reads few
+# pages.
 LOGGED = """
 logged AS (
     INSERT INTO {schema}.log (log, segment, lane, clock, sent_clock, origin, {message})
     SELECT inbox, segment, {schema}.lane_of(key, lanes) AS lane, clock, sent_clock, origin, {message}
-    FROM {stamped} JOIN route USING (topic)
+    FROM {stamped} JOIN {ways} USING (topic)
     WHERE lanes IS NOT NULL AND kind IN ('M', 'E')
     ORDER BY inbox, lane, clock
     RETURNING log, lane),
