@@ -20,12 +20,11 @@ ticked AS (
     FROM (SELECT log, lane, count(*) AS rows FROM logged GROUP BY log, lane) AS l
     GROUP BY log
     RETURNING log, rows),"""
-# The workers of inboxes that read what was written are woken, as those are of inboxes that a message was delivered to.
+# The workers of inboxes that read what was written sleep on the log (`inbox.sessions.wakeup`). They are woken as those
+# of inboxes that a message was delivered to.
 WOKEN_BY_LOGS = filled(
     """
-       + (SELECT {ringing} FROM (
-           SELECT to_regclass('{schema}.inbox_' || name) AS partition
-           FROM {schema}.inbox_registry WHERE log IN (SELECT log FROM ticked)) AS reader)""",
+       + (SELECT {ringing} FROM (SELECT to_regclass('{schema}.log_' || log) AS partition FROM ticked) AS bell)""",
     ringing=RINGING,
 )
 # How many rows of logs that was.

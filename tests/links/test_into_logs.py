@@ -83,8 +83,7 @@ def test_a_log_wakes_its_readers_and_is_no_way_of_a_fan_out(pair: Linked) -> Non
     subscribe(pair, "order.paid")
     sleeper = psycopg.connect(target.dsn, autocommit=True)
     sleeper.execute(
-        "SELECT pg_advisory_lock_shared("
-        "1835100527, ('mailroom.inbox_billing'::regclass::oid::bigint - 2147483648)::int)"
+        "SELECT pg_advisory_lock_shared(1835100527, ('mailroom.log_orders'::regclass::oid::bigint - 2147483648)::int)"
     )
     pair.put(*({"key": key} for key in "ab"))
     reception = pair.take(partitions=2)
