@@ -40,6 +40,14 @@ CREATE TABLE log_tick (  -- What each delivery wrote into a log: where there is 
     PRIMARY KEY (log, clock)
 );
 
+CREATE TABLE log_topic (  -- Which topics an inbox reads of its log, where it does not read all.
+    inbox text COLLATE "C" NOT NULL,  -- The inbox.
+    topic text COLLATE "C" NOT NULL   -- The topic, or a pattern of topics as a subscription has it.
+        CONSTRAINT log_topic_topic CHECK ({is_topic_or_pattern}),
+    {fits_and_words},
+    PRIMARY KEY (inbox, topic)
+);
+
 -- What follows is by inbox, as messages are: a role has rights to what belongs to its own inboxes, and no condition is
 -- looked at for each row. The partitions are lanes_<inbox> and receipts_<inbox>.
 -- D-logs-8: Lanes and receipts are tables per inbox.

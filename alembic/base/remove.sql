@@ -16,7 +16,7 @@ DROP FUNCTION clock_reach, link_allows, link_next, watch_query, watch_told, watc
     watch_audit;
 DROP TABLE node, commit_token, outbox, periodic, scheduled, dispatch_turn, execute_turn, lease, subscription, fan_out, fan_out_way,
     inbox, inbox_registry, limits, slot, breaker, stable, worker, key_state, attempt, parked, reaped, reaped_day, dead_letter, audit,
-    log, log_registry, log_segment, log_tick, log_lane, log_receipt,
+    log, log_registry, log_segment, log_tick, log_topic, log_lane, log_receipt,
     outbox_executable, store,
     accounting, executable_target, executable_function, executable_cursor, link, link_allowed, link_topic, transit, origin,
     receipt, known, spark_batch, spark_staging, spark_bulk, spark_stream, spark_drain, outbox_jdbc_id,

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from mailroom.figures.keys import FIELDS, IN_TROUBLE, IS_PARKED, PARKED
 from mailroom.node.dead_letter import DeadLetterContent, content_of
-from mailroom.registry.routing import CARRIES, FITS, GETS, LINK_ROUTE, OF_THIS_NODE, ROUTE
+from mailroom.registry.routing import CARRIES, FITS, GETS, LINK_ROUTE, LOG_ROUTE, OF_THIS_NODE
 from mailroom.schema import finding
 from mailroom.sql.operation import Operation, Sql, columns_of, filled
 
@@ -303,7 +303,7 @@ kinds AS MATERIALIZED (SELECT u.kind FROM pg_catalog.unnest(ARRAY['M', 'E', 'C']
 t AS MATERIALIZED (
     SELECT topic, topic || '.' AS ended, pg_catalog.cardinality(pg_catalog.string_to_array(topic, '.')) AS words
     FROM sent),
-receiver AS MATERIALIZED (
+shown_receiver AS MATERIALIZED (
     SELECT r.inbox AS name, false AS is_link, NULL::bigint AS link, bool_or(kind = 'M' AND ({gets})) AS messages,
            bool_or(kind = 'E' AND ({gets})) AS events, bool_or(kind = 'C' AND ({gets})) AS commands
     FROM route AS r, kinds WHERE r.topic = %(topic)s::text GROUP BY r.inbox
@@ -324,15 +324,15 @@ SELECT name, is_link, messages, events, commands,
                 CASE WHEN shown.name = %(topic)s::text THEN ARRAY['its own name'] ELSE '{}'::text[] END)
        END,
        receivers, getting_commands
-FROM (SELECT *, (SELECT count(*) FROM receiver) AS receivers,
-             (SELECT count(*) FROM receiver WHERE commands) AS getting_commands
-      FROM receiver WHERE (is_link, name) > (%(after_link)s::boolean, %(after)s::text)
+FROM (SELECT *, (SELECT count(*) FROM shown_receiver) AS receivers,
+             (SELECT count(*) FROM shown_receiver WHERE commands) AS getting_commands
+      FROM shown_receiver WHERE (is_link, name) > (%(after_link)s::boolean, %(after)s::text)
       ORDER BY is_link, name LIMIT {rows} + 1) AS shown
 ORDER BY is_link, name
 """,
     columns=("text", "boolean", "boolean", "boolean", "boolean", "text[]", "bigint", "bigint"),
     rows=PAGE_ROWS,
-    route=ROUTE,
+    route=LOG_ROUTE,
     link_route=LINK_ROUTE,
     sent="sent",
     gets=GETS,

@@ -214,6 +214,7 @@ DELIVER_FULL = Sql(
     keyed=f" AND {IS_INBOX}",
     logged=filled(
         LOGGED,
+        ways="route",
         stamped="(SELECT *, clock AS sent_clock FROM stamped WHERE outcome = 'delivered') AS s",
         top="(SELECT max(clock) FROM stamped)",
     ),

@@ -118,6 +118,7 @@ DELIVER_PLAIN_LOGS = Sql(
     keyed=f" AND {IS_INBOX}",
     logged=filled(
         LOGGED,
+        ways="route",
         stamped="""(SELECT {message}, clock, clock AS sent_clock, (SELECT origin FROM stamp) AS origin
           FROM (SELECT {message}, (SELECT base FROM stamp) + row_number() OVER (ORDER BY position) AS clock
                 FROM {schema}.outbox

@@ -12,7 +12,7 @@ from dispatcher.delivery.floor import START, ScanStart
 from dispatcher.delivery.sift import sift_of_messages, sifting
 from mailroom.message.columns import MESSAGE
 from mailroom.order.clock import DISPATCH_LOCK
-from mailroom.registry.routing import GETS, ROUTE
+from mailroom.registry.routing import GETS, LOG_ROUTE
 from mailroom.sql.operation import Operation, Sql
 
 
@@ -41,12 +41,12 @@ TRY = sift_of_messages(
     """WITH asked AS MATERIALIZED (
             SELECT * FROM {schema}.outbox WHERE position = ANY (current_setting('mailroom.asked')::bigint[])),
         {route}
-        SELECT r.inbox, o.*, n.id AS origin
+        SELECT r.inbox, r.lanes, r.segment, o.*, n.id AS origin
         FROM asked AS o JOIN route AS r ON r.topic = o.topic AND {gets}, {schema}.node AS n
         ORDER BY o.position""",
     number="position",
     sent_clock="stamp",
-    route=ROUTE,
+    route=LOG_ROUTE,
     sent="asked",
     gets=GETS,
 )

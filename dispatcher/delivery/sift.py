@@ -36,8 +36,8 @@ BEGIN{first}
                     FETCH copies INTO copy;
                     EXIT WHEN NOT FOUND;
                     {passing}
-                    INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
-                    VALUES (copy.inbox, {clocks}, copy.origin, {copied});
+                    {into_log}INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
+                    VALUES (copy.inbox, {clocks}, copy.origin, {copied});{end_log}
                 END LOOP;
                 EXIT;
             EXCEPTION WHEN {conditions} THEN
@@ -55,10 +55,22 @@ END $sift$
 ANSWER = Sql("SELECT current_setting('mailroom.refused')", columns=("text",))
 
 
-def sift(copies: str, *, declared: str, passing: str, clocks: str, noting: str, first: str = "", **parts: Any) -> Sql:
+INTO_LOG = """IF copy.lanes IS NOT NULL THEN
+                        INSERT INTO {schema}.log (log, segment, lane, clock, sent_clock, origin, {message})
+                        VALUES (copy.inbox, copy.segment, {schema}.lane_of(copy.key, copy.lanes), {clocks}, copy.origin,
+                                {copied});
+                    ELSE
+                    """
+
+
+def sift(
+    copies: str, *, declared: str, passing: str, clocks: str, noting: str, first: str = "", has_logs: bool = False,
+    **parts: Any,
+) -> Sql:  # fmt: skip
     """Return the statement; `parts` are those of the query."""
     return Sql(
-        TEXT, copies=copies, declared=declared, first=first, passing=passing, clocks=clocks, noting=noting,
+        TEXT, into_log=INTO_LOG if has_logs else "", end_log=" END IF;" if has_logs else "",
+        copies=copies, declared=declared, first=first, passing=passing, clocks=clocks, noting=noting,
         message=MESSAGE, copied=listed(MOVING, of="copy"), conditions=" OR ".join(OF_THE_DATA.values()), **parts,
     )  # fmt: skip
 
@@ -70,6 +82,7 @@ def sift_of_messages(copies: str, *, number: str, sent_clock: str, **parts: Any)
     """
     return sift(
         copies,
+        has_logs=True,
         declared="stamp bigint := (SELECT last_value FROM {schema}.clock);\n    skipped bigint;",
         passing=f"CONTINUE WHEN copy.{number} = skipped;\n                    stamp := stamp + 1;",
         clocks=f"stamp, {sent_clock}",

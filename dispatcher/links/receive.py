@@ -7,17 +7,18 @@ receipt says what has arrived. It does not matter who reads the source, how many
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from dispatcher.delivery.deliver import DELIVERY_SESSION
 from dispatcher.links.at_source.bounds import Position
 from dispatcher.links.at_source.fetch import FetchedBatch
 from mailroom.links.handshake.wire import FURTHEST, MARK, READ, SPREAD
+from mailroom.logs.writing import HAS_LOGS, IS_INBOX, LOGGED, LOGGED_ROWS, WOKEN_BY_LOGS
 from mailroom.message.columns import MESSAGE
 from mailroom.order.clock import DISPATCH_LOCK
 from mailroom.order.total import BOUNDS, LATE, RINGING, raising_stable
-from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE, SINCE
+from mailroom.registry.routing import ORIGIN_LOG_ROUTE, ORIGIN_ROUTE, ORIGIN_SINCE, SINCE
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql, filled
 
@@ -52,7 +53,7 @@ BOUNDED_SINCE = filled(SINCE, since="bounded_since", named="bounded_named")
 # The ways of a topic to the inboxes, with the clock above which each gets messages, or commands and replies; and how
 # far a total inbox was given out already. What comes too late for that is never put into it.
 WAY = """(
-        SELECT topic, inbox, since AS of_all, named AS of_named, is_bounded, coalesce(stable, 0) AS stable
+        SELECT topic, inbox, since AS of_all, named AS of_named, is_bounded, coalesce(stable, 0) AS stable{of_log}
         FROM route LEFT JOIN total USING (inbox))"""
 GETS = "outcome = 'delivered' AND sent_clock > CASE WHEN kind IN ('M', 'E') THEN of_all ELSE of_named END"
 
@@ -93,7 +94,7 @@ numbered AS MATERIALIZED (
                       WINDOW received AS (ORDER BY nth ROWS UNBOUNDED PRECEDING)) AS r) AS s
           WINDOW received AS (ORDER BY nth ROWS UNBOUNDED PRECEDING)) AS n),
 stamp AS MATERIALIZED (
-    SELECT top, CASE WHEN NOT EXISTS (SELECT FROM source) THEN 'closed'
+    SELECT top, CASE WHEN NOT EXISTS (SELECT FROM source) THEN 'closed'{guard}
                      WHEN EXISTS (SELECT FROM {schema}.fan_out) THEN 'waits'
                      WHEN (SELECT (last, last_id, stamped_at) FROM newest) IS DISTINCT FROM
                           (SELECT (%(at_seq)s::bigint, %(at_id)s::uuid, %(at_time)s::timestamptz)
@@ -138,16 +139,16 @@ fanned AS (
 fanned_way AS (
     INSERT INTO {schema}.fan_out_way (inbox, topic, messages_after, events_after, others_after)
     SELECT inbox, topic, since, since, named FROM route
-    WHERE NOT is_bounded AND (SELECT is_wide FROM width)
+    WHERE NOT is_bounded AND (SELECT is_wide FROM width){keyed}
       AND topic IN (SELECT topic FROM stamped WHERE outcome = 'delivered')
     ORDER BY inbox, topic),
 delivered AS (
     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
     SELECT r.inbox, clock, sent_clock, {sender}, {message}
     FROM stamped JOIN {way} AS r USING (topic)
-    WHERE {gets} AND (is_bounded OR NOT (is_expired OR (SELECT is_wide FROM width))) AND sent_clock > stable
+    WHERE {gets} AND (is_bounded OR NOT (is_expired OR (SELECT is_wide FROM width))) AND sent_clock > stable{keyed}
     ORDER BY r.inbox, key, clock
-    RETURNING inbox),
+    RETURNING inbox),{logged}
 late AS (
     INSERT INTO {schema}.dead_letter (stage, reason, inbox, clock, origin, sent_clock, {message})
     SELECT 'order', '{late}', r.inbox, clock, {sender}, sent_clock, {message}
@@ -176,11 +177,11 @@ outcomes AS MATERIALIZED (
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
     FROM delivered GROUP BY inbox)
-SELECT stamp.outcome, rows, marks, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), expired, unrouted,
+SELECT stamp.outcome, rows, marks, (SELECT coalesce(sum(rows), 0)::bigint FROM touched){logged_rows}, expired, unrouted,
        dead + (SELECT count(*) FROM late), known,
        CASE WHEN stamp.outcome = 'clock' THEN (SELECT sent_clock FROM came WHERE nth = 1)
             ELSE setval('{schema}.clock'::regclass, clock) END,
-       CASE WHEN stamp.outcome = 'ceiling' THEN top END, barred, (SELECT {ringing} FROM touched),
+       CASE WHEN stamp.outcome = 'ceiling' THEN top END, barred, (SELECT {ringing} FROM touched){woken_by_logs},
        (SELECT coalesce(pg_catalog.array_agg(inbox), '{}'::text[]) FROM touched), EXISTS (SELECT FROM fanned),
        EXISTS (SELECT FROM total),
        (SELECT last FROM received), (SELECT last_id FROM received), (SELECT stamped_at FROM received),
@@ -204,11 +205,39 @@ RESULT = {
 }
 
 
-def _receive(*, spread: str = "", read: str = "", sender: str, letter: str, told: str) -> Sql:
+# On a node without logs a text without parts for them: that rests on its own snapshot, in which there are none.
+WITHOUT_LOGS: dict[str, Any] = {
+    "route": ORIGIN_ROUTE,
+    "guard": f"""
+                     WHEN {HAS_LOGS} THEN 'logs'""",
+    "keyed": "",
+    "of_log": "",
+    "logged": "",
+    "logged_rows": "",
+    "woken_by_logs": "",
+}
+WITH_LOGS: dict[str, Any] = {
+    "route": ORIGIN_LOG_ROUTE,
+    "guard": "",
+    "keyed": f" AND {IS_INBOX}",
+    "of_log": ", lanes, segment",
+    "logged": filled(
+        LOGGED,
+        stamped="(SELECT *, {sender} AS origin FROM stamped WHERE outcome = 'delivered' AND NOT is_expired) AS s",
+        ways="(SELECT topic, inbox, lanes, segment, since AS of_all FROM route) AS r",
+        top="(SELECT max(clock) FROM stamped)",
+    ).replace("AND kind IN ('M', 'E')", "AND kind IN ('M', 'E') AND sent_clock > of_all"),
+    "logged_rows": f" + {LOGGED_ROWS}",
+    "woken_by_logs": WOKEN_BY_LOGS,
+}
+
+
+def _receive(of: dict[str, Any], *, spread: str = "", read: str = "", sender: str, letter: str, told: str) -> Sql:
     """Return the statement; what `spread` and `read` add are columns of the rows beside those of the wire."""
     return Sql(
         TEXT,
         columns=RESULT,
+        **{name: part for name, part in of.items() if name != "of_log"},
         rows=SPREAD_ROWS,
         spread=SPREAD + spread,
         read=READ + read,
@@ -217,11 +246,10 @@ def _receive(*, spread: str = "", read: str = "", sender: str, letter: str, told
         told=told,
         mark=MARK,
         furthest=FURTHEST.format(now="(SELECT now FROM moment)"),
-        route=ORIGIN_ROUTE,
         source="source",
         sent="(SELECT pg_catalog.unnest(%(topic)s::text[]) AS topic) AS came",
         bounds=BOUNDS,
-        way=WAY,
+        way=filled(WAY, of_log=of["of_log"]),
         gets=GETS,
         late=LATE,
         reach=REACH,
@@ -236,19 +264,23 @@ def _receive(*, spread: str = "", read: str = "", sender: str, letter: str, told
     )
 
 
-RECEIVE = _receive(sender="(SELECT id FROM source)", letter="stage, reason", told="'receive', coalesce(reason, {why})")
+RECEIVED: dict[str, str] = {
+    "sender": "(SELECT id FROM source)", "letter": "stage, reason", "told": "'receive', coalesce(reason, {why})"
+}  # fmt: skip
+RECEIVE, RECEIVE_LOGS = _receive(WITHOUT_LOGS, **RECEIVED), _receive(WITH_LOGS, **RECEIVED)
 # From a broker, where messages of several nodes may stand in one log, and others that no node has sent. What cannot be
 # decoded has a reason.
 # D-bridges-19: A bridge in receives by the statement of links.
-TAKE_IN = _receive(
-    spread=", pg_catalog.unnest(%(senders)s::uuid[]) AS sender",
-    read=", sender",
-    sender="coalesce(sender, (SELECT id FROM source))",
-    letter="stage, reason, bridge",
-    told="'take in', coalesce(reason, {why}), {name}",
-)
+TAKEN_IN: dict[str, str] = {
+    "spread": ", pg_catalog.unnest(%(senders)s::uuid[]) AS sender",
+    "read": ", sender",
+    "sender": "coalesce(sender, (SELECT id FROM source))",
+    "letter": "stage, reason, bridge",
+    "told": "'take in', coalesce(reason, {why}), {name}",
+}
+TAKE_IN, TAKE_IN_LOGS = _receive(WITHOUT_LOGS, **TAKEN_IN), _receive(WITH_LOGS, **TAKEN_IN)
 
-Outcome: TypeAlias = Literal["taken", "elsewhere", "closed", "waits", "hole", "clock", "ceiling"]
+Outcome: TypeAlias = Literal["taken", "elsewhere", "closed", "logs", "waits", "hole", "clock", "ceiling"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,12 +290,13 @@ class Reception:
     `elsewhere`: the newest receipt is not the position given; read it again. `closed`: the origin is stopped, excluded
     or gone. `hole`: the rows do not run on from the position. `clock`: the first row's sent_clock, `clock`, is above
     what is taken now. `ceiling`: this node's clock must first have the ceiling `ceiling`. `waits`: what a batch before
-    has left must first be fanned out (`dispatcher.delivery.fan_out`).
+    has left must first be fanned out (`dispatcher.delivery.fan_out`). `logs`: the node has logs, and this was the
+    statement for nodes without.
 
-    `rows` counts what was taken, `marks` among them; `delivered` the copies in inboxes; `known` what had been received
-    from a history that its node lost. `position` is the new one. `inboxes` got something. `barred` is the number, in
-    the batch, of the first row with a reason that a total inbox wants: then this must not be committed. If it
-    `waits`, messages of it are to be fanned out.
+    `rows` counts what was taken, `marks` among them; `delivered` the copies in inboxes and logs; `known` what had been
+    received from a history that its node lost. `position` is the new one. `inboxes` got something. `barred` is the
+    number, in the batch, of the first row with a reason that a total inbox wants: then this must not be committed. If
+    it `waits`, messages of it are to be fanned out.
     """
 
     outcome: Outcome
@@ -281,9 +314,10 @@ class Reception:
     inboxes: list[str] = field(default_factory=list)
     waits: bool = False
     position: Position | None = None
+    has_logs: bool = False
 
 
-REPORTED = [each.name for each in fields(Reception) if each.name != "position"]
+REPORTED = [each.name for each in fields(Reception) if each.name not in ("position", "has_logs")]
 
 
 def receiving(
@@ -297,30 +331,38 @@ def receiving(
     now: datetime | None = None,
     partitions: int | None = None,
     senders: Sequence[UUID | None] | None = None,
+    has_logs: bool = False,
 ) -> Operation[Reception]:
     """Receive a batch that begins right after `position`; of it at most `most` rows.
 
     Rows that have one of `reasons`, by their number in the batch, go to `dead_letter`. What is for more inboxes than so
     many `partitions` (None: what the server has room for) is to be fanned out; total inboxes have got theirs. A batch
-    that is taken in from a broker has `senders`: the node that sent each message, None if none of ours did.
+    that is taken in from a broker has `senders`: the node that sent each message, None if none of ours did. `has_logs`
+    as the reception before has told; a wrong one costs another statement.
     """
     yield DISPATCH_LOCK.at(schema=schema)()
-    statement, beside = (RECEIVE, {}) if senders is None else (TAKE_IN, {"senders": list(senders)})
-    found = yield statement.at(schema=schema)(
+    given = {
         **batch.columns,
-        **beside,
-        origin=origin,
-        at_seq=position.seq,
-        at_id=position.last_id,
-        at_time=position.stamped_at,
-        rows=batch.rows,
-        most=most,
-        reasons=list(reasons),
-        now=now,
-        partitions=partitions,
-    )
-    [row] = RECEIVE.named(found)
+        "origin": origin,
+        "at_seq": position.seq,
+        "at_id": position.last_id,
+        "at_time": position.stamped_at,
+        "rows": batch.rows,
+        "most": most,
+        "reasons": list(reasons),
+        "now": now,
+        "partitions": partitions,
+    }
+    without, with_logs = (RECEIVE, RECEIVE_LOGS) if senders is None else (TAKE_IN, TAKE_IN_LOGS)
+    if senders is not None:
+        given["senders"] = list(senders)
+    row = None
+    if not has_logs:
+        [row] = RECEIVE.named((yield without.at(schema=schema)(**given)))
+    if row is None or row.outcome == "logs":
+        [row] = RECEIVE.named((yield with_logs.at(schema=schema)(**given)))
+        has_logs = True
     if row.has_bounds and row.seq is not None:
         yield from raising_stable(schema, row.inboxes)
     received = None if row.seq is None else Position(row.seq, row.last_id, row.stamped_at, row.sent_clock)
-    return Reception(**{name: getattr(row, name) for name in REPORTED}, position=received)
+    return Reception(**{name: getattr(row, name) for name in REPORTED}, position=received, has_logs=has_logs)

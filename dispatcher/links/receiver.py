@@ -78,6 +78,7 @@ class Receiver:
         self._schema = schema
         self._partitions = partitions
         self._recovered = False
+        self._has_logs = False
 
     async def receive(
         self,
@@ -102,6 +103,7 @@ class Receiver:
             operation = receiving(
                 self._schema, origin, batch, position, most=part.rows, reasons=part.reasons, now=now,
                 partitions=self._partitions, senders=None if taking is None else taking.senders,
+                has_logs=self._has_logs,
             )  # fmt: skip
             try:
                 reception = await self._transaction(_whole(operation, part.rows, taking))
@@ -117,6 +119,7 @@ class Receiver:
                     raise
                 await self._narrow(part, error, finding_refused(self._schema, origin, batch, most=part.rows, now=now))
             else:
+                self._has_logs = reception.has_logs
                 done = await self._done(reception, position, ["receive", "order"] if taking is None else ["take in"])
                 if done is not None:
                     return done

@@ -7,7 +7,7 @@ from dispatcher.delivery.sift import sift_of_messages, sifting
 from dispatcher.links.at_source.fetch import FetchedBatch
 from mailroom.links.handshake.wire import MARK, NAMES, READ, WIRE_COLUMNS
 from mailroom.order.clock import DISPATCH_LOCK
-from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE
+from mailroom.registry.routing import ORIGIN_LOG_ROUTE, ORIGIN_SINCE
 from mailroom.sql.operation import Operation, Sql
 
 # A DO block has no parameters, so the batch is passed as settings of the transaction: as text, which must mean the same
@@ -35,7 +35,7 @@ TRY = sift_of_messages(
             SELECT {read}, nth FROM unnest({spread}) WITH ORDINALITY AS r ({names}, nth)
             WHERE nth <= current_setting('mailroom.asked_rows')::bigint AND kind <> '{mark}'),
         {route}
-        SELECT r.inbox, c.*, (SELECT id FROM source) AS origin
+        SELECT r.inbox, r.lanes, r.segment, c.*, (SELECT id FROM source) AS origin
         FROM came AS c JOIN route AS r ON r.topic = c.topic AND sent_clock > {gets_since}
         WHERE is_bounded OR (expires_at > current_setting('mailroom.asked_at')::timestamptz) IS NOT FALSE
         ORDER BY nth""",
@@ -47,7 +47,7 @@ TRY = sift_of_messages(
     names=NAMES,
     read=READ,
     mark=MARK,
-    route=ORIGIN_ROUTE,
+    route=ORIGIN_LOG_ROUTE,
     source="source",
     sent="came",
     gets_since=ORIGIN_SINCE,

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inbox.by_key.claim import DUE_IN_S, UNPINNED
+from mailroom.registry.log_topics import HAS_TOPICS
 from mailroom.sql.operation import Operation, Sql
 
 TICKS = 1_000  # deliveries that a claim looks through; after more of them every lane may have news
 SEGMENTS = 8  # that one claim reads, and so locks
 DEEP = 1_000  # messages of one lane
+SPARSE = 100  # messages that a claim looks through for each that it may take
 
 # The lanes are tried from `first` on, so that workers begin with different ones. A lane that another transaction has
 # locked is left out. `was_lost`: the last transaction that had one of these lanes was not committed, so its worker may
@@ -48,20 +50,21 @@ SELECT ARRAY(SELECT lane::bigint FROM mine), ARRAY(SELECT lane::bigint FROM news
        CASE WHEN EXISTS (SELECT FROM mine) THEN pg_current_xact_id()::text::bigint END,
        current_setting('transaction_isolation'), log = '{log}', epoch, segment, first_clock,
        CASE WHEN is_open THEN {due_in_s} END,
-       CASE WHEN NOT EXISTS (SELECT FROM mine) THEN {unpinned} END
+       CASE WHEN NOT EXISTS (SELECT FROM mine) THEN {unpinned} END, {has_topics}
 FROM bound
 """,
     columns={
         "mine": "bigint[]", "news": "bigint[]", "seen": "bigint", "is_full": "boolean", "last": "bigint",
         "was_lost": "boolean", "xact": "bigint", "level": "text", "is_same": "boolean",
         "epoch": "bigint", "newest": "bigint",
-        "newest_first": "bigint", "due_in_s": "float8", "is_unpinned": "boolean",
+        "newest_first": "bigint", "due_in_s": "float8", "is_unpinned": "boolean", "has_topics": "boolean",
     },
     ticks=TICKS,
     # The newest or next one around this transaction whose lower half is the holder: it may have begun later than this.
     full_xact="now + 2147483648::bigint - ((now + 2147483648::bigint - holder) & 4294967295)",
     due_in_s=DUE_IN_S,
     unpinned=UNPINNED,
+    has_topics=HAS_TOPICS,
 )  # fmt: skip
 # From the one in which this clock lies; the clock of the first after them is where they end. The oldest one begins at
 # 0: what was before it is gone.
@@ -107,7 +110,7 @@ class Lanes:
 
     `dirty` are the lanes that may have messages. `given` are those of which the transaction `xact` took messages: it
     may have been rolled back, so they count as dirty until a later one has read them. `seen` is the last tick, and
-    `depth` how many messages a lane seems to have.
+    `depth` how many messages a lane seems to have. `sparse`: one in so many messages seems to be wanted.
     """
 
     seen: int = -1
@@ -118,6 +121,7 @@ class Lanes:
     xact: int | None = None
     first: int = 0
     depth: float = 1.0
+    sparse: float = 1.0
     range: SegmentRange = field(default_factory=SegmentRange)
     has_apart: bool = True  # the inbox's own table may have messages, or keys may fail
     avoided: frozenset[int] = frozenset()  # until the death of the worker that had them is counted
@@ -135,12 +139,16 @@ class Lanes:
         """Return what is known after ticks up to `seen` that named these lanes."""
         return replace(self, dirty=self.dirty | frozenset(news), seen=seen)
 
-    def read(self, lock: Any, end: Any, per_lane: int) -> "Lanes":
-        """Return what is known after a claim that read up to `per_lane` messages of each lane that it had locked."""
+    def read(self, lock: Any, end: Any, per_lane: int, wanted: int) -> "Lanes":
+        """Return what is known after a claim that took up to `per_lane` messages of each lane that it had locked.
+
+        `wanted` are those of the messages that it read which its inbox wants.
+        """
         mine, left = frozenset(lock.mine), frozenset(end.left)
         if self.range.end is not None or end.elsewhere is not None:
             left = mine
-        depth = 2 * max(self.depth, per_lane) if 2 * len(end.left) > len(mine) else end.rows / len(mine)
+        depth = 2 * max(self.depth, per_lane) if 2 * len(end.left) > len(mine) else wanted / len(mine)
+        sparse = end.rows / wanted if wanted else 4 * self.sparse if end.rows else self.sparse
         return replace(
             self,
             dirty=((self.dirty | self.given) - mine) | left,
@@ -148,5 +156,6 @@ class Lanes:
             xact=lock.xact,
             first=lock.mine[-1] + 1,
             depth=max(1.0, min(depth, DEEP)),
+            sparse=min(sparse, SPARSE),
             has_apart=end.has_apart,
         )

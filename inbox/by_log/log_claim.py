@@ -15,6 +15,7 @@ from inbox.by_log.lanes import LOCK, Lanes, covering
 from mailroom.errors import ConfigurationError, UnknownInbox
 from mailroom.message.columns import DELIVERED, MESSAGE
 from mailroom.message.message import COLUMNS, SELECTED, messages
+from mailroom.registry.log_topics import IS_WANTED_ONE, WANTED_TOPICS
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, filled
 
 AT = """at AS MATERIALIZED (
@@ -26,10 +27,17 @@ due AS MATERIALIZED (
 IN_LANE = """FROM {schema}.log_{log} AS o
         WHERE o.segment IN ({segments}) AND o.lane = {lane}"""
 NEXT = filled(f"{IN_LANE} AND o.clock > due.clock ORDER BY o.clock LIMIT %(per_lane)s::bigint", lane="due.lane")
+# An inbox that wants some topics only looks through more messages of a lane than it may take of it, and passes all up
+# to the last that it takes. What is looked through is bounded: where nothing is wanted, the position moves on too.
+THROUGH = """(
+        SELECT {outer} FROM (
+            SELECT *, count(*) FILTER (WHERE is_wanted) OVER (ORDER BY clock ROWS UNBOUNDED PRECEDING) AS so_many
+            FROM (SELECT o.clock, {inner}, {is_wanted} AS is_wanted {next}) AS o) AS o
+        WHERE so_many - is_wanted::integer < %(per_lane)s::bigint) AS o"""
 # A receipt goes on from the one that was read, in its epoch: the inbox may have been set back since the lock was asked
 # for. Where all of a lane was read and newer segments follow, its position moves to where those begin.
 MOVED = """moved AS MATERIALIZED (
-    SELECT lane, epoch, CASE WHEN rows < %(per_lane)s::bigint{is_whole} THEN greatest(last, %(end)s::bigint - 1)
+    SELECT lane, epoch, CASE WHEN {is_not_full}{is_whole} THEN greatest(last, %(end)s::bigint - 1)
                       ELSE last END AS clock
     FROM sums{where}
     UNION ALL SELECT lane, epoch, %(end)s::bigint - 1 FROM due
@@ -37,7 +45,7 @@ MOVED = """moved AS MATERIALIZED (
 received AS (
     INSERT INTO {schema}.receipts_{inbox} (inbox, lane, epoch, clock)
     SELECT '{inbox}', lane, epoch, clock FROM moved)"""
-LEFT = "ARRAY(SELECT lane::bigint FROM sums WHERE rows >= %(per_lane)s::bigint)"
+LEFT = "ARRAY(SELECT lane::bigint FROM sums WHERE {is_full})"
 # The smallest position of a lane that these segments do not have the next message of.
 ELSEWHERE = """(SELECT min(clock) FROM at
         WHERE clock < %(first)s::bigint - 1 OR clock >= %(end)s::bigint - 1)"""
@@ -52,76 +60,110 @@ ENDING = {
 NO_ENDING = ", ".join(f"NULL::{kind}" for kind in ENDING.values())
 PARTS: dict[str, Any] = {
     "at": AT,
-    "no_ending": NO_ENDING,
     "elsewhere": ELSEWHERE,
     "selected": SELECTED,
     "nulls": NULLS,
     "unpinned": UNPINNED,
     "message": MESSAGE,
 }
+# Where an inbox wants some topics only: it has texts of its own, and no other inbox pays for them.
+OF_ALL: dict[str, Any] = {
+    "wanted_topics": "",
+    "is_full": "rows >= %(per_lane)s::bigint",
+    "is_not_full": "rows < %(per_lane)s::bigint",
+    "counted": "",
+    "ending": NO_ENDING,
+}
+OF_TOPICS: dict[str, Any] = {
+    "wanted_topics": f"wanted_topic AS MATERIALIZED ({WANTED_TOPICS}),\n",
+    "is_full": "(rows >= %(through)s::bigint OR wanted >= %(per_lane)s::bigint)",
+    "is_not_full": "NOT (rows >= %(through)s::bigint OR wanted >= %(per_lane)s::bigint)",
+    "counted": ", count(*) FILTER (WHERE is_wanted) AS wanted",
+    "ending": f"{NO_ENDING}, NULL::bigint",
+}
+ENDING_OF_TOPICS = ENDING | {"wanted": "bigint"}
 # D-logs-5: A plain read has a statement of its own.
-READ_PLAIN = Sql(
-    """
-WITH {at},
+PLAIN = """
+WITH {wanted_topics}{at},
 has AS MATERIALIZED (
     SELECT EXISTS (SELECT FROM {schema}.my_key_state WHERE inbox = '{inbox}')
            OR EXISTS (SELECT FROM {schema}.inbox_{inbox}) AS apart),
 sums AS MATERIALIZED (
-    SELECT due.lane, due.epoch, due.clock AS begun, o.last, o.rows, o.bytes FROM due, LATERAL (
-        SELECT max(clock) AS last, count(*) AS rows, sum(light) AS bytes
-        FROM (SELECT o.clock, {light} AS light {next}) AS o) AS o
+    SELECT due.lane, due.epoch, due.clock AS begun, o.last, o.rows, o.bytes{of_lane} FROM due, LATERAL (
+        SELECT max(clock) AS last, count(*) AS rows, sum(light) AS bytes{counted}
+        FROM {ahead}) AS o
     WHERE o.rows > 0 AND NOT (SELECT apart FROM has)),
 plain AS MATERIALIZED (
     SELECT coalesce(sum(bytes), 0::numeric)::bigint <= {max_bytes}::bigint AND NOT (SELECT apart FROM has) AS is_plain,
-           coalesce(sum(rows), 0)::bigint AS rows
+           coalesce(sum(rows), 0)::bigint AS rows{in_all}
     FROM sums),
 {moved}
-SELECT {selected}, {no_ending}
+SELECT {selected}, {ending}
 FROM (SELECT * FROM sums WHERE (SELECT is_plain FROM plain)) AS s, LATERAL (
     SELECT o.clock, o.sent_clock, o.origin, o.delivered_at, {message} {in_lane}
-    AND o.clock > s.begun AND o.clock <= s.last ORDER BY o.clock LIMIT %(per_lane)s::bigint) AS o
+    AND o.clock > s.begun AND o.clock <= s.last{is_wanted} ORDER BY o.clock LIMIT %(per_lane)s::bigint) AS o
 UNION ALL
 SELECT {nulls}, is_plain, rows, {left}, ARRAY(SELECT lane::bigint FROM sums), {elsewhere}, {lowest},
-       (SELECT apart FROM has), 0::bigint, {unpinned} OR (is_plain AND {held} AND {schema}.hold_batch())
+       (SELECT apart FROM has), 0::bigint, {unpinned} OR (is_plain AND {held} AND {schema}.hold_batch()){wanted}
 FROM plain
 ORDER BY clock
-""",
-    COLUMNS | ENDING,
-    light=LIGHT,
-    next=NEXT,
-    in_lane=filled(IN_LANE, lane="s.lane"),
-    moved=filled(MOVED, is_whole=" AND (SELECT is_plain FROM plain)", where=" WHERE (SELECT is_plain FROM plain)"),
-    left=LEFT,
-    max_bytes=MAX_BYTES,
-    **PARTS,
-)
+"""
+
+
+def _read_plain(of: dict[str, Any], ending: dict[str, str], **parts: Any) -> Sql:
+    return Sql(
+        PLAIN,
+        COLUMNS | ending,
+        in_lane=filled(IN_LANE, lane="s.lane"),
+        moved=filled(MOVED, is_whole=" AND (SELECT is_plain FROM plain)", where=" WHERE (SELECT is_plain FROM plain)"),
+        left=LEFT,
+        max_bytes=MAX_BYTES,
+        **PARTS,
+        **of,
+        **parts,
+    )
+
+
+def _through(inner: str, outer: str) -> str:
+    """Return the step that looks through messages: of each `inner`, and `outer` of those up to the last to be taken."""
+    return filled(THROUGH, inner=inner, outer=outer, is_wanted=IS_WANTED_ONE, next=NEXT.replace("per_lane", "through"))
+
+
+READ_PLAIN = _read_plain(
+    OF_ALL, ENDING, ahead=filled("(SELECT o.clock, {light} AS light {next}) AS o", light=LIGHT, next=NEXT),
+    of_lane="", in_all="", is_wanted="", wanted="",
+)  # fmt: skip
+READ_PLAIN_TOPICS = _read_plain(
+    OF_TOPICS, ENDING_OF_TOPICS,
+    ahead=_through(f"{LIGHT} AS light", "clock, CASE WHEN is_wanted THEN light END AS light, is_wanted"),
+    of_lane=", o.wanted", in_all=", coalesce(sum(wanted), 0)::bigint AS wanted", is_wanted=f" AND {IS_WANTED_ONE}",
+    wanted=", wanted",
+)  # fmt: skip
 APART = f"""(SELECT min(i.clock) FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.key = k.key) IS NOT NULL
        OR {KEY_STATE % "k.key"}) IS NOT NULL"""
 # D-logs-4: What fails leaves the log.
-READ = Sql(
-    """
-WITH {at},
+FULL = """
+WITH {wanted_topics}{at},
 ahead AS MATERIALIZED (
-    SELECT due.lane, due.epoch, o.*, row_number() OVER (ORDER BY due.lane, o.clock) AS nth FROM due, LATERAL (
-        SELECT o.clock, o.key, octet_length(o.value) AS bytes, o.value_json {next}) AS o),
+    SELECT due.lane, due.epoch, o.*, row_number() OVER (ORDER BY due.lane, o.clock) AS nth FROM due, LATERAL {ahead}),
 picked AS MATERIALIZED (
-    SELECT lane, epoch, clock, key FROM ahead WHERE nth < coalesce((
+    SELECT lane, epoch, clock, key{is_wanted} FROM ahead WHERE nth < coalesce((
         SELECT nth FROM (SELECT nth, nth > 1 AND sum({size}) OVER so_far > {max_bytes} AS is_over
                          FROM ahead WINDOW so_far AS (ORDER BY nth ROWS UNBOUNDED PRECEDING)) AS o
         WHERE is_over ORDER BY nth LIMIT 1), 9223372036854775807)),
 sums AS MATERIALIZED (
-    SELECT lane, epoch, max(clock) AS last, count(*) AS rows FROM picked GROUP BY lane, epoch),
+    SELECT lane, epoch, max(clock) AS last, count(*) AS rows{counted} FROM picked GROUP BY lane, epoch),
 {moved},
 apart AS MATERIALIZED (
-    SELECT key FROM (SELECT DISTINCT key FROM picked OFFSET 0) AS k WHERE {apart}),
+    SELECT key FROM (SELECT DISTINCT key FROM picked{of_wanted} OFFSET 0) AS k WHERE {apart}),
 diverted AS (
     INSERT INTO {schema}.inbox_{inbox} ({delivered})
-    SELECT {delivered} FROM (SELECT lane, clock AS at FROM picked WHERE key IN (SELECT key FROM apart)) AS p, LATERAL (
+    SELECT {delivered} FROM {of_apart} AS p, LATERAL (
         SELECT '{inbox}'::text AS inbox, o.clock, o.sent_clock, o.origin, o.delivered_at, {message} {in_lane}
         AND o.clock = p.at) AS o
     ORDER BY key, clock RETURNING 1),
-given AS MATERIALIZED (SELECT lane, clock AS at FROM picked WHERE key NOT IN (SELECT key FROM apart))
-SELECT {selected}, {no_ending}
+given AS MATERIALIZED (SELECT lane, clock AS at FROM picked WHERE key NOT IN (SELECT key FROM apart){and_wanted})
+SELECT {selected}, {ending}
 FROM given AS p, LATERAL (
     SELECT o.clock, o.sent_clock, o.origin, o.delivered_at, {message} {in_lane} AND o.clock = p.at) AS o
 UNION ALL
@@ -129,21 +171,47 @@ SELECT {nulls}, true, (SELECT count(*) FROM picked), CASE WHEN {is_cut} THEN %(l
        ARRAY(SELECT lane::bigint FROM sums), {elsewhere}, {lowest},
        EXISTS (SELECT FROM diverted) OR EXISTS (SELECT FROM {schema}.my_key_state WHERE inbox = '{inbox}')
        OR EXISTS (SELECT FROM {schema}.inbox_{inbox}), (SELECT count(*) FROM diverted),
-       {unpinned} OR ({held} AND {schema}.hold_batch())
+       {unpinned} OR ({held} AND {schema}.hold_batch()){wanted}
 ORDER BY clock
-""",
-    COLUMNS | ENDING,
-    size=SIZE,
-    next=NEXT,
-    in_lane=filled(IN_LANE, lane="p.lane"),
-    moved=filled(MOVED, is_whole=" AND NOT {is_cut}", where=""),
-    is_cut="(SELECT count(*) FROM ahead) > (SELECT count(*) FROM picked)",
-    left=LEFT,
-    apart=APART,
-    delivered=DELIVERED,
-    max_bytes=MAX_BYTES,
-    **PARTS,
-)
+"""
+
+
+def _read(of: dict[str, Any], ending: dict[str, str], and_wanted: str = "", **parts: Any) -> Sql:
+    return Sql(
+        FULL,
+        COLUMNS | ending,
+        size=SIZE,
+        in_lane=filled(IN_LANE, lane="p.lane"),
+        moved=filled(MOVED, is_whole=" AND NOT {is_cut}", where=""),
+        is_cut="(SELECT count(*) FROM ahead) > (SELECT count(*) FROM picked)",
+        left=LEFT,
+        apart=APART,
+        of_apart=f"(SELECT lane, clock AS at FROM picked WHERE key IN (SELECT key FROM apart){and_wanted})",
+        and_wanted=and_wanted,
+        delivered=DELIVERED,
+        max_bytes=MAX_BYTES,
+        **PARTS,
+        **of,
+        **parts,
+    )
+
+
+READ = _read(
+    OF_ALL, ENDING,
+    ahead=f"(\n        SELECT o.clock, o.key, octet_length(o.value) AS bytes, o.value_json {NEXT}) AS o",
+    is_wanted="", of_wanted="", wanted="",
+)  # fmt: skip
+# What is not wanted is never diverted: it is passed over, whatever becomes of its key.
+READ_TOPICS = _read(
+    OF_TOPICS, ENDING_OF_TOPICS,
+    ahead=_through(
+        "o.key, octet_length(o.value) AS bytes, o.value_json",
+        "clock, key, CASE WHEN is_wanted THEN bytes ELSE 0 END AS bytes, "
+        "CASE WHEN is_wanted THEN value_json END AS value_json, is_wanted",
+    ),
+    is_wanted=", is_wanted", of_wanted=" WHERE is_wanted", and_wanted=" AND is_wanted",
+    wanted=", (SELECT count(*) FROM picked WHERE is_wanted)",
+)  # fmt: skip
 
 
 # D-logs-9: The lanes of a dead worker wait until its death is counted.
@@ -211,23 +279,27 @@ def _orphaned(schema: str, inbox: str, lanes: int, share: Share) -> Operation[fr
 def _reading(names: dict[str, str], share: Share, known: Lanes, lock: Any) -> Operation[tuple[Claimed, Lanes]]:
     """Read the lanes that `LOCK` has locked, from the segments that have their next messages."""
     per_lane = share.most // len(lock.mine)
+    of_topics = {"through": round(per_lane * known.sparse)} if lock.has_topics else {}
+    plain, full = (READ_PLAIN_TOPICS, READ_TOPICS) if lock.has_topics else (READ_PLAIN, READ)
     while True:
-        within, statement = known.range, READ if known.has_apart else READ_PLAIN
-        held = "rows > 0" if statement is READ_PLAIN else "EXISTS (SELECT FROM given)"
+        within, statement = known.range, full if known.has_apart else plain
+        count = "wanted" if lock.has_topics else "rows"
+        held = f"{count} > 0" if statement is plain else "EXISTS (SELECT FROM given)"
         parts = {
             "lowest": LOWEST if len(within.segments) > 1 else "NULL::bigint",
             "segments": ", ".join(map(str, within.segments)),
             "held": held if share.hold else "false",
         }
         *taken, last = yield statement.at(**parts, **names)(
-            lanes=lock.mine, first=within.first, end=within.end, per_lane=per_lane
+            lanes=lock.mine, first=within.first, end=within.end, per_lane=per_lane, **of_topics
         )
         [end] = statement.named([last])
         if not end.is_plain:
             known = replace(known, has_apart=True)
             yield PIN.at()()
             continue
-        known = known.read(lock, end, per_lane)
+        wanted = end.wanted if lock.has_topics else end.rows
+        known = known.read(lock, end, per_lane, wanted)
         if end.elsewhere is not None:
             known = replace(known, range=(yield from covering(names["schema"], names["log"], end.elsewhere)))
             if not end.rows and known.range != within:

@@ -5,6 +5,7 @@ the lane, the position of the lane is before the message.
 """
 
 from inbox.by_key.failure import DECIDED, RECORDED, SUSPECTED, TRIED
+from mailroom.registry.log_topics import IS_WANTED
 from mailroom.sql.operation import Sql, filled
 
 # The position of the lane of a key.
@@ -17,7 +18,8 @@ IS_FIRST = f"""NOT EXISTS (SELECT FROM {{schema}}.inbox_{{inbox}}
                        WHERE key = %(key)s::text AND clock < %(clock)s::bigint)
            AND NOT EXISTS (SELECT FROM {{schema}}.log_{{log}} AS o
                            WHERE o.lane = {{schema}}.lane_of(%(key)s::text, {{lanes}}) AND o.clock > {OF_KEY}
-                             AND o.clock < %(clock)s::bigint AND o.key = %(key)s::text)"""
+                             AND o.clock < %(clock)s::bigint AND o.key = %(key)s::text
+                             AND {IS_WANTED})"""
 RECORD = Sql(
     TRIED,
     columns=RECORDED,

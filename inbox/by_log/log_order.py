@@ -19,6 +19,10 @@ from mailroom.message.message import Message
 from mailroom.order.traits import OF_LOG, Traits
 from mailroom.sql.operation import Operation, filled
 
+# That a worker goes on in one transaction while it finds nothing that it may take. Then it commits: others wait for the
+# lanes, and a rollback would have it look through all of that once more.
+MOST_STEPS = 10
+
 
 @dataclass(frozen=True, slots=True)
 class LogCourse(Course):
@@ -52,7 +56,9 @@ class LogOrder(KeyOrder):
         """Of the inbox's own table and of the log in turn, where both may have messages."""
         course = course if isinstance(course, LogCourse) else LogCourse()
         has_diverted = has_looked = is_idle = False
+        steps = 0
         while True:
+            steps += 1
             # Where the log gives nothing the other table is looked at: an operator may have put something there.
             if (course.lanes.has_apart or is_idle) and not course.is_turn:
                 has_looked = True
@@ -63,7 +69,8 @@ class LogOrder(KeyOrder):
             claimed, known = yield from reaping_log(self.schema, self.inbox, self.log, self.lanes, share, course.lanes)
             course = replace(course, lanes=known, is_turn=False)
             has_diverted, is_idle = has_diverted or claimed.has_diverted, claimed.is_all
-            if claimed.messages or known.avoided or (claimed.is_all and has_looked):
+            is_enough = share.hold and steps == MOST_STEPS
+            if claimed.messages or known.avoided or (claimed.is_all and has_looked) or is_enough:
                 return replace(claimed, has_diverted=has_diverted), course
 
     def claiming_key(self, key: str, limit: int, course: Course) -> Operation[tuple[list[Message], Course]]:

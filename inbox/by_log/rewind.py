@@ -8,6 +8,7 @@ from mailroom.errors import ConfigurationError
 from mailroom.logs.readers import LOG, START, LogPlace, placing
 from mailroom.order.traits import reading_traits
 from mailroom.registry.exclusive import ISOLATION
+from mailroom.registry.log_topics import IS_WANTED
 from mailroom.schema import acts, checking, finding
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql import locks
@@ -21,7 +22,8 @@ LANES = Sql("SELECT FROM {schema}.lanes_{inbox} ORDER BY lane FOR UPDATE")
 # What goes there: batches of failing keys have their messages first, and then what is recorded of the keys.
 DIVERTED = Sql("SELECT FROM {schema}.inbox_{inbox} WHERE clock > %(clock)s::bigint ORDER BY key, clock FOR UPDATE")
 KEYS = Sql("SELECT FROM {schema}.key_state WHERE inbox = '{inbox}' ORDER BY key FOR UPDATE")
-# What was diverted or parked after the place is read from the log again; a dead letter that was requeued is not there.
+# What was diverted or parked after the place is read from the log again, but for what is no longer wanted there; a dead
+# letter that was requeued is not in the log.
 # A parked key stays parked, and holds its messages as they come. Attempts count from 1 again, by the rows of a replay.
 REWIND = Sql(
     """
@@ -51,7 +53,8 @@ SELECT (SELECT count(*) FROM diverted) + (SELECT count(*) FROM parked)
 """,
     columns=("bigint",),
     is_in_log="""EXISTS (
-        SELECT FROM {schema}.log_{log} AS o WHERE o.lane = {schema}.lane_of(i.key, {lanes}) AND o.clock = i.clock)""",
+        SELECT FROM {schema}.log_{log} AS o WHERE o.lane = {schema}.lane_of(i.key, {lanes}) AND o.clock = i.clock
+          AND {is_wanted})""".replace("{is_wanted}", IS_WANTED),
 )
 
 

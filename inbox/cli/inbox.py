@@ -91,6 +91,16 @@ def place(text: str) -> str | int | datetime:
     return text if text == START else int(text) if text.isdecimal() else moment(text)
 
 
+topics_option = click.option(
+    "--topics",
+    "wanted",
+    metavar="PATTERN",
+    type=PATTERN,
+    multiple=True,
+    help="Of the log that it reads, read this topic or pattern only; repeatable. [#, all]",
+)
+
+
 @click.group(cls=Group)
 def inbox() -> None:
     """Create inboxes and subscribe them, show their messages, and reap from a shell."""
@@ -126,6 +136,7 @@ AT_ONCE = 100
     help="With --log: where to begin: now, start (the oldest message that the log has) or a time with its zone, such "
     "as 2026-11-30T08:00+00:00. [now]",
 )
+@topics_option
 @settings_options
 @click.option(
     "--migrate",
@@ -145,6 +156,7 @@ def create(
     order: Literal["key", "total"] | None,
     log: str | None,
     since: str | datetime,
+    wanted: tuple[str, ...],
     migrates: bool,
     actor: str,
     why: str | None,
@@ -170,7 +182,7 @@ def create(
     and a message that fails holds up the inbox until it succeeds, is skipped or somebody acts.
 
     With --log the inbox reads what stands in a log (mailroom log create), beside all others that do, and begins with
-    --since. It has no subscriptions of its own.
+    --since. It has no subscriptions of its own, and passes over what is not of its --topics.
 
     \b
     Examples:
@@ -186,6 +198,7 @@ def create(
       mailroom inbox create ledger --subscribe 'account.#' --origin '*' --order total
       mailroom inbox create shop_{1..1000} --subscribe price.changed
       mailroom inbox create search --log orders --since start
+      mailroom inbox create refunds --log orders --topics 'refund.#' --topics order.cancelled
     """
     if origin != OWN and not topics:
         raise click.UsageError("--origin says whose messages to subscribe to: give --subscribe too.")
@@ -203,6 +216,7 @@ def create(
                 order=order,
                 log=log,
                 since=since,
+                topics=wanted,
                 actor=actor,
                 why=why,
                 **settings,
@@ -233,13 +247,19 @@ def create(
 @inbox.command("set")
 @click.argument("names", metavar="NAME...", type=INBOX, nargs=-1, required=True)
 @settings_options
+@topics_option
 @answering
 @pass_call
-def set_(call: Call, names: tuple[str, ...], actor: str, why: str | None, **settings: Unpack[InboxSettings]) -> None:
+def set_(
+    call: Call, names: tuple[str, ...], wanted: tuple[str, ...], actor: str, why: str | None,
+    **settings: Unpack[InboxSettings],
+) -> None:  # fmt: skip
     """Change settings of inboxes, and print what is different now.
 
     Settings that are not given stay. Workers keep to new limits within about 5 s, and to other settings with their next
     batch. An inbox that there is not is an error, and then nothing is changed.
+
+    --topics are those that an inbox of a log reads from now on, in place of those that it had.
 
     \b
     Examples:
@@ -247,13 +267,14 @@ def set_(call: Call, names: tuple[str, ...], actor: str, why: str | None, **sett
       mailroom inbox set shipping --rate 0
       mailroom inbox set shipping billing --max-attempts 20
       mailroom inbox set shipping --keep-reaped-days 30 --json
+      mailroom inbox set refunds --topics 'refund.#'
     """
-    if all(value is None for value in settings.values()):
+    if all(value is None for value in settings.values()) and not wanted:
         raise click.UsageError("Give a setting to change. See: mailroom inbox list")
     check_settings(settings)
     with call.connection("inbox set") as connection:
         changes = {
-            name: set_inbox(connection, name, schema=call.schema, actor=actor, why=why, **settings)
+            name: set_inbox(connection, name, schema=call.schema, topics=wanted, actor=actor, why=why, **settings)
             for name in sorted({*names})
         }
     for name, change in changes.items():

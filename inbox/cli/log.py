@@ -6,7 +6,7 @@ from mailroom.cli.acting import answering
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, print_listing, say
-from mailroom.cli.parameters import INBOX, PATTERN, WholeNumber
+from mailroom.cli.parameters import INBOX, ORIGIN, PATTERN, WholeNumber
 from mailroom.registry.logs import (
     KEEP_DAYS,
     LANES,
@@ -18,7 +18,9 @@ from mailroom.registry.logs import (
     listing_logs,
     set_log,
 )
+from mailroom.registry.subscriptions import subscriptions_text
 from mailroom.sql.runner import run
+from mailroom.values.names import OWN
 
 
 @click.group(cls=Group)
@@ -37,11 +39,20 @@ drop_option = click.option(
     default=None,
     help="Whether what is older goes though an inbox has not read it. [--keep-unread]",
 )
+origin_option = click.option(
+    "--origin",
+    metavar="NAME",
+    type=ORIGIN,
+    default=OWN,
+    help="Whose messages the topics are of: those of the node of this name, which this one reads over a link or a "
+    "bridge, or * for this node and all that it reads. [this node]",
+)
 
 
 @log.command()
 @click.argument("name", type=INBOX)
 @subscribe_option
+@origin_option
 @keep_option
 @click.option(
     "--lanes", metavar="N", type=WholeNumber(1, MOST_LANES), help=f"Into how many lanes keys are divided. [{LANES}]"
@@ -50,7 +61,7 @@ drop_option = click.option(
 @answering
 @pass_call
 def create(
-    call: Call, name: str, subscribe: tuple[str, ...], keep_days: int | None, lanes: int | None,
+    call: Call, name: str, subscribe: tuple[str, ...], origin: str, keep_days: int | None, lanes: int | None,
     drop_unread: bool | None, actor: str, why: str | None,
 ) -> None:  # fmt: skip
     """Create a log, which keeps the messages and events of its topics for some days.
@@ -68,16 +79,17 @@ def create(
       mailroom log create orders --subscribe 'order.#'
       mailroom log create orders --subscribe 'order.#' --keep-days 30 --lanes 16
       mailroom log create clicks --subscribe click --keep-days 2 --drop-unread
+      mailroom log create orders --subscribe 'order.#' --origin lyon
     """
     with call.connection("log create") as connection:
         create_log(
-            connection, name, subscribe, keep_days=keep_days, lanes=lanes, drop_unread=drop_unread,
+            connection, name, subscribe, origin=origin, keep_days=keep_days, lanes=lanes, drop_unread=drop_unread,
             schema=call.schema, actor=actor, why=why,
         )  # fmt: skip
     if call.json:
-        document({"log": name, "schema": call.schema, "subscribed": subscribe})
+        document({"log": name, "schema": call.schema, "subscribed": subscribe, "origin": origin})
     else:
-        say(f"Log {name} exists" + (f", subscribed to {', '.join(subscribe)}." if subscribe else "."))
+        say(f"Log {name} exists" + (f", subscribed to {subscriptions_text(subscribe, origin)}." if subscribe else "."))
 
 
 @log.command("list")
@@ -102,8 +114,10 @@ def list_(call: Call) -> None:
 
 
 def _row(log: Log) -> tuple[object, ...]:
+    readers = [f"{each} ({', '.join(log.wanted[each])})" if each in log.wanted else each for each in log.readers]
+    topics = [*log.topics, *(subscriptions_text([each], of) for of, given in log.topics_of.items() for each in given)]
     return (
-        log.name, "\n".join(log.topics) or None, "\n".join(log.readers) or None, log.lanes, f"{log.keep_days} days",
+        log.name, "\n".join(topics) or None, "\n".join(readers) or None, log.lanes, f"{log.keep_days} days",
         "dropped" if log.drop_unread else "kept", log.segments, log.created_at,
     )  # fmt: skip
 
@@ -114,11 +128,12 @@ def _row(log: Log) -> tuple[object, ...]:
 @drop_option
 @subscribe_option
 @click.option("--unsubscribe", metavar="TOPIC", type=PATTERN, multiple=True, help="End this subscription; repeatable.")
+@origin_option
 @answering
 @pass_call
 def set_(
     call: Call, name: str, keep_days: int | None, drop_unread: bool | None, subscribe: tuple[str, ...],
-    unsubscribe: tuple[str, ...], actor: str, why: str | None,
+    unsubscribe: tuple[str, ...], origin: str, actor: str, why: str | None,
 ) -> None:  # fmt: skip
     """Change settings and subscriptions of a log, and print what is different now.
 
@@ -136,7 +151,7 @@ def set_(
     with call.connection("log set") as connection:
         change = set_log(
             connection, name, keep_days=keep_days, drop_unread=drop_unread, subscribe=subscribe,
-            unsubscribe=unsubscribe, schema=call.schema, actor=actor, why=why,
+            unsubscribe=unsubscribe, origin=origin, schema=call.schema, actor=actor, why=why,
         )  # fmt: skip
     if call.json:
         document({"log": name, "schema": call.schema, "change": change or None})

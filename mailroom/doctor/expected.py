@@ -46,6 +46,7 @@ INDEXES = {
     'log_segment_newest': 'CREATE INDEX log_segment_newest ON {schema}.log_segment USING btree (log, segment DESC);',
     'log_segment_pkey': 'ALTER TABLE {schema}.log_segment ADD CONSTRAINT log_segment_pkey PRIMARY KEY (segment);',
     'log_tick_pkey': 'ALTER TABLE {schema}.log_tick ADD CONSTRAINT log_tick_pkey PRIMARY KEY (log, clock);',
+    'log_topic_pkey': 'ALTER TABLE {schema}.log_topic ADD CONSTRAINT log_topic_pkey PRIMARY KEY (inbox, topic);',
     'node_pkey': 'ALTER TABLE {schema}.node ADD CONSTRAINT node_pkey PRIMARY KEY (single);',
     'origin_name_key': 'ALTER TABLE {schema}.origin ADD CONSTRAINT origin_name_key UNIQUE (name);',
     'origin_pkey': 'ALTER TABLE {schema}.origin ADD CONSTRAINT origin_pkey PRIMARY KEY (number);',

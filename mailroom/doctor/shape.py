@@ -103,6 +103,7 @@ SELECT s.inbox, pg_catalog.format('%%s has subscribed to %%s', s.inbox, string_a
     ', '::text ORDER BY s.topic))
 FROM {schema}.subscription AS s
 WHERE NOT EXISTS (SELECT FROM {schema}.inbox_registry AS r WHERE r.name = s.inbox)
+  AND NOT EXISTS (SELECT FROM {schema}.log_registry AS l WHERE l.name = s.inbox)
 GROUP BY s.inbox ORDER BY s.inbox
 """,
     columns=FOUND,
@@ -164,7 +165,8 @@ CHECKS = (
         "M015",
         asking(ASTRAY),
         "DELETE FROM {schema}.subscription AS s WHERE NOT EXISTS "
-        "(SELECT FROM {schema}.inbox_registry AS r WHERE r.name = s.inbox);",
+        "(SELECT FROM {schema}.inbox_registry AS r WHERE r.name = s.inbox) AND NOT EXISTS "
+        "(SELECT FROM {schema}.log_registry AS l WHERE l.name = s.inbox);",
         of_tables=True,
     ),
     DoctorCheck("M016", triggers, "{first}"),

@@ -5,7 +5,8 @@ from datetime import datetime
 from typing import NamedTuple
 
 from mailroom.figures.keys import PARKED, PAUSED, WAITS
-from mailroom.registry.routing import GETS, ROUTE
+from mailroom.registry.log_topics import IS_WANTED
+from mailroom.registry.routing import GETS, LOG_ROUTE
 from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql, filled
 
@@ -54,7 +55,7 @@ SELECT inbox, sum(messages)::bigint, extract(epoch FROM clock_timestamp() - min(
 FROM outgoing JOIN route USING (topic) WHERE {gets} GROUP BY inbox
 """,
     into=Coming,
-    route=ROUTE,
+    route=LOG_ROUTE,
     sent="outgoing",
     gets=GETS,
 )
@@ -134,12 +135,14 @@ SELECT '{inbox}', coalesce(sum(n.messages), 0)::bigint,
        extract(epoch FROM clock_timestamp() - min(oldest.delivered_at))::float8
 FROM at CROSS JOIN LATERAL (
     SELECT count(*) AS messages FROM {schema}.log AS o
-    WHERE o.log = '{log}' AND o.lane = at.lane AND o.clock > at.clock) AS n
+    WHERE o.log = '{log}' AND o.lane = at.lane AND o.clock > at.clock AND {is_wanted}) AS n
 LEFT JOIN LATERAL (
     SELECT o.sent_at, o.delivered_at FROM {schema}.log AS o
-    WHERE o.log = '{log}' AND o.lane = at.lane AND o.clock > at.clock ORDER BY o.clock LIMIT 1) AS oldest ON true
+    WHERE o.log = '{log}' AND o.lane = at.lane AND o.clock > at.clock AND {is_wanted}
+    ORDER BY o.clock LIMIT 1) AS oldest ON true
 """,
     into=Unread,
+    is_wanted=IS_WANTED,
 )
 
 

@@ -51,6 +51,7 @@ ORDER BY o.name, s.topic
     into=_Untold,
     leads=filled(LEADS, role="links"),
 )
+IS_LOG = Sql("SELECT EXISTS (SELECT FROM {schema}.log_registry WHERE name = %(name)s::text)", columns=("boolean",))
 PAUSE = Sql(
     """
 SELECT now(), current_setting('transaction_isolation') <> 'read committed' FROM pg_catalog.pg_sleep(0.05)
@@ -64,7 +65,8 @@ def waiting_told(
 ) -> Operation[None]:
     """`Links.wait` as an operation."""
     yield from checking(schema)
-    yield from finding(schema, inbox)
+    if not (yield IS_LOG.at(schema=schema)(name=inbox))[0][0]:
+        yield from finding(schema, inbox)
     until = time.monotonic() + timeout_s
     began_before = None
     while pending := PENDING.named((yield PENDING.at(schema=schema, inbox=inbox)(origin=origin, topics=topics))):

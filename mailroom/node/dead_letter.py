@@ -14,19 +14,20 @@ from uuid import UUID
 
 from mailroom.errors import ConfigurationError, DecodeError, InvalidMessage, UnknownBridge, UnknownInbox
 from mailroom.logs.readers import locking_lanes
+from mailroom.logs.writing import IS_INBOX, LOGGED, WOKEN_BY_LOGS
 from mailroom.message.answer import ASKS, Undone, answering_undone
 from mailroom.message.columns import MESSAGE, MESSAGE_PARTS, PARTS, listed
 from mailroom.message.executable import NAMES, unwired
 from mailroom.message.message import parsed
 from mailroom.order.placing import making_room
 from mailroom.order.traits import chosen
-from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE
+from mailroom.registry.routing import ORIGIN_LOG_ROUTE, ORIGIN_SINCE
 from mailroom.schema import acts
 from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.node import OfNode
 from mailroom.sql import locks
 from mailroom.sql.methods import on_async_connection, on_connection
-from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql, filled
 from mailroom.sql.sight import seeing
 from mailroom.values import codec
 from mailroom.values.names import inbox_name, utf8
@@ -201,8 +202,9 @@ stamped AS MATERIALIZED (
 placed AS (
     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
     SELECT r.inbox, clock, sent_clock, origin, {message} FROM stamped JOIN route AS r USING (topic)
-    WHERE outcome = 'delivered' AND NOT is_bounded AND sent_clock > {gets_since} ORDER BY r.inbox, key, clock
-    RETURNING inbox),
+    WHERE outcome = 'delivered' AND NOT is_bounded AND sent_clock > {gets_since} AND {is_inbox}
+    ORDER BY r.inbox, key, clock
+    RETURNING inbox),{logged}
 dead AS (
     INSERT INTO {schema}.dead_letter (stage, bridge, reason, origin, sent_clock, {message})
     SELECT CASE WHEN %(bridge)s::text IS NULL THEN 'receive' ELSE 'take in' END, %(bridge)s::text,
@@ -214,10 +216,18 @@ dead AS (
 touched AS MATERIALIZED (
     SELECT DISTINCT to_regclass('{schema}.inbox_' || inbox) AS partition FROM placed)
 SELECT setval('{schema}.clock'::regclass, (SELECT max(clock) FROM stamped)),
-       (SELECT pg_catalog.count(pg_notify({channel}, '')) FROM touched)
+       (SELECT pg_catalog.count(pg_notify({channel}, '')) FROM touched){woken_by_logs}
 """,
     columns=("bigint", "bigint"),
-    route=ORIGIN_ROUTE,
+    route=ORIGIN_LOG_ROUTE,
+    is_inbox=IS_INBOX,
+    logged=filled(
+        LOGGED,
+        stamped="(SELECT * FROM stamped WHERE outcome = 'delivered') AS s",
+        ways="(SELECT topic, inbox, lanes, segment FROM route) AS r",
+        top="(SELECT max(clock) FROM stamped)",
+    ),
+    woken_by_logs=WOKEN_BY_LOGS,
     source="source",
     sent="gone",
     gets_since=ORIGIN_SINCE,

@@ -12,6 +12,7 @@ from mailroom.sql.sqlstate import AGAIN, sqlstate
 # Tables with rows of an inbox, beside its partition. Not those that only record its past: dead letters, and the audit.
 HAVE_ROWS = (
     "subscription",
+    "log_topic",
     "key_state",
     "parked",
     "attempt",

@@ -1,6 +1,7 @@
 """Inboxes: each is a partition, an entry in the registry, and subscriptions."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias, Unpack
 
@@ -12,6 +13,7 @@ from mailroom.order.traits import TRAITS, OrderName, Traits, traits_of
 from mailroom.registry.archive_days import making_days
 from mailroom.registry.limits import limiting
 from mailroom.registry.listing import listing
+from mailroom.registry.log_topics import held_topics, setting_topics
 from mailroom.registry.settings import (
     DEFAULTS,
     SETTINGS,
@@ -23,7 +25,7 @@ from mailroom.registry.settings import (
 )
 from mailroom.registry.subscriptions import SUBSCRIBE, Topics, subscriptions_text, topic_texts
 from mailroom.schema.acts import INBOX_CREATE, INBOX_SET, INBOX_SUBSCRIBE
-from mailroom.schema.audit import auditing, checked_actor
+from mailroom.schema.audit import auditing, checked_actor, differences
 from mailroom.schema.checks import checking, finding
 from mailroom.schema.otherwise import check_same
 from mailroom.sql import locks
@@ -35,6 +37,15 @@ from mailroom.values.names import DEFAULT_SCHEMA, OWN, inbox_name, origin_name, 
 Order: TypeAlias = OrderName
 
 
+@dataclass(frozen=True, slots=True)
+class ReadsLog:
+    """Which log an inbox is to read, from where on, and which topics of it: None if that is not said, none for all."""
+
+    log: str
+    since: str | datetime
+    topics: list[str] | None
+
+
 def creation(
     name: str | Iterable[str],
     subscribe: Topics = (),
@@ -44,6 +55,7 @@ def creation(
     order: Order | None = None,
     log: str | None = None,
     since: str | datetime = NOW,
+    topics: Topics = (),
     actor: str | None = None,
     why: str | None = None,
     **settings: Unpack[InboxSettings],
@@ -81,7 +93,8 @@ def creation(
     With `log` it reads the log of that name (`create_log`) instead of getting messages of its own: all that the log
     gets after the commit, or from `since` on, which is `now`, `start` (the oldest message that the log has) or a
     datetime with a time zone, compared with the time of delivery. Keys are in order, and fail and are parked one by
-    one, as by key. Such an inbox has no subscriptions, no `expire_s`, no `keep_reaped_days` and no `breaker_by`.
+    one, as by key. Such an inbox has no subscriptions, no `expire_s`, no `keep_reaped_days` and no `breaker_by`. With
+    `topics`, topics and patterns as a subscription has them, it reads those only, and passes over all others.
 
     Users' own migrations may call it, and programs that start: what changes something is written to the table `audit`,
     with `actor` (user@host of this process) and `why`. Everything happens in the caller's transaction. A concurrent
@@ -92,17 +105,18 @@ def creation(
     `SchemaError` if something else in the schema has the name of a partition, `inbox_<name>`, or if the server has no
     room for the locks. Then nothing has changed.
     """
-    topics = topic_texts(subscribe)
+    subscribed = topic_texts(subscribe)
+    wanted = held_topics(topic_texts(topics)) if topics else None
     given = given_settings(settings)
     if order not in (None, "log" if log else None, "key", "total") or (log and order in ("key", "total")):
         raise ConfigurationError(
             f"order is {order!r}; give 'key' or 'total', or a log to read, which has an order of its own.",
             code="MR-invalid-argument",
         )
-    read = None if log is None else (inbox_name(log), checked_since(since))
-    if read is None and since != NOW:
-        raise ConfigurationError("since goes with a log: give both.", code="MR-invalid-argument")
-    if read is not None and topics:
+    read = None if log is None else ReadsLog(inbox_name(log), checked_since(since), wanted)
+    if read is None and (since != NOW or topics):
+        raise ConfigurationError("since and topics go with a log: give it too.", code="MR-invalid-argument")
+    if read is not None and subscribed:
         raise ConfigurationError(
             f"An inbox of a log gets what the log gets: subscribe the log (mailroom log set {log} --subscribe TOPIC).",
             code="MR-log-inbox-subscribes",
@@ -112,7 +126,7 @@ def creation(
     several = [name] if isinstance(name, str) or not isinstance(name, Iterable) else name
     names = list(dict.fromkeys(inbox_name(each) for each in several))
     return _creating(
-        schema_name(schema), names, topics, origin_name(origin), "log" if log else order, read, given, by, why
+        schema_name(schema), names, subscribed, origin_name(origin), "log" if log else order, read, given, by, why
     )
 
 
@@ -120,6 +134,7 @@ def setting(
     name: str,
     *,
     schema: str = DEFAULT_SCHEMA,
+    topics: Topics = (),
     actor: str | None = None,
     why: str | None = None,
     **settings: Unpack[InboxSettings],
@@ -131,10 +146,15 @@ def setting(
     claimed after the commit. What has changed is written to the table `audit`, with `actor` (user@host of this process)
     and `why`. In the caller's transaction.
 
+    `topics` are those that an inbox of a log reads from then on, in place of those that it had; `"#"` means all. What
+    it has passed over does not come back, unless it is set back (`Inbox.rewind`).
+
     Raises `UnknownInbox`, `ConfigurationError` for a setting outside its bounds or one that an inbox in total order
     cannot have, and `InvalidMessage` for a wrong `actor` or `why`.
     """
-    return _setting(schema_name(schema), inbox_name(name), given_settings(settings), checked_actor(actor, why), why)
+    wanted = held_topics(topic_texts(topics)) if topics else None
+    given = given_settings(settings)
+    return _setting(schema_name(schema), inbox_name(name), given, wanted, checked_actor(actor, why), why)
 
 
 create_inbox, create_inbox_async = on_connections("create_inbox", creation)
@@ -224,7 +244,7 @@ SCHEMA_LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS N
 
 def _creating(
     schema: str, names: list[str], topics: list[str], origin: str, order: Order | None,
-    read: tuple[str, str | datetime] | None, given: dict[str, Any], actor: str, why: str | None,
+    read: ReadsLog | None, given: dict[str, Any], actor: str, why: str | None,
 ) -> Operation[None]:  # fmt: skip
     yield IN_TRANSACTION
     yield from checking(schema)
@@ -242,10 +262,12 @@ def _creating(
         yield from _making_partitions(schema, of_it, traits)
     settings = DEFAULTS | held(with_backoff(given))
     yield REGISTER.at(schema=schema)(
-        names=new, order=traits_of(order).name, log=read and read[0], **{name: settings[name] for name in REGISTERED}
+        names=new, order=traits_of(order).name, log=read and read.log, **{name: settings[name] for name in REGISTERED}
     )
     if read is not None and new:
-        yield from beginning(schema, new, *read)
+        yield from beginning(schema, new, read.log, read.since)
+        for name in new if read.topics else ():
+            yield from setting_topics(schema, name, read.topics or [])
     if given.get("keep_reaped_days"):
         yield from making_days(schema)
     yield from limiting(schema, new, given)
@@ -259,7 +281,8 @@ def _creating(
     told = subscriptions_text(topics, origin)
     made = [
         f"order {traits_of(order).name}",
-        *([f"reads log {read[0]} since {read[1]}"] if read else []),
+        *([f"reads log {read.log} since {read.since}"] if read else []),
+        *([f"topics {' '.join(read.topics)}"] if read and read.topics else []),
         changed_settings(DEFAULTS, settings),
         *([f"subscribed to {told}"] if topics else []),
     ]
@@ -269,20 +292,30 @@ def _creating(
     yield from auditing(schema, INBOX_SUBSCRIBE, known, actor, why, told)
 
 
-def _setting(schema: str, name: str, given: dict[str, Any], actor: str, why: str | None) -> Operation[str]:
+def _setting(
+    schema: str, name: str, given: dict[str, Any], topics: list[str] | None, actor: str, why: str | None
+) -> Operation[str]:
     yield IN_TRANSACTION
     yield from checking(schema)
     yield from finding(schema, name)
     yield HOLD.at(schema=schema, inbox=name)()
     [before] = yield from listing(schema, [name])
     _check_allowed(name, traits_of(before["order"]), given)
+    if topics is not None:
+        if not traits_of(before["order"]).reads_log:
+            raise ConfigurationError(
+                f"Inbox {name!r} reads no log. It gets the topics that it subscribes to (mailroom inbox subscribe).",
+                code="MR-inbox-reads-no-log",
+            )
+        yield from setting_topics(schema, name, topics)
     settings = before | held(with_backoff(given, before))
     yield CHANGE.at(schema=schema, inbox=name)(**{each: settings[each] for each in REGISTERED})
     if given.get("keep_reaped_days"):
         yield from making_days(schema)
     yield from limiting(schema, [name], given)
     [after] = yield from listing(schema, [name])
-    told = changed_settings(before, after)
+    of_topics = {} if topics is None else {"topics": after["topics"]}
+    told = ", ".join(filter(None, (changed_settings(before, after), differences(before, of_topics))))
     if told:
         yield from auditing(schema, INBOX_SET, [(name, None, 0)], actor, why, told)
     return told
@@ -307,12 +340,10 @@ def _finding_partitions(schema: str, names: list[str]) -> Operation[set[str]]:
     return {name for name, _ in found}
 
 
-def _check_same(
-    inbox: Mapping[str, Any], order: Order | None, read: tuple[str, str | datetime] | None, given: dict[str, Any]
-) -> None:
+def _check_same(inbox: Mapping[str, Any], order: Order | None, read: ReadsLog | None, given: dict[str, Any]) -> None:
     """Raise `ConfigurationError` if an inbox that exists has another order, log or setting than is given."""
     name = inbox["name"]
-    if read is not None and inbox["log"] not in (None, read[0]):
+    if read is not None and inbox["log"] not in (None, read.log):
         raise ConfigurationError(
             f"Inbox {name!r} exists, and reads log {inbox['log']!r}. An inbox reads the log it was created with.",
             code="MR-inbox-order-fixed",
@@ -324,8 +355,11 @@ def _check_same(
             code="MR-inbox-order-fixed",
         )
     asked = held(given)
+    same = {each: asked[each] for each in SETTINGS if each in asked}
+    if read is not None and read.topics is not None:
+        same["topics"] = read.topics
     check_same(
-        f"Inbox {name!r}", inbox, {each: asked[each] for each in SETTINGS if each in asked},
+        f"Inbox {name!r}", inbox, same,
         f"mailroom inbox set {name}, or set_inbox", "MR-inbox-set-otherwise",
     )  # fmt: skip
 

@@ -13,7 +13,9 @@ LIST = Sql(
     """
 SELECT name,
        (SELECT pg_catalog.json_object_agg(origin, topics)::text
-        FROM (SELECT origin, pg_catalog.json_agg(topic ORDER BY topic) AS topics FROM {schema}.subscription
+        FROM (SELECT origin, pg_catalog.json_agg(topic ORDER BY topic) AS topics
+              FROM (SELECT inbox, origin, topic FROM {schema}.subscription
+                    UNION ALL SELECT inbox, '', topic FROM {schema}.log_topic) AS t
               WHERE inbox = r.name GROUP BY origin) AS s),
        "order", log, created_at, paused_at, paused_by,
        {settings}
@@ -35,7 +37,10 @@ WHERE %(inboxes)s::text[] IS NULL OR name = ANY (%(inboxes)s::text[]) ORDER BY n
 
 
 def listing(schema: str, inboxes: Collection[str] | None = None) -> Operation[list[dict[str, Any]]]:
-    """Return the inboxes by name, or those of `inboxes` that there are: subscriptions, order and settings."""
+    """Return the inboxes by name, or those of `inboxes` that there are: subscriptions, order and settings.
+
+    The topics of one that reads a log are those that it reads of it; none if it reads all.
+    """
     rows = yield LIST.at(schema=schema)(inboxes=None if inboxes is None else list(inboxes))
     return [_listed(*row) for row in rows]
 

@@ -1,5 +1,7 @@
 """Logs: each is a table of segments, an entry in the registry, and subscriptions."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,7 +16,7 @@ from mailroom.schema.otherwise import check_same
 from mailroom.sql import locks
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.values.names import DEFAULT_SCHEMA, OWN, inbox_name, schema_name
+from mailroom.values.names import DEFAULT_SCHEMA, OWN, inbox_name, origin_name, schema_name
 from mailroom.values.numbers import whole
 
 LANES = 64
@@ -27,7 +29,8 @@ MOST_DAYS = 366
 class Log:
     """A log: its lanes, how many days it keeps a message, its subscriptions, and the inboxes that read it.
 
-    `drop_unread`: what is older goes though an inbox has not read it. `segments` counts its parts, one a day.
+    `topics_of` are those of other nodes, by origin. `drop_unread`: what is older goes though an inbox has not read it.
+    `wanted` are the topics of readers that do not read all. `segments` counts its parts, one a day.
     """
 
     name: str
@@ -36,26 +39,43 @@ class Log:
     drop_unread: bool
     created_at: datetime
     topics: tuple[str, ...]
+    topics_of: Mapping[str, list[str]]
     readers: tuple[str, ...]
+    wanted: Mapping[str, list[str]]
     segments: int
 
 
 LIST = Sql(
     """
 SELECT name, lanes::bigint, keep_days::bigint, drop_unread, created_at,
-       ARRAY(SELECT topic FROM {schema}.subscription WHERE inbox = l.name ORDER BY topic),
+       (SELECT pg_catalog.json_object_agg(origin, topics)::text
+        FROM (SELECT origin, pg_catalog.json_agg(topic ORDER BY topic) AS topics FROM {schema}.subscription
+              WHERE inbox = l.name GROUP BY origin) AS s),
        ARRAY(SELECT r.name FROM {schema}.inbox_registry AS r WHERE r.log = l.name ORDER BY r.name),
+       (SELECT pg_catalog.json_object_agg(inbox, topics)::text
+        FROM (SELECT t.inbox, pg_catalog.json_agg(t.topic ORDER BY t.topic) AS topics
+              FROM {schema}.log_topic AS t JOIN {schema}.inbox_registry AS r ON r.name = t.inbox
+              WHERE r.log = l.name GROUP BY t.inbox) AS w),
        (SELECT count(*) FROM {schema}.log_segment AS s WHERE s.log = l.name AND s.emptied_at IS NULL)
 FROM {schema}.log_registry AS l
 WHERE %(log)s::text IS NULL OR name = %(log)s::text ORDER BY name
 """,
-    into=Log,
+    columns=("text", "bigint", "bigint", "boolean", "timestamptz", "text", "text[]", "text", "bigint"),
 )
 
 
 def listing_logs(schema: str, log: str | None = None) -> Operation[list[Log]]:
     """Return the logs by name, or the one of that name if there is one."""
-    return LIST.named((yield LIST.at(schema=schema)(log=log)))
+    return [_listed(*row) for row in (yield LIST.at(schema=schema)(log=log))]
+
+
+def _listed(
+    name: str, lanes: int, keep_days: int, drop_unread: bool, created_at: datetime, subscribed: str | None,
+    readers: list[str], wanted: str | None, segments: int,
+) -> Log:  # fmt: skip
+    topics, of = json.loads(subscribed or "{}"), json.loads(wanted or "{}")
+    own = tuple(topics.pop(OWN, ()))
+    return Log(name, lanes, keep_days, drop_unread, created_at, own, topics, tuple(readers), of, segments)
 
 
 def finding_log(schema: str, log: str) -> Operation[Log]:
@@ -75,6 +95,7 @@ def creation(
     keep_days: int | None = None,
     lanes: int | None = None,
     drop_unread: bool | None = None,
+    origin: str = OWN,
     schema: str = DEFAULT_SCHEMA,
     actor: str | None = None,
     why: str | None = None,
@@ -84,7 +105,8 @@ def creation(
     It keeps the messages and events of its topics and patterns for at least `keep_days` days (7; 1 to 366), whoever has
     read them, and until every inbox that reads it (`create_inbox(..., log=name)`) has passed them; with `drop_unread`
     it does not wait for inboxes. Commands and replies never enter a log. It has `lanes` (64; 1 to 256), which never
-    change: a message's lane follows from its key, and one worker at a time reads a lane.
+    change: a message's lane follows from its key, and one worker at a time reads a lane. `origin` says whose messages
+    the topics are of, as for `subscribe`.
 
     In the caller's transaction, which has the node's dispatch lock until it ends: nothing is delivered meanwhile, so
     commit soon. What is new is written to the table `audit`, with `actor` (user@host of this process) and `why`.
@@ -97,8 +119,9 @@ def creation(
     if drop_unread is not None:
         settings["drop_unread"] = drop_unread
     return _creating(
-        schema_name(schema), inbox_name(name), topic_texts(subscribe), settings, checked_actor(actor, why), why
-    )
+        schema_name(schema), inbox_name(name), topic_texts(subscribe), origin_name(origin), settings,
+        checked_actor(actor, why), why,
+    )  # fmt: skip
 
 
 def setting(
@@ -108,6 +131,7 @@ def setting(
     drop_unread: bool | None = None,
     subscribe: Topics = (),
     unsubscribe: Topics = (),
+    origin: str = OWN,
     schema: str = DEFAULT_SCHEMA,
     actor: str | None = None,
     why: str | None = None,
@@ -115,7 +139,8 @@ def setting(
     """Change settings of a log; return what is different now, such as `keep_days 7 -> 14`, or an empty text.
 
     They are those of `create_log`; those that are not given stay. With fewer `keep_days` the janitor of a dispatcher
-    drops what is older within minutes. Subscriptions count for what is delivered after the commit. In the caller's
+    drops what is older within minutes. Subscriptions, of messages of `origin`, count for what is delivered or received
+    after the commit. In the caller's
     transaction. What has changed is written to the table `audit`, with `actor` (user@host of this process) and `why`.
 
     Raises `SchemaError` for an unknown log, `ConfigurationError` for a setting outside its bounds, and `InvalidMessage`
@@ -124,7 +149,7 @@ def setting(
     settings = _checked(keep_days, None)
     if drop_unread is not None:
         settings["drop_unread"] = drop_unread
-    topics = topic_texts(subscribe), topic_texts(unsubscribe)
+    topics = topic_texts(subscribe), topic_texts(unsubscribe), origin_name(origin)
     return _setting(schema_name(schema), inbox_name(name), settings, *topics, checked_actor(actor, why), why)
 
 
@@ -205,7 +230,7 @@ def _held(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _creating(
-    schema: str, log: str, topics: list[str], given: dict[str, Any], actor: str, why: str | None
+    schema: str, log: str, topics: list[str], origin: str, given: dict[str, Any], actor: str, why: str | None
 ) -> Operation[None]:
     yield from _alone(schema)
     names = {"schema": schema, "log": log}
@@ -231,8 +256,8 @@ def _creating(
         yield DISPATCH_LOCK.at(schema=schema)()
         yield TABLE.at(**names)()
         yield SEGMENT.at(**names)(now=None)
-    added = yield SUBSCRIBE.at(schema=schema)(inboxes=[log], since=[0], topics=topics, origin=OWN)
-    told = f"subscribed to {subscriptions_text(sorted(topic for _, topic in added), OWN)}"
+    added = yield SUBSCRIBE.at(schema=schema)(inboxes=[log], since=[0], topics=topics, origin=origin)
+    told = f"subscribed to {subscriptions_text(sorted(topic for _, topic in added), origin)}"
     if there and added:
         yield from auditing(schema, LOG_SET, [(log, None, 0)], actor, why, told)
     elif not there:
@@ -242,21 +267,21 @@ def _creating(
 
 
 def _setting(
-    schema: str, log: str, given: dict[str, Any], subscribe: list[str], unsubscribe: list[str], actor: str,
-    why: str | None,
+    schema: str, log: str, given: dict[str, Any], subscribe: list[str], unsubscribe: list[str], origin: str,
+    actor: str, why: str | None,
 ) -> Operation[str]:  # fmt: skip
     yield from _alone(schema)
     before = yield from finding_log(schema, log)
     old = {"keep_days": before.keep_days, "drop_unread": before.drop_unread}
     new = old | given
     yield CHANGE.at(schema=schema, log=log)(**new)
-    added = yield SUBSCRIBE.at(schema=schema)(inboxes=[log], since=[0], topics=subscribe, origin=OWN)
-    ended = yield UNSUBSCRIBE.at(schema=schema, inbox=log)(topics=unsubscribe, origin=OWN)
+    added = yield SUBSCRIBE.at(schema=schema)(inboxes=[log], since=[0], topics=subscribe, origin=origin)
+    ended = yield UNSUBSCRIBE.at(schema=schema, inbox=log)(topics=unsubscribe, origin=origin)
     told = [differences(old, new)]
     if added:
-        told.append(f"subscribed to {subscriptions_text(sorted(topic for _, topic in added), OWN)}")
+        told.append(f"subscribed to {subscriptions_text(sorted(topic for _, topic in added), origin)}")
     if ended:
-        told.append(f"no longer to {subscriptions_text(sorted(topic for (topic,) in ended), OWN)}")
+        told.append(f"no longer to {subscriptions_text(sorted(topic for (topic,) in ended), origin)}")
     change = ", ".join(filter(None, told))
     if change:
         yield from auditing(schema, LOG_SET, [(log, None, 0)], actor, why, change)

@@ -85,7 +85,7 @@ WAYS = """SELECT topic, inbox, true, fits IS NULL, fits, words::bigint FROM {sch
 # or by *. An inbox's own name is no subscription here. Of each inbox: the clock after which it gets messages and events
 # (`since`), the one after which it gets commands and replies (`named`), and whether it is given out up to a bound.
 # Several subscriptions of one inbox to a topic give one copy: the one that begins first counts.
-ORIGIN_ROUTE = filled(
+_ORIGIN_ROUTE = filled(
     """pattern AS MATERIALIZED (
     SELECT fits, words, inbox, since FROM {schema}.subscription
     WHERE fits IS NOT NULL AND origin IN ('*', (SELECT name FROM {source}))),
@@ -93,17 +93,34 @@ sent_topic AS MATERIALIZED (
     SELECT topic, topic || '.' AS ended, pg_catalog.cardinality(pg_catalog.string_to_array(topic, '.')) AS words
     FROM {sent} WHERE EXISTS (SELECT FROM pattern) GROUP BY topic),
 route AS MATERIALIZED (
-    SELECT topic, inbox, min(since) AS since, min(since) FILTER (WHERE is_exact) AS named, is_bounded
+    SELECT topic, inbox, min(since) AS since, min(since) FILTER (WHERE is_exact{named}) AS named, is_bounded{of_log}
     FROM (SELECT topic, inbox, since, true FROM {schema}.subscription
           WHERE origin IN ('*', (SELECT name FROM {source}))
           UNION ALL SELECT t.topic, p.inbox, p.since, false FROM sent_topic AS t JOIN pattern AS p
                     ON {fits})
          AS w (topic, inbox, since, is_exact)
-         JOIN (SELECT name, {order_is_bounded} FROM {schema}.inbox_registry) AS r (inbox, is_bounded) USING (inbox)
-    GROUP BY topic, inbox, is_bounded)""",
+         JOIN {receivers} USING (inbox)
+    GROUP BY topic, inbox, is_bounded{of_log})""",
     fits=FITS,
-    order_is_bounded=IS_BOUNDED,
 )
+ORIGIN_ROUTE = filled(
+    _ORIGIN_ROUTE,
+    named="",
+    of_log="",
+    receivers="(SELECT name, {order_is_bounded} FROM {schema}.inbox_registry) AS r (inbox, is_bounded)",
+).replace("{order_is_bounded}", IS_BOUNDED)
+# The same on a node with logs, which get messages and events only; `lanes` and `segment` as in `LOG_ROUTE`.
+ORIGIN_LOG_ROUTE = filled(
+    _ORIGIN_ROUTE,
+    named=" AND lanes IS NULL",
+    of_log=", lanes, segment",
+    receivers="""(
+             SELECT name, {order_is_bounded}, NULL::integer, NULL::bigint FROM {schema}.inbox_registry
+             UNION ALL
+             SELECT l.name, false, l.lanes, (
+                 SELECT s.segment FROM {schema}.log_segment AS s WHERE s.log = l.name ORDER BY s.segment DESC LIMIT 1)
+             FROM {schema}.log_registry AS l) AS r (inbox, is_bounded, lanes, segment)""",
+).replace("{order_is_bounded}", IS_BOUNDED)
 
 # The clock after which an inbox in such a `route` gets messages of this kind; null for never.
 SINCE = "CASE WHEN kind IN ('M', 'E') THEN {since} ELSE {named} END"

@@ -160,6 +160,7 @@ REAPER = (
     on("log_registry", "SELECT", of_readers=True),
     on("log_segment", "SELECT", of_readers=True),
     on("log_tick", "SELECT", why="which lanes have news", of_readers=True),
+    on("log_topic", "SELECT", why="which topics it reads", of_readers=True),
     *TOKENS,
     NAME,
 )  # fmt: skip
@@ -293,6 +294,9 @@ OPERATOR = (
     on("inbox_{inbox}", "SELECT", "INSERT", "DELETE"),
     on("lanes_{inbox}", "SELECT", "UPDATE (lane)", why="UPDATE to lock rows", of_readers=True),
     on("log_registry", "SELECT"),
+    on("log_segment", "SELECT"),
+    on("log", "INSERT", why="where requeued messages of other nodes enter"),
+    on("log_tick", "INSERT"),
     on("inbox", "SELECT", "INSERT", why="where requeued messages enter"),
     on("inbox_registry", "SELECT", "UPDATE (floor, healthy_floor, paused_at, paused_by)"),
     on(
@@ -366,10 +370,11 @@ METRICS = (
     on("spark_bulk", "SELECT (messages, moved)"),
     on("inbox_registry", "SELECT"),
     on("reaped_day", "SELECT"),
-    on("log", "SELECT (log, lane, clock, sent_at, delivered_at)", why="all logs, new ones too"),
+    on("log", "SELECT (log, lane, clock, topic, sent_at, delivered_at)", why="all logs, new ones too"),
     on("log_registry", "SELECT"),
     on("log_segment", "SELECT"),
     on("log_tick", "SELECT"),
+    on("log_topic", "SELECT"),
     on("log_receipt", "SELECT"),
     on("limits", "SELECT"),
     on("breaker", "SELECT"),
@@ -408,7 +413,7 @@ AUDITOR = (
             [
                 "segment",
                 *(name for name in DELIVERY if name not in ("inbox", "clock", "delivered_at")),
-                *(name for name in TELLING if name != "sent_at"),
+                *(name for name in TELLING if name not in ("topic", "sent_at")),
             ]
         ),
     ),

@@ -7,8 +7,8 @@ a lock. DDL, LEDGER and ALIVE belong to no table. The channel of a table is `mai
 
 AWAKE = 1835100524  # on an outbox: held by a dispatcher's session while it is awake. Its trigger repeats the number.
 DDL = 1835100526  # on a schema's name: held while an inbox is created or a migration runs
-# On an inbox's partition: shared by the sessions of the workers that sleep. On `transit`: by those of the readers of
-# links that sleep.
+# On an inbox's partition: shared by the sessions of the workers that sleep; on a log's: by those of all inboxes that
+# read it. On `transit`: by those of the readers of links that sleep.
 ASLEEP = 1835100527
 STREAM = 1835100528  # on an inbox's partition: held by the driver of the one Spark stream that reads it
 LEDGER = 1835100529  # on the name of a Spark stream that writes: held while one of its batches is entered

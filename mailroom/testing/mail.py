@@ -17,7 +17,7 @@ from inbox.handling.handlers import check_schema
 from mailroom.errors import ConfigurationError, UnknownInbox
 from mailroom.message.message import Message
 from mailroom.message.topic import Topic
-from mailroom.registry.routing import GETS, ROUTE
+from mailroom.registry.routing import GETS, LOG_ROUTE
 from mailroom.schema import checking, finding
 from mailroom.schema.checks import nearest_inbox
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -52,7 +52,7 @@ WHERE inbox = coalesce((SELECT r.log FROM {schema}.inbox_registry AS r WHERE r.n
   AND {gets}
 """,
     columns=("text", "text"),
-    route=ROUTE,
+    route=LOG_ROUTE,
     sent="given",
     gets=GETS,
 )

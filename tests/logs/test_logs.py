@@ -65,7 +65,7 @@ def test_create_set_and_drop_are_audited_and_harmless_when_repeated(node: Node) 
     ]
     left = "SELECT relname::text FROM pg_class WHERE relname ~ '^(log|lanes|receipts)_' AND relkind IN ('r', 'p')"
     assert {name for (name,) in node.rows(left)} == {
-        *("log_registry", "log_segment", "log_tick", "log_lane", "log_receipt"),
+        *("log_registry", "log_segment", "log_tick", "log_topic", "log_lane", "log_receipt"),
     }
 
 
@@ -131,7 +131,7 @@ def test_each_delivery_leaves_a_tick_and_tells_readers(node: Node, connect: Conn
     node.deliver_all()
     reader = connect(autocommit=True)
     reader.execute(
-        "SELECT pg_advisory_lock_shared(1835100527, ('mailroom.inbox_search'::regclass::oid::bigint - 2147483648)::int)"
+        "SELECT pg_advisory_lock_shared(1835100527, ('mailroom.log_orders'::regclass::oid::bigint - 2147483648)::int)"
     )
     for n in range(rows):
         node.send("order.paid", key=str(n))

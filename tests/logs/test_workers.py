@@ -4,11 +4,13 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from threading import Lock
 from typing import Any
 
 import pytest
 
+from dispatcher.delivery.deliver import delivering
 from inbox import Inbox, Park, Skip, Worker
 from inbox.by_key.claim import Share
 from inbox.claims import Claims
@@ -130,3 +132,33 @@ def test_a_death_after_the_commit_blames_nothing(node: Node, connect: Connect) -
     another.close()
     assert node.rows("SELECT FROM mailroom.key_state") == node.rows("SELECT FROM mailroom.worker") == []
     assert Inbox("billing").backlog(node.connection) == 0
+
+
+def test_a_delivery_wakes_the_workers_of_all_readers_by_one_bell(node: Node, connect: Connect) -> None:
+    """Also one that was about to sleep when the delivery began: it falls asleep after that has committed."""
+    readers = ("billing", "search", "audit_log")
+    make(node, *readers, lanes=2)
+    taken = Counter[str]()
+    asleep = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1835100527 AND granted"
+    late = connect(autocommit=True)
+    with contextlib.ExitStack() as workers:
+        for reader in readers:
+            handle = partial(lambda of, message, _: taken.update([f"{of} {message.key}"]), reader)
+            worker = Worker(node.dsn, reader, handle, poll_interval_s=300)
+            workers.enter_context(working(worker))
+        eventually(lambda: node.value(asleep) == 2 * len(readers))
+        write(node, ["a"])
+        eventually(lambda: taken == {f"{reader} a": 1 for reader in readers})
+        eventually(lambda: node.value(asleep) == 2 * len(readers))
+        node.send("order.paid", key="b")
+        totals = node.deliver_all()
+        assert totals.delivered == 1
+        eventually(lambda: taken == {f"{reader} {key}": 1 for reader in readers for key in "ab"})
+    node.send("order.paid", key="c")
+    late.execute("BEGIN")
+    run(late, delivering(SCHEMA, rows=10, max_bytes=2**20, has_logs=True))
+    with working(Worker(node.dsn, "billing", lambda message, _: taken.update([message.key]), poll_interval_s=300)):
+        eventually(lambda: node.value(asleep.replace("granted", "NOT granted")) == 1)
+        assert taken["c"] == 0
+        late.execute("COMMIT")
+        eventually(lambda: taken["c"] == 1)

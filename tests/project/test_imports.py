@@ -25,7 +25,7 @@ CASES = [
     pytest.param(
         ["mailroom", "outbox.outbox", "inbox.inbox", "inbox.worker.worker"],
         LIGHT | {"sqlalchemy"},
-        155,
+        156,
         id="writers and consumers",
     ),
 ]

@@ -2339,6 +2339,36 @@ COMMENT ON COLUMN mailroom.log_tick.rows IS 'How many messages.';
 
 COMMENT ON COLUMN mailroom.log_tick.at IS 'When it was.';
 
+CREATE TABLE mailroom.log_topic (
+    inbox text NOT NULL COLLATE pg_catalog."C",
+    topic text NOT NULL COLLATE pg_catalog."C",
+    fits text GENERATED ALWAYS AS (
+CASE
+    WHEN (topic ~ '[*#]'::text) THEN translate((regexp_replace(topic, '([\\_%])'::text, '\\\1'::text, 'g'::text) ||
+    CASE
+        WHEN (topic ~ '#$'::text) THEN ''::text
+        ELSE '.'::text
+    END), '*#'::text, '%%'::text)
+    ELSE NULL::text
+END) STORED COLLATE pg_catalog."C",
+    words integer GENERATED ALWAYS AS (
+CASE
+    WHEN (topic ~ '[*]'::text) THEN cardinality(string_to_array(topic, '.'::text))
+    ELSE NULL::integer
+END) STORED,
+    CONSTRAINT log_topic_topic CHECK (((octet_length(topic) <= 200) AND ((topic ~ '^([A-Za-z][A-Za-z0-9_-]*|[*])([.]([A-Za-z0-9_-]*|[*]))*$'::text) OR (topic ~ '^([A-Za-z][A-Za-z0-9_.-]*[.])?#$'::text))))
+);
+
+COMMENT ON TABLE mailroom.log_topic IS 'Which topics an inbox reads of its log, where it does not read all.';
+
+COMMENT ON COLUMN mailroom.log_topic.inbox IS 'The inbox.';
+
+COMMENT ON COLUMN mailroom.log_topic.topic IS 'The topic, or a pattern of topics as a subscription has it.';
+
+COMMENT ON COLUMN mailroom.log_topic.fits IS 'Of a pattern: what a topic with a dot after it must be LIKE.';
+
+COMMENT ON COLUMN mailroom.log_topic.words IS 'Of a pattern with *: how many words the topic must have.';
+
 CREATE VIEW mailroom.my_attempt WITH (security_barrier='true') AS
  SELECT id,
     at,
@@ -3523,6 +3553,9 @@ ALTER TABLE ONLY mailroom.log_segment
 
 ALTER TABLE ONLY mailroom.log_tick
     ADD CONSTRAINT log_tick_pkey PRIMARY KEY (log, clock);
+
+ALTER TABLE ONLY mailroom.log_topic
+    ADD CONSTRAINT log_topic_pkey PRIMARY KEY (inbox, topic);
 
 ALTER TABLE ONLY mailroom.node
     ADD CONSTRAINT node_pkey PRIMARY KEY (single);

@@ -27,6 +27,7 @@ numbered AS MATERIALIZED (
           WINDOW received AS (ORDER BY nth ROWS UNBOUNDED PRECEDING)) AS n),
 stamp AS MATERIALIZED (
     SELECT top, CASE WHEN NOT EXISTS (SELECT FROM source) THEN 'closed'
+                     WHEN EXISTS (SELECT FROM "mailroom".log_registry) THEN 'logs'
                      WHEN EXISTS (SELECT FROM "mailroom".fan_out) THEN 'waits'
                      WHEN (SELECT (last, last_id, stamped_at) FROM newest) IS DISTINCT FROM
                           (SELECT ($8::bigint, $9::uuid, $10::timestamptz)

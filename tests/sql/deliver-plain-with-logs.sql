@@ -89,9 +89,7 @@ touched AS MATERIALIZED (
     FROM delivered GROUP BY inbox)
 SELECT taken, rows + (SELECT coalesce(sum(rows), 0)::bigint FROM ticked), t.last, CASE WHEN taken > 0 THEN setval('"mailroom".clock'::regclass, top) END,
        CASE WHEN is_plain AND NOT fits THEN top END, woken
-       + (SELECT pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer)) FROM (
-           SELECT to_regclass('"mailroom".inbox_' || name) AS partition
-           FROM "mailroom".inbox_registry WHERE log IN (SELECT log FROM ticked)) AS reader), more, inboxes,
+       + (SELECT pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer)) FROM (SELECT to_regclass('"mailroom".log_' || log) AS partition FROM ticked) AS bell), more, inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM "mailroom".outbox_position_seq),
        (SELECT running FROM start), has_bounds, EXISTS (SELECT FROM "mailroom".log_registry), is_plain
 FROM stamp, (SELECT count(*), max(position) FROM taken) AS t (taken, last),

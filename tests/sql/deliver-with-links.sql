@@ -153,9 +153,7 @@ touched AS MATERIALIZED (
     FROM delivered GROUP BY inbox)
 SELECT taken, rows + (SELECT coalesce(sum(rows), 0)::bigint FROM ticked), outcomes.last, setval('"mailroom".clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
        (SELECT pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer)) FROM touched)
-       + (SELECT pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer)) FROM (
-           SELECT to_regclass('"mailroom".inbox_' || name) AS partition
-           FROM "mailroom".inbox_registry WHERE log IN (SELECT log FROM ticked)) AS reader) + (SELECT pg_catalog.count(pg_notify('mailroom:' || '"mailroom".transit'::regclass::oid::text || ':' || (link)::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, ('"mailroom".transit'::regclass::oid::bigint - 2147483648)::integer)) FROM departed), coalesce(more, false), inboxes,
+       + (SELECT pg_catalog.count(pg_notify('mailroom:' || partition::oid::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, (partition::oid::bigint - 2147483648)::integer)) FROM (SELECT to_regclass('"mailroom".log_' || log) AS partition FROM ticked) AS bell) + (SELECT pg_catalog.count(pg_notify('mailroom:' || '"mailroom".transit'::regclass::oid::text || ':' || (link)::text, '')) FILTER (WHERE NOT pg_try_advisory_xact_lock(1835100527, ('"mailroom".transit'::regclass::oid::bigint - 2147483648)::integer)) FROM departed), coalesce(more, false), inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM "mailroom".outbox_position_seq),
        (SELECT running FROM start), EXISTS (SELECT FROM "mailroom".inbox_registry WHERE "order" = 'total'), outcomes.scheduled, outcomes.expired, unrouted, dead,
        has_links, has_many, waits OR EXISTS (SELECT FROM fanned), has_logs, (SELECT coalesce(sum(rows), 0)::bigint FROM departed), EXISTS (

@@ -14,15 +14,20 @@ sent_topic AS MATERIALIZED (
     SELECT topic, topic || '.' AS ended, pg_catalog.cardinality(pg_catalog.string_to_array(topic, '.')) AS words
     FROM came WHERE EXISTS (SELECT FROM pattern) GROUP BY topic),
 route AS MATERIALIZED (
-    SELECT topic, inbox, min(since) AS since, min(since) FILTER (WHERE is_exact) AS named, is_bounded
+    SELECT topic, inbox, min(since) AS since, min(since) FILTER (WHERE is_exact AND lanes IS NULL) AS named, is_bounded, lanes, segment
     FROM (SELECT topic, inbox, since, true FROM "mailroom".subscription
           WHERE origin IN ('*', (SELECT name FROM source))
           UNION ALL SELECT t.topic, p.inbox, p.since, false FROM sent_topic AS t JOIN pattern AS p
                     ON (p.words IS NULL OR p.words = t.words) AND t.ended LIKE p.fits)
          AS w (topic, inbox, since, is_exact)
-         JOIN (SELECT name, "order" = 'total' FROM "mailroom".inbox_registry) AS r (inbox, is_bounded) USING (inbox)
-    GROUP BY topic, inbox, is_bounded)
-        SELECT r.inbox, c.*, (SELECT id FROM source) AS origin
+         JOIN (
+             SELECT name, "order" = 'total', NULL::integer, NULL::bigint FROM "mailroom".inbox_registry
+             UNION ALL
+             SELECT l.name, false, l.lanes, (
+                 SELECT s.segment FROM "mailroom".log_segment AS s WHERE s.log = l.name ORDER BY s.segment DESC LIMIT 1)
+             FROM "mailroom".log_registry AS l) AS r (inbox, is_bounded, lanes, segment) USING (inbox)
+    GROUP BY topic, inbox, is_bounded, lanes, segment)
+        SELECT r.inbox, r.lanes, r.segment, c.*, (SELECT id FROM source) AS origin
         FROM came AS c JOIN route AS r ON r.topic = c.topic AND sent_clock > CASE WHEN kind IN ('M', 'E') THEN since ELSE named END
         WHERE is_bounded OR (expires_at > current_setting('mailroom.asked_at')::timestamptz) IS NOT FALSE
         ORDER BY nth;
@@ -41,8 +46,13 @@ BEGIN
                     EXIT WHEN NOT FOUND;
                     CONTINUE WHEN copy.nth = skipped;
                     stamp := stamp + 1;
+                    IF copy.lanes IS NOT NULL THEN
+                        INSERT INTO "mailroom".log (log, segment, lane, clock, sent_clock, origin, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at)
+                        VALUES (copy.inbox, copy.segment, "mailroom".lane_of(copy.key, copy.lanes), stamp, copy.sent_clock, copy.origin,
+                                copy.message_id, copy.topic, copy.key, copy.kind, copy.message_type, copy.event_type, copy.value, copy.value_json, copy.headers, copy.expires_at, copy.after_clock, copy.source, copy.sent_at);
+                    ELSE
                     INSERT INTO "mailroom".inbox (inbox, clock, sent_clock, origin, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at)
-                    VALUES (copy.inbox, stamp, copy.sent_clock, copy.origin, copy.message_id, copy.topic, copy.key, copy.kind, copy.message_type, copy.event_type, copy.value, copy.value_json, copy.headers, copy.expires_at, copy.after_clock, copy.source, copy.sent_at);
+                    VALUES (copy.inbox, stamp, copy.sent_clock, copy.origin, copy.message_id, copy.topic, copy.key, copy.kind, copy.message_type, copy.event_type, copy.value, copy.value_json, copy.headers, copy.expires_at, copy.after_clock, copy.source, copy.sent_at); END IF;
                 END LOOP;
                 EXIT;
             EXCEPTION WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded OR plpgsql_error THEN

@@ -9,15 +9,20 @@ DECLARE
 sent_topic AS MATERIALIZED (
     SELECT topic, topic || '.' AS ended, pg_catalog.cardinality(pg_catalog.string_to_array(topic, '.')) AS words
     FROM asked WHERE EXISTS (SELECT FROM pattern) GROUP BY topic),
-route AS MATERIALIZED (
+receiver AS MATERIALIZED (
     SELECT topic, inbox, bool_or(subscribed) AS subscribed, bool_or(named) AS named
     FROM (SELECT topic, inbox, true, true FROM "mailroom".subscription WHERE (origin IN ('', '*')) IS TRUE
-          UNION ALL SELECT name, name, false, true FROM "mailroom".inbox_registry
+          UNION ALL SELECT name, name, false, true FROM "mailroom".inbox_registry WHERE log IS NULL
           UNION ALL SELECT t.topic, p.inbox, true, false FROM sent_topic AS t JOIN pattern AS p
                     ON (p.words IS NULL OR p.words = t.words) AND t.ended LIKE p.fits)
          AS r (topic, inbox, subscribed, named)
-    GROUP BY topic, inbox)
-        SELECT r.inbox, o.*, n.id AS origin
+    GROUP BY topic, inbox),
+route AS MATERIALIZED (
+    SELECT topic, inbox, subscribed, named AND l.name IS NULL AS named, l.lanes,
+           (SELECT s.segment FROM "mailroom".log_segment AS s WHERE s.log = l.name ORDER BY s.segment DESC LIMIT 1)
+           AS segment
+    FROM receiver AS r LEFT JOIN "mailroom".log_registry AS l ON l.name = r.inbox)
+        SELECT r.inbox, r.lanes, r.segment, o.*, n.id AS origin
         FROM asked AS o JOIN route AS r ON r.topic = o.topic AND CASE kind WHEN 'M' THEN true WHEN 'E' THEN subscribed ELSE named END, "mailroom".node AS n
         ORDER BY o.position;
     copy record;
@@ -35,8 +40,13 @@ BEGIN
                     EXIT WHEN NOT FOUND;
                     CONTINUE WHEN copy.position = skipped;
                     stamp := stamp + 1;
+                    IF copy.lanes IS NOT NULL THEN
+                        INSERT INTO "mailroom".log (log, segment, lane, clock, sent_clock, origin, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at)
+                        VALUES (copy.inbox, copy.segment, "mailroom".lane_of(copy.key, copy.lanes), stamp, stamp, copy.origin,
+                                copy.message_id, copy.topic, copy.key, copy.kind, copy.message_type, copy.event_type, copy.value, copy.value_json, copy.headers, copy.expires_at, copy.after_clock, copy.source, copy.sent_at);
+                    ELSE
                     INSERT INTO "mailroom".inbox (inbox, clock, sent_clock, origin, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at)
-                    VALUES (copy.inbox, stamp, stamp, copy.origin, copy.message_id, copy.topic, copy.key, copy.kind, copy.message_type, copy.event_type, copy.value, copy.value_json, copy.headers, copy.expires_at, copy.after_clock, copy.source, copy.sent_at);
+                    VALUES (copy.inbox, stamp, stamp, copy.origin, copy.message_id, copy.topic, copy.key, copy.kind, copy.message_type, copy.event_type, copy.value, copy.value_json, copy.headers, copy.expires_at, copy.after_clock, copy.source, copy.sent_at); END IF;
                 END LOOP;
                 EXIT;
             EXCEPTION WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded OR plpgsql_error THEN

@@ -60,7 +60,7 @@ def test_clock_given_out_in_a_rolled_back_test_does_not_spoil_the_node(node: Nod
 # What a node is, what was set up, and what others know as well: both sides of a link would no longer agree.
 KEPT = (
     "alembic_version", "node", "dispatch_turn", "execute_turn", "lease", "periodic", "subscription", "inbox_registry",
-    "limits", "stable", "reaped_day", "log_registry", "log_segment", "log_lane", "log_receipt",
+    "limits", "stable", "reaped_day", "log_registry", "log_segment", "log_topic", "log_lane", "log_receipt",
     "executable_target", "executable_function", "link", "link_allowed", "link_topic",
     "transit", "origin", "receipt", "known", "bridge_out", "bridge_known", "bridge_parts", "bridge_last", "bridge_in",
     "bridge_position", "bridge_mark", "spark_batch", "spark_staging", "spark_bulk", "spark_stream", "spark_drain",
