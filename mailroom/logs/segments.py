@@ -17,11 +17,13 @@ SWEPT_ROWS = 10_000
 
 NOW = "coalesce(%(now)s::timestamptz, statement_timestamp())"
 DAY = "interval '1 day'"
+# Without bitmaps, which would be made of all that is unread to find one message of it (HOLDS).
 ALONE = Sql(
     """
-SELECT pg_try_advisory_xact_lock({lock}, hashtext('{node}')), set_config('lock_timeout', '{patience}ms', true)
+SELECT pg_try_advisory_xact_lock({lock}, hashtext('{node}')), set_config('lock_timeout', '{patience}ms', true),
+       set_config('enable_bitmapscan', 'off', true)
 """,
-    columns=("boolean", "text"),
+    columns=("boolean", "text", "text"),
     lock=locks.DDL,
     patience=PATIENCE_MS,
 )
@@ -68,7 +70,8 @@ SELECT EXISTS (
     SELECT FROM (SELECT DISTINCT ON (lane) lane, clock FROM {schema}.log_receipt WHERE inbox = '{inbox}'
                  ORDER BY lane, epoch DESC, clock DESC) AS at, LATERAL (
         SELECT FROM {schema}.log AS o
-        WHERE o.log = '{log}' AND o.segment = {segment} AND o.lane = at.lane AND o.clock > at.clock LIMIT 1) AS unread)
+        WHERE o.log = '{log}' AND o.segment = {segment} AND o.lane = at.lane AND o.clock > at.clock
+        ORDER BY o.clock LIMIT 1) AS unread)
 """,
     columns=("boolean",),
 )
@@ -176,5 +179,5 @@ def sweeping_receipts(schema: str, inbox: str, rows: int = SWEPT_ROWS) -> Operat
 
 
 def _alone(schema: str) -> Operation[bool]:
-    [(is_mine, _)] = yield ALONE.at(node=schema)()
+    [(is_mine, _, _)] = yield ALONE.at(node=schema)()
     return bool(is_mine)

@@ -96,7 +96,7 @@ class Campaign:
         self._over.clear()
         lanes = [
             threading.Thread(target=self._run_cases, args=(stage, nth, roles, cases), name=f"cases-{nth}", daemon=True)
-            for nth, roles in enumerate((("dispatcher",), ("worker",), ("reaper", "writer")))
+            for nth, roles in enumerate((("dispatcher",), ("worker",), ("reaper", "writer", "rewinder")))
             if not self._only or "matrix" in self._only
         ]
         lanes.append(threading.Thread(target=self._run_faults, args=(stage, faults), name="faults", daemon=True))

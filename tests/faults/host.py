@@ -12,12 +12,14 @@ import psutil
 import psycopg
 import sqlalchemy
 
-from mailroom import create_inbox, schema
+from mailroom import create_inbox, create_log, schema
 from mailroom.embedded import Binaries, Server
 from tests.faults import ledger
-from tests.faults.load import EVENT, INBOXES, REFUSED, ROUTES
+from tests.faults.load import EVENT, INBOXES, LOG_ROUTES, LOGS, READERS, REFUSED, ROUTES
 from tests.faults.scarcity import SlowDisk
 
+KEEP_DAYS = 10  # of a few seconds each (`role_dispatcher.shorten`): more segments than one claim reads
+FAILING: dict[str, Any] = {"backoff_s": 0.05, "backoff_max_s": 0.3, "max_attempts": 6}
 SETTINGS = {
     "max_connections": "120", "max_prepared_transactions": "20", "track_commit_timestamp": "on",
     "wal_level": "minimal", "max_wal_senders": "0", "max_wal_size": "2GB", "shared_buffers": "192MB",
@@ -27,7 +29,7 @@ UP_WITHIN_S = 60.0
 
 
 class Host:
-    """A server in `directory`, migrated, with the inboxes of the load and the ledgers."""
+    """A server in `directory`, migrated, with the inboxes and logs of the load and the ledgers."""
 
     def __init__(
         self, directory: Path, binaries: Binaries | None = None, settings: Mapping[str, str] | None = None
@@ -52,12 +54,14 @@ class Host:
         with self.session() as connection, connection.transaction():
             for name in INBOXES:
                 # Poisoned keys are parked; elsewhere nothing is to be held up for long.
-                create_inbox(
-                    connection, name, [EVENT] if name != "gamma" else [], backoff_s=0.05, backoff_max_s=0.3,
-                    max_attempts=6, on_failure="park" if name == "alpha" else "skip",
-                )  # fmt: skip
+                topics = [EVENT] if name != "gamma" else []
+                create_inbox(connection, name, topics, on_failure="park" if name == "alpha" else "skip", **FAILING)
+            for log, (topic, lanes) in LOGS.items():
+                create_log(connection, log, [topic, EVENT], lanes=lanes, keep_days=KEEP_DAYS)
+            for name, log in READERS.items():
+                create_inbox(connection, name, log=log, on_failure="park" if name == "delta" else "skip", **FAILING)
             connection.execute("INSERT INTO mailroom.subscription (topic, inbox) VALUES (%s, 'nowhere')", [REFUSED])
-            ledger.create(connection, ROUTES)
+            ledger.create(connection, ROUTES, LOG_ROUTES)
         with self.session() as connection:
             connection.execute("CHECKPOINT")  # all of this lasts, whatever the settings promise for what comes
 

@@ -46,12 +46,34 @@ class Sent:
     acknowledged: float
 
 
+READS_LOG = "IN (SELECT inbox FROM faults.log_route)"
 # Where a copy for an inbox can be: consumed, waiting, parked, skipped. And where a message is that has none yet.
-PLACED = """
+PLACED = f"""
     SELECT inbox, mid, key, clock, 'reaped' AS place FROM faults.r_ledger
-    UNION ALL SELECT inbox, message_id, key, clock, 'waiting' FROM mailroom.inbox
-    UNION ALL SELECT inbox, message_id, key, clock, 'parked' FROM mailroom.parked
-    UNION ALL SELECT inbox, message_id, key, clock, 'dead' FROM mailroom.dead_letter WHERE inbox IS NOT NULL"""
+    UNION ALL SELECT inbox, message_id, key, clock, 'waiting' FROM mailroom.inbox WHERE inbox NOT {READS_LOG}
+    UNION ALL SELECT inbox, message_id, key, clock, 'parked' FROM mailroom.parked WHERE inbox NOT {READS_LOG}
+    UNION ALL SELECT inbox, message_id, key, clock, 'dead' FROM mailroom.dead_letter WHERE inbox NOT {READS_LOG}"""
+# Where a message can be for an inbox that reads a log, beside what its ledger says.
+UNREAD = """
+    SELECT r.name AS inbox, o.message_id AS mid, o.key, o.clock, 'unread' AS place
+    FROM mailroom.inbox_registry AS r, LATERAL (
+        SELECT DISTINCT ON (lane) lane, clock FROM mailroom.log_receipt AS p
+        WHERE p.inbox = r.name ORDER BY lane, epoch DESC, clock DESC) AS at, LATERAL (
+        SELECT o.message_id, o.key, o.clock FROM mailroom.log AS o
+        WHERE o.log = r.log AND o.lane = at.lane AND o.clock > at.clock) AS o
+    WHERE r.log IS NOT NULL"""
+AHEAD = f"""{UNREAD}
+    UNION ALL SELECT inbox, message_id, key, clock, 'waiting' FROM mailroom.inbox WHERE inbox {READS_LOG}
+    UNION ALL SELECT inbox, message_id, key, clock, 'parked' FROM mailroom.parked WHERE inbox {READS_LOG}"""
+# What each inbox of a log has read last, and whether it was set back before that since.
+LAST_READ = """
+    SELECT l.inbox, l.mid, l.key, l.clock, l.epoch, coalesce(s.least < l.clock, false) AS is_again
+    FROM (SELECT DISTINCT ON (inbox, mid) inbox, mid, key, clock, epoch FROM faults.l_ledger
+          ORDER BY inbox, mid, epoch DESC) AS l
+    LEFT JOIN (SELECT inbox, epoch, min(clock) OVER (PARTITION BY inbox ORDER BY epoch
+                                                     ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS least
+               FROM faults.rewound) AS s USING (inbox, epoch)"""
+CLOCKED = f"SELECT mid, clock FROM ({PLACED}) AS p UNION ALL SELECT mid, clock FROM faults.l_ledger"
 UNPLACED = """
     SELECT message_id AS mid, key, 'outbox' AS place FROM mailroom.outbox
     UNION ALL SELECT message_id, key, 'scheduled' FROM mailroom.scheduled
@@ -66,10 +88,12 @@ IDLE = """
     WHERE NOT EXISTS (SELECT FROM mailroom.inbox i WHERE i.inbox = s.inbox AND i.key = s.key)
       AND NOT EXISTS (SELECT FROM mailroom.parked p WHERE p.inbox = s.inbox AND p.key = s.key)"""
 RACES = 20
-LISTED = "SELECT name FROM mailroom.inbox_registry ORDER BY name"
+LISTED = """
+SELECT r.name, l.lanes::bigint FROM mailroom.inbox_registry AS r LEFT JOIN mailroom.log_registry AS l ON l.name = r.log
+ORDER BY r.name"""
 SWEPT = "no key is failing without a message once the janitor has swept"
 
-INVARIANTS = (
+INVARIANTS: tuple[Invariant, ...] = (
     Invariant(
         "I1",
         "no loss: a committed message is reaped, waiting, parked or dead, in every inbox it goes to",
@@ -135,10 +159,10 @@ WHERE i.clock < r.clock""",
         "I5",
         "a clock belongs to one message, and a message has one clock",
         f"""
-SELECT 'clock', clock::text, array_agg(DISTINCT mid::text) FROM ({PLACED}) AS p
+SELECT 'clock', clock::text, array_agg(DISTINCT mid::text) FROM ({CLOCKED}) AS p
 GROUP BY clock HAVING min(mid::text) <> max(mid::text)
 UNION ALL
-SELECT 'message', mid::text, array_agg(DISTINCT clock::text) FROM ({PLACED}) AS p
+SELECT 'message', mid::text, array_agg(DISTINCT clock::text) FROM ({CLOCKED}) AS p
 GROUP BY mid HAVING min(clock) <> max(clock)""",
     ),
     Invariant(
@@ -147,7 +171,7 @@ GROUP BY mid HAVING min(clock) <> max(clock)""",
         f"""
 SELECT * FROM (
     SELECT wtx, pos, clock, lag(clock) OVER (PARTITION BY wtx ORDER BY pos) AS before, mid
-    FROM faults.w_ledger JOIN (SELECT DISTINCT mid, clock FROM ({PLACED}) AS p) AS c USING (mid)
+    FROM faults.w_ledger JOIN (SELECT DISTINCT mid, clock FROM ({CLOCKED}) AS p) AS c USING (mid)
     WHERE pos IS NOT NULL) AS o
 WHERE clock <= before""",
     ),
@@ -202,11 +226,86 @@ WHERE first <= before AND at IS NOT NULL""",
     ),
 )
 
+# Of logs: between two rewinds each is an inbox like any other.
+INVARIANTS += (
+    Invariant(
+        "L1",
+        "no loss: each inbox of a log has read what was committed, or it stands before it, also where it was set back",
+        f"""
+SELECT w.mid, r.inbox, w.key, w.wtx, l.clock, l.epoch, l.is_again
+FROM faults.w_ledger w JOIN faults.log_route r USING (topic)
+LEFT JOIN ({LAST_READ}) AS l ON l.inbox = r.inbox AND l.mid = w.mid
+LEFT JOIN (SELECT DISTINCT inbox, mid FROM ({AHEAD}) AS a) AS a ON a.inbox = r.inbox AND a.mid = w.mid
+LEFT JOIN (SELECT DISTINCT mid FROM ({UNPLACED}) AS u) AS u ON u.mid = w.mid
+WHERE l.is_again IS NOT FALSE AND a.mid IS NULL AND u.mid IS NULL""",
+    ),
+    Invariant(
+        "L2",
+        "no phantom: an inbox of a log has nothing that was not committed, nor what does not go there",
+        f"""
+SELECT p.inbox, p.mid, p.key, p.clock FROM (
+    SELECT inbox, mid, key, clock FROM faults.l_ledger
+    UNION ALL SELECT inbox, mid, key, clock FROM ({AHEAD}) AS a) AS p
+LEFT JOIN faults.w_ledger w ON w.mid = p.mid
+LEFT JOIN faults.log_route r ON r.topic = w.topic AND r.inbox = p.inbox
+WHERE r.inbox IS NULL""",
+    ),
+    Invariant(
+        "L3",
+        "no duplicate: an inbox of a log has each message once, but where it was set back before it",
+        f"""
+SELECT l.inbox, l.mid, l.key, l.clock, ARRAY[l.before, l.epoch], l.place FROM (
+    SELECT inbox, mid, key, clock, epoch, place,
+           lag(epoch) OVER (PARTITION BY inbox, mid ORDER BY epoch, turn) AS before
+    FROM faults.l_ledger) AS l
+WHERE before IS NOT NULL AND (
+    SELECT min(r.clock) FROM faults.rewound r
+    WHERE r.inbox = l.inbox AND r.epoch > l.before AND r.epoch <= l.epoch) < l.clock IS NOT TRUE
+UNION ALL
+SELECT inbox, mid, max(key), max(clock), NULL, string_agg(place, ', ') FROM (
+    SELECT inbox, mid, key, clock, place FROM ({AHEAD}) AS a
+    UNION ALL SELECT inbox, mid, key, clock, 'read' FROM ({LAST_READ}) AS l WHERE NOT is_again) AS p
+GROUP BY inbox, mid HAVING count(*) > 1
+UNION ALL
+SELECT l.inbox, l.mid, l.key, l.clock, NULL, u.place FROM faults.l_ledger l JOIN ({UNPLACED}) AS u USING (mid)""",
+    ),
+    Invariant(
+        "L4",
+        "per key, clocks rise in the order in which an inbox of a log had the key, between two rewinds",
+        """
+SELECT * FROM (
+    SELECT inbox, epoch, key, turn, clock, lag(clock) OVER in_turn AS before, mid, rtx FROM faults.l_ledger
+    WINDOW in_turn AS (PARTITION BY inbox, epoch, key ORDER BY turn)) AS o
+WHERE clock <= before""",
+    ),
+    Invariant(
+        "L4b",
+        "per key, clocks rise in the commit order of what an inbox of a log read, between two rewinds",
+        f"""
+SELECT * FROM (
+    SELECT inbox, epoch, key, rtx, low, max(high) OVER (PARTITION BY inbox, epoch, key ORDER BY at, rtx
+                                                        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before, at
+    FROM (SELECT inbox, epoch, key, rtx, min(clock) AS low, max(clock) AS high, {COMMITTED_AT.format("rtx")} AS at
+          FROM faults.l_ledger GROUP BY inbox, epoch, key, rtx) AS t) AS o
+WHERE low <= before AND at IS NOT NULL""",
+    ),
+    Invariant(
+        "L4c",
+        "nothing is ahead of an inbox of a log that a later message of its key has overtaken since the last rewind",
+        f"""
+SELECT a.inbox, a.key, a.clock, l.clock, a.mid, a.place FROM ({AHEAD}) AS a
+JOIN (SELECT inbox, key, max(clock) AS clock FROM faults.l_ledger
+      WHERE (inbox, epoch) IN (SELECT name, epoch FROM mailroom.inbox_registry) GROUP BY inbox, key) AS l
+USING (inbox, key)
+WHERE a.clock < l.clock""",
+    ),
+)
+
 # What consumers were given and rolled back counts too: a clock that somebody has seen stays with its message.
 OBSERVED = "CREATE TEMP TABLE observed (mid uuid, clock bigint) ON COMMIT DROP"
 SEEN_AGAIN = f"""
 SELECT 'clock', clock, array_agg(DISTINCT mid::text) FROM (
-    SELECT mid, clock FROM observed UNION SELECT mid, clock FROM ({PLACED}) AS p) AS u
+    SELECT mid, clock FROM observed UNION SELECT mid, clock FROM ({CLOCKED}) AS p) AS u
 GROUP BY clock HAVING min(mid::text) <> max(mid::text)"""
 SAME_CLOCK = "a clock that a consumer was given belongs to that message for ever"
 DURABLE = "durability: what was acknowledged is there"
@@ -214,7 +313,7 @@ DURABLE = "durability: what was acknowledged is there"
 # I6 needs the clients' own times, which are not in the database.
 CLOCKS = f"""
 SELECT wtx, min(clock), max(clock) FROM faults.w_ledger
-JOIN (SELECT DISTINCT mid, clock FROM ({PLACED}) AS p) AS c USING (mid) WHERE pos IS NOT NULL GROUP BY wtx"""
+JOIN (SELECT DISTINCT mid, clock FROM ({CLOCKED}) AS p) AS c USING (mid) WHERE pos IS NOT NULL GROUP BY wtx"""
 REAL_TIME = "real time: acknowledged before the other's send was called means the smaller clock"
 
 
@@ -242,8 +341,8 @@ def check(
             rows = connection.execute(f"{invariant.sql}\nLIMIT {ROWS_SHOWN}".encode()).fetchall()
             if rows:
                 found.append(Violation(invariant.name, invariant.promise, tuple(map(tuple, rows))))
-        for (inbox,) in connection.execute(LISTED).fetchall():
-            run(connection, sweeping_key_state("mailroom", inbox))
+        for inbox, lanes in connection.execute(LISTED).fetchall():
+            run(connection, sweeping_key_state("mailroom", inbox, lanes))
         if idle := connection.execute(
             f"SELECT * FROM ({IDLE}) AS k WHERE is_due LIMIT {ROWS_SHOWN}".encode()
         ).fetchall():

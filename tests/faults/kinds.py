@@ -178,7 +178,8 @@ def _take_all(stage: Stage, held: contextlib.ExitStack) -> None:
             held.enter_context(psycopg.connect(stage.host.dsn, application_name="faults campaign crowd"))
 
 
-TABLES = ("outbox", "inbox_alpha", "inbox_gamma", "key_state", "inbox_registry", "lease", "worker", "scheduled")
+TABLES = ("outbox", "inbox_alpha", "inbox_gamma", "key_state", "inbox_registry", "lease", "worker", "scheduled",
+          "log_journal", "log_tick", "log_segment", "lanes_delta", "receipts_delta")  # fmt: skip
 
 
 def lock_tables(stage: Stage, dice: random.Random) -> str:

@@ -1,4 +1,4 @@
-"""The load of a campaign: topics, inboxes and keys; one hot key, and some that no handler ever takes."""
+"""The load of a campaign: topics, inboxes, logs and keys; one hot key, and some that no handler ever takes."""
 
 import random
 from dataclasses import dataclass
@@ -7,8 +7,16 @@ from uuid import UUID
 # Two inboxes with workers (sync, async), one reaped by hand; a topic per inbox and an event that two of them get.
 INBOXES = ("alpha", "beta", "gamma")
 EVENT = "all.changed"
+# Two logs: one has readers with workers (sync, async), the other, of few lanes, one that is read by hand. Both get the
+# event, too.
+LOGGED, NOTED = "logged", "noted"
+LOGS = {"journal": (LOGGED, 8), "diary": (NOTED, 2)}
+READERS = {"delta": "journal", "bravo": "journal", "epsilon": "diary"}
+WORKED = ("alpha", "beta", LOGGED)  # topics whose handlers are workers'
+TARGETS = (*INBOXES, LOGGED, NOTED)
 REFUSED = "broken"  # a topic whose inbox has no partition: the database refuses each of its messages
 ROUTES = (*((name, name) for name in INBOXES), (EVENT, "alpha"), (EVENT, "beta"), (REFUSED, "nowhere"))
+LOG_ROUTES = tuple((topic, reader) for reader, log in READERS.items() for topic in (LOGS[log][0], EVENT))
 KEYS = 1_000
 HOT_SHARE = 0.3
 POISON = "poison-"
@@ -39,7 +47,7 @@ class Letter:
 
 def letter(dice: random.Random) -> Letter:
     """Return a message of the mix."""
-    topic = dice.choices((*INBOXES, EVENT, REFUSED), (30, 30, 30, 10, 100 * REFUSED_SHARE))[0]
+    topic = dice.choices((*TARGETS, EVENT, REFUSED), (25, 25, 25, 15, 10, 10, 100 * REFUSED_SHARE))[0]
     draw = dice.random()
     if draw < HOT_SHARE:
         key = "hot"

@@ -15,6 +15,7 @@ from tests.faults import awaits
 from tests.faults.actors import Actor
 from tests.faults.failpoints import AFTER, AT_AWAIT, BEFORE, COMMANDS, RAW, Failpoint
 from tests.faults.invariants import Violation
+from tests.faults.load import INBOXES, LOGGED, NOTED, TARGETS, WORKED
 from tests.faults.report import Report
 from tests.faults.stage import NotHandled, Stage
 
@@ -109,6 +110,9 @@ class Matrix:
         try:
             if hit and point.action == "stop" and case.role == "reaper":
                 self.pause()  # the others soon wait for the hot key that it holds, as `reap` promises
+            elif hit and point.action == "stop" and case.role in ("worker", "rewinder"):
+                # The lane of a log waits for who has it in hand, and all lanes for a rewind.
+                self._stage.probe([one for one in INBOXES if one != "gamma"], f"while stopped: {case.role}")
             elif hit and point.action == "stop":
                 self._stage.probe(self._inboxes(case.role), f"while stopped: {case.role}")
         except NotHandled as error:
@@ -157,7 +161,7 @@ class Matrix:
 
     @staticmethod
     def _inboxes(role: str) -> tuple[str, ...]:
-        return {"worker": ("alpha", "beta"), "reaper": ("gamma",)}.get(role, ("alpha", "beta", "gamma"))
+        return {"worker": WORKED, "reaper": ("gamma", NOTED), "rewinder": (LOGGED, NOTED)}.get(role, TARGETS)
 
     def pause(self) -> None:
         """Let the load go on for a moment."""

@@ -14,7 +14,7 @@ from mailroom.errors import InvalidName, SchemaError
 from outbox import Outbox, Store
 from tests.faults.invariants import Violation
 from tests.faults.ledger import PROBE, SENT
-from tests.faults.load import ENDING, EVENT, KILLING, RUDE
+from tests.faults.load import ENDING, EVENT, KILLING, RUDE, WORKED
 from tests.faults.role_worker import RUDENESS
 from tests.faults.stage import Stage
 
@@ -49,10 +49,10 @@ def poison_corpus(stage: Stage, dice: random.Random) -> str:
     """F27: what no handler can decode, written by SQL as another language would; and one that workers die of."""
     with stage.host.session() as session, session.transaction():
         if dice.random() < KILLING_SHARE:
-            send(session, dice.choice(("alpha", "beta")), f"{KILLING}{uuid4()}")
+            send(session, dice.choice(WORKED), f"{KILLING}{uuid4()}")
         rows: list[tuple[UUID, str, str]] = []
         for value in CORPUS:
-            number, topic = uuid4(), dice.choice(("alpha", "beta"))
+            number, topic = uuid4(), dice.choice(WORKED)
             key = f"{number}{dice.choice(ODD_KEYS)}"
             while len(key.encode()) > 1_024:
                 key = key[:-1]
@@ -73,7 +73,7 @@ def end_batches(stage: Stage, dice: random.Random) -> str:
     with stage.host.session() as session, session.transaction():
         for position in range(dice.randint(5, 20)):
             key = f"{ENDING}{uuid4()}" if dice.random() < ENDING_SHARE else f"{PROBE}{uuid4()}"
-            send(session, dice.choice(("alpha", "beta")), key, position)
+            send(session, dice.choice(WORKED), key, position)
     return "messages"
 
 
@@ -131,7 +131,7 @@ def rude_handlers(stage: Stage, dice: random.Random) -> str:
     with stage.host.session() as session:
         for _ in range(dice.randint(1, 3)):
             with session.transaction():
-                send(session, dice.choice(("alpha", "beta")), f"{RUDE}{dice.choice(sorted(RUDENESS))}-{uuid4()}")
+                send(session, dice.choice(WORKED), f"{RUDE}{dice.choice(sorted(RUDENESS))}-{uuid4()}")
     return "worker"
 
 

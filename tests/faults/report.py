@@ -14,7 +14,7 @@ STEADY = ("dispatcher:", "linked:", "worker:")
 # A daemon that is not let in at the start; or a worker that is killed by a message that kills each worker.
 START = re.compile(r"^(dispatcher|linked): ConnectionFailed|^worker: killed$")
 
-ROLES = ("dispatcher", "worker", "reaper", "writer")
+ROLES = ("dispatcher", "worker", "reaper", "writer", "rewinder")
 
 # Every kind there is (hazards, B.3; one node), so that a kind that was left out is seen.
 KINDS = {

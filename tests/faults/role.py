@@ -27,6 +27,8 @@ ROLES = {
     "carrier": "tests.faults.role_carrier",
     "linked": "tests.faults.role_linked",
     "bridged": "tests.faults.role_bridged",
+    "log": "tests.faults.role_log",
+    "rewinder": "tests.faults.role_rewinder",
 }
 ENDED_BADLY, ORPHANED = 1, 3
 MOST_FAILURES = 3  # after which the pause grows no more

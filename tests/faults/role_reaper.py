@@ -8,8 +8,8 @@ import psycopg
 
 from inbox import Inbox, Message
 from tests.faults.history import Observations
-from tests.faults.ledger import PROBE, REAPED, SEEN
-from tests.faults.load import KEYS
+from tests.faults.ledger import PROBE, READ, REAPED, SEEN
+from tests.faults.load import KEYS, READERS
 from tests.faults.role import Control, rest
 from tests.faults.role_worker import isolation_level
 from tests.faults.task import Task
@@ -41,7 +41,7 @@ def play(task: Task, control: Control) -> None:
 def reap(connection: psycopg.Connection[Any], inbox: Inbox, dice: random.Random, observations: Observations) -> int:
     """Do one transaction; returns how many messages it consumed."""
     messages: list[Message]
-    match dice.randrange(4):
+    match dice.randrange(4) if inbox.inbox not in READERS else 3:  # of a log no key is reaped by itself
         case 0:
             messages = inbox.reap(connection, "hot", dice.randint(1, 50))
         case 1:
@@ -51,11 +51,14 @@ def reap(connection: psycopg.Connection[Any], inbox: Inbox, dice: random.Random,
     if messages:
         observations.had((one.id, one.clock) for one in messages)
         columns = [[one.id for one in messages], [one.key for one in messages], [one.clock for one in messages]]
-        connection.execute(REAPED.encode(), [inbox.inbox, *columns])
+        if inbox.inbox in READERS:
+            connection.execute(READ.encode(), [[inbox.inbox] * len(messages), *columns])
+        else:
+            connection.execute(REAPED.encode(), [inbox.inbox, *columns])
         for message in messages:
             assert message.value["id"] == str(message.id), "the value belongs to another message"
             if message.key.startswith(PROBE):
-                connection.execute(SEEN, [message.id])
+                connection.execute(SEEN, [message.id, inbox.inbox])
     if messages and dice.random() < ROLLED_BACK:
         if dice.random() < 0.2:
             rest(0.02)  # others look at the key meanwhile

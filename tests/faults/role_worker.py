@@ -13,8 +13,8 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from inbox import AsyncWorker, Message, Park, Retry, Skip, Worker
 from tests.faults.actors import USED_UP_S
-from tests.faults.ledger import ONE_REAPED, PROBE, SEEN
-from tests.faults.load import ENDING, KILLING, POISON, RUDE
+from tests.faults.ledger import ONE_REAPED, PROBE, READ, SEEN
+from tests.faults.load import ENDING, KILLING, POISON, READERS, RUDE
 from tests.faults.role import Control, rest
 from tests.faults.task import Task
 
@@ -113,7 +113,7 @@ class Handler:
         statement, values = self._note(message)
         connection.execute(statement, values)
         if message.key.startswith(PROBE):
-            connection.execute(SEEN, [message.id])
+            connection.execute(SEEN, [message.id, self._inbox])
         if message.key.startswith(RUDE):
             connection.execute(RUDENESS[message.key.split("-")[1]].encode())
         if message.key.startswith(ENDING):
@@ -128,7 +128,7 @@ class Handler:
         statement, values = self._note(message)
         await connection.execute(statement, values)
         if message.key.startswith(PROBE):
-            await connection.execute(SEEN, [message.id])
+            await connection.execute(SEEN, [message.id, self._inbox])
         if message.key.startswith(RUDE):
             await connection.execute(RUDENESS[message.key.split("-")[1]].encode())
         if message.key.startswith(ENDING):
@@ -139,7 +139,8 @@ class Handler:
 
     def _note(self, message: Message) -> tuple[bytes, list[object]]:
         assert message.value["id"] == str(message.id), "the value belongs to another message"
-        return ONE_REAPED.encode(), [self._inbox, message.id, message.key, message.clock]
+        row: list[object] = [self._inbox, message.id, message.key, message.clock]
+        return (READ.encode(), [[value] for value in row]) if self._inbox in READERS else (ONE_REAPED.encode(), row)
 
     def _fate(self, message: Message) -> str:
         if message.key.startswith(PROBE):

@@ -25,7 +25,7 @@ from tests.faults.actors import Actor
 from tests.faults.host import Host
 from tests.faults.invariants import Violation
 from tests.faults.ledger import PROBE, SENT
-from tests.faults.load import INBOXES, POISON
+from tests.faults.load import INBOXES, LOG_ROUTES, POISON, READERS, TARGETS
 from tests.faults.network import Network
 from tests.faults.nursery import Nursery
 from tests.faults.pooler import Pooler
@@ -35,6 +35,7 @@ from tests.faults.task import USUAL, Habits, Task
 from tests.support.port import free_port
 
 HIGH_WATER, LOW_WATER = 3_000, 1_500  # messages waiting at which writers rest, and go on
+RECEIVERS = Counter(topic for topic, _ in LOG_ROUTES)  # of a topic of a log
 WATCH_S = 0.25
 WATCH_OPTIONS = "-c lock_timeout=1s"
 ORPHAN_S = 2.0
@@ -126,6 +127,9 @@ class Stage:
             ("worker", "worker-a1", direct, "alpha"), ("worker", "worker-a2", through, "alpha"),
             ("worker", "worker-b1", direct, "beta"), ("worker", "worker-b2", through, "beta"),
             ("reaper", "reaper-1", direct, "gamma"), ("reaper", "reaper-2", through, "gamma"),
+            ("worker", "worker-d1", direct, "delta"), ("worker", "worker-d2", through, "delta"),
+            ("worker", "worker-v1", direct, "bravo"), ("worker", "worker-v2", through, "bravo"),
+            ("reaper", "reaper-e1", direct, "epsilon"), ("rewinder", "rewinder-1", direct, ""),
         ]  # fmt: skip
         if self.pooler is not None:
             tasks += [("writer", "writer-3", self.pooler.dsn, ""), ("reaper", "reaper-3", self.pooler.dsn, "gamma")]
@@ -180,15 +184,16 @@ class Stage:
         return took
 
     def probe(
-        self, inboxes: Sequence[str] = INBOXES, what: str = "probe", within_s: float | None = None,
+        self, topics: Sequence[str] = (), what: str = "probe", within_s: float | None = None,
         through: psycopg.Connection[Any] | None = None,
     ) -> float:  # fmt: skip
-        """Send a message to each of the inboxes and wait until all are handled; returns seconds.
+        """Send a message to each of the topics, else to all, and wait until they are handled; returns seconds.
 
         `through` is the session to use, if it has to be one that is open already; its loss raises psycopg's error.
         """
         began = time.monotonic()
         within_s = self._handled_within_s if within_s is None else within_s
+        topics = topics or (INBOXES if self._roles else TARGETS)  # without those who read logs
         asked: dict[UUID, str] = {}
         patience = _Patience(self, within_s)
         with contextlib.ExitStack() as stack:
@@ -199,9 +204,11 @@ class Stage:
                         session = stack.enter_context(self.host.session())
                         asked = {}  # of those before it is not known whether they were committed
                     if not asked:
-                        asked = self._ask(session, inboxes)
-                    seen = session.execute("SELECT DISTINCT mid FROM faults.seen WHERE mid = ANY (%s)", [list(asked)])
-                    if len(seen.fetchall()) == len(asked):
+                        asked = self._ask(session, topics)
+                    seen = session.execute(
+                        "SELECT DISTINCT mid, inbox FROM faults.seen WHERE mid = ANY (%s)", [list(asked)]
+                    )
+                    if len(seen.fetchall()) == sum(RECEIVERS.get(topic, 1) for topic in asked.values()):
                         session.execute("DELETE FROM faults.seen WHERE mid = ANY (%s)", [list(asked)])
                         break
                 except (psycopg.OperationalError, psycopg.InterfaceError):
@@ -235,13 +242,13 @@ class Stage:
         return "\n    ".join([f"lease {lease}, left {left}", *(str(row) for row in rows), *stacks])
 
     @staticmethod
-    def _ask(session: psycopg.Connection[Any], inboxes: Sequence[str]) -> dict[UUID, str]:
-        asked = {uuid4(): inbox for inbox in inboxes}
+    def _ask(session: psycopg.Connection[Any], topics: Sequence[str]) -> dict[UUID, str]:
+        asked = {uuid4(): topic for topic in topics}
         with session.transaction():
-            for nth, (number, inbox) in enumerate(asked.items()):
+            for nth, (number, topic) in enumerate(asked.items()):
                 key = f"{PROBE}{number}"
-                Outbox().send(session, inbox, {"id": str(number)}, key=key, id=number)
-                session.execute(SENT, [[number], [inbox], [key], [nth]])
+                Outbox().send(session, topic, {"id": str(number)}, key=key, id=number)
+                session.execute(SENT, [[number], [topic], [key], [nth]])
         return asked
 
     # Scarcity.
@@ -296,17 +303,20 @@ class Stage:
         query = (
             "SELECT (SELECT count(*) FROM faults.w_ledger), (SELECT count(*) FROM faults.r_ledger), "
             "(SELECT count(*) FROM mailroom.inbox), (SELECT count(*) FROM mailroom.parked), "
-            "(SELECT count(*) FROM mailroom.dead_letter), (SELECT count(*) FROM faults.d_ledger)"
+            "(SELECT count(*) FROM mailroom.dead_letter), (SELECT count(*) FROM faults.d_ledger), "
+            "(SELECT count(*) FROM faults.l_ledger), (SELECT count(*) FROM faults.rewound)"
         )
         with self.host.session() as session:
             row = session.execute(query).fetchone()
         assert row is not None
-        return dict(zip(("sent", "reaped", "waiting", "parked", "dead", "deliveries"), row, strict=True))
+        return dict(
+            zip(("sent", "reaped", "waiting", "parked", "dead", "deliveries", "read", "rewinds"), row, strict=True)
+        )
 
     def _rest(self, rests: bool) -> None:
         self._resting = rests
-        for writer in self.of_role("writer"):
-            writer.rest(rests)
+        for actor in (*self.of_role("writer"), *self.of_role("rewinder")):
+            actor.rest(rests)
 
     @staticmethod
     def _left(session: psycopg.Connection[Any]) -> dict[str, int]:
@@ -314,15 +324,18 @@ class Stage:
             "SELECT (SELECT count(*) FROM mailroom.outbox), (SELECT count(*) FROM mailroom.scheduled), "
             "(SELECT count(*) FROM mailroom.inbox i WHERE NOT EXISTS (SELECT FROM mailroom.key_state s "
             "WHERE s.inbox = i.inbox AND s.key = i.key AND s.retry_at = 'infinity')), "
-            "(SELECT count(*) FROM pg_prepared_xacts), (SELECT count(*) FROM mailroom.outbox_executable)"
+            "(SELECT count(*) FROM pg_prepared_xacts), (SELECT count(*) FROM mailroom.outbox_executable), "
+            f"(SELECT count(*) FROM ({invariants.UNREAD}) AS u)".encode()
         ).fetchone()
         assert row is not None
-        names = ("outbox", "scheduled", "inboxes", "prepared", "executables")
+        names = ("outbox", "scheduled", "inboxes", "prepared", "executables", "logs")
         return {name: n for name, n in zip(names, row, strict=True) if n}
 
     def isolate(self, level: str) -> None:
         """Have one of two workers and reapers go by another isolation level from their next life on, which is now."""
         for actor in (*self.of_role("worker"), *self.of_role("reaper")):
+            if actor.task.inbox in READERS:
+                continue  # a log is read at READ COMMITTED only
             if actor.task.name.endswith("2") and actor.task.isolation != level:
                 actor.task = replace(actor.task, isolation=level)
                 actor.restart()
@@ -354,7 +367,8 @@ class Stage:
     def _throttle(self, session: psycopg.Connection[Any]) -> None:
         row = session.execute(
             "SELECT (SELECT count(*) FROM mailroom.outbox) + "
-            "(SELECT count(*) FROM mailroom.inbox WHERE key NOT LIKE %s)",
+            "(SELECT count(*) FROM mailroom.inbox WHERE key NOT LIKE %s) + "
+            f"(SELECT count(*) FROM ({invariants.UNREAD} LIMIT {HIGH_WATER + 1}) AS u)".encode(),
             [f"{POISON}%"],
         ).fetchone()
         waiting = row[0] if row else 0
@@ -365,8 +379,8 @@ class Stage:
         else:
             return
         # Told again and again: a writer that was started anew does not know.
-        for writer in self.of_role("writer"):
-            writer.rest(rests)
+        for actor in (*self.of_role("writer"), *(self.of_role("rewinder") if self._resting else ())):
+            actor.rest(rests)
 
     def _end_orphans(self, session: psycopg.Connection[Any]) -> None:
         """End transactions whose writer was killed between PREPARE and COMMIT PREPARED, one way or the other."""

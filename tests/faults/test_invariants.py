@@ -4,8 +4,12 @@ from uuid import UUID
 
 import pytest
 
+from inbox import Inbox
 from tests.faults import invariants, ledger
 from tests.faults.invariants import Sent
+from tests.faults.ledger import READ, REWOUND, SENT
+from tests.logs.support import Reader, make
+from tests.support.databases import Connect
 from tests.support.node import Node
 
 MESSAGES = 6
@@ -156,7 +160,7 @@ def test_notes_of_keys_that_failed_and_are_through_are_noticed(node: Node) -> No
 
 def test_notes_that_the_janitor_leaves_are_noticed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     noted(node, 1, attempts=0)
-    monkeypatch.setattr(invariants, "LISTED", "SELECT name FROM mailroom.inbox_registry LIMIT 0")  # nothing is swept
+    monkeypatch.setattr(invariants, "LISTED", "SELECT name, 1 FROM mailroom.inbox_registry LIMIT 0")  # nothing is swept
     assert broken(node) == {"I12"}
 
 
@@ -165,3 +169,74 @@ def test_what_is_parked_or_dead_is_not_lost(node: Node) -> None:
     assert broken(node) == {"I1"}
     place(node, 4, clock=14, table="parked")
     assert broken(node) == set()
+
+
+# -- Logs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(node: Node, connect: Connect) -> Node:
+    """Six more messages in a log: four were read, two of them twice, one waits, and one is unread."""
+    node.connection.execute(
+        "DELETE FROM faults.w_ledger; DELETE FROM faults.r_ledger; DELETE FROM mailroom.outbox; "
+        "DELETE FROM mailroom.inbox; DELETE FROM mailroom.store; DELETE FROM mailroom.outbox_executable; "
+        "DELETE FROM faults.d_ledger; DELETE FROM faults.smuggled"
+    )
+    make(node, "billing", lanes=1)
+    node.connection.execute("INSERT INTO faults.log_route VALUES ('order.paid', 'billing')")
+    node.connection.execute(REWOUND.encode(), [0, "billing"])
+    reader = Reader(connect(), "billing")
+
+    def send(first: int, after: int) -> None:
+        for nth in range(first, after):
+            mid = node.send("order.paid", key="k", id=number(nth))
+            node.connection.execute(SENT, [[mid], ["order.paid"], ["k"], [nth]])
+        node.deliver_all()
+
+    def read(most: int) -> None:
+        messages = reader.take(most)
+        columns = [[one.id for one in messages], [one.key for one in messages], [one.clock for one in messages]]
+        node.connection.execute(READ.encode(), [["billing"] * most, *columns])
+
+    send(0, 5)
+    read(4)
+    with node.connection.transaction():
+        place = Inbox("billing").rewind(node.connection, 3, actor="me")
+        node.connection.execute(REWOUND.encode(), [place.clock, "billing"])
+    read(2)
+    reader.fail(reader.claim(1).messages[0], node.connection)
+    assert reader.take(1) == []
+    assert node.delivered("clock") == [(5,)]
+    send(5, 6)
+    return node
+
+
+OF_LOGS = [
+    ("one is lost", "DELETE FROM faults.l_ledger WHERE clock = 1", "L1"),
+    ("one is not read again", "DELETE FROM faults.l_ledger WHERE clock = 3 AND epoch = {last}", "L1"),
+    ("what was diverted is lost", "DELETE FROM mailroom.inbox_billing", "L1"),
+    ("a segment goes with what is unread", "DELETE FROM mailroom.log WHERE segment = 1", "L1"),
+    ("skipped, and no dead letter", "DELETE FROM faults.l_ledger WHERE clock = 2", "L1"),
+    ("read and never sent", "DELETE FROM faults.w_ledger WHERE pos = 0", "L2"),
+    ("unread and never sent", "DELETE FROM faults.w_ledger WHERE pos = 5", "L2"),
+    ("twice", "INSERT INTO faults.l_ledger SELECT * FROM faults.l_ledger WHERE clock = 2", "L3"),
+    ("twice since it was set back", "UPDATE faults.l_ledger SET epoch = {last} WHERE clock = 3", "L3"),
+    ("read and waiting", "UPDATE faults.l_ledger SET mid = '{4}', clock = 5 WHERE clock = 4", "L3"),
+    ("read, and unread again", "DELETE FROM mailroom.receipts_billing WHERE epoch = {last} AND clock > 2", "L3"),
+    ("overtaken", "UPDATE faults.l_ledger SET turn = 1000 WHERE clock = 1", "L4"),
+    ("one left behind", "UPDATE faults.l_ledger SET clock = 99 WHERE clock = 4", "L4c"),
+    ("a clock of two", "UPDATE faults.l_ledger SET clock = 1 WHERE clock = 2", "I5"),
+]  # fmt: skip
+
+
+def test_a_corrupted_ledger_of_a_log_is_noticed(log: Node) -> None:
+    assert invariants.check(log.connection) == []
+    unnoticed = []
+    for what, corruption, invariant in OF_LOGS:
+        last = str(log.value("SELECT max(epoch) FROM faults.rewound"))
+        corruption = corruption.replace("{last}", last).replace("{4}", str(number(4)))
+        with log.connection.transaction(force_rollback=True):
+            log.connection.execute(corruption.encode())
+            if invariant not in broken(log, history=[]):
+                unnoticed.append(what)
+    assert unnoticed == []

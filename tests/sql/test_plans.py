@@ -11,7 +11,8 @@ from inbox import Inbox
 from inbox.by_key.claim import PIN, PINNED, Share
 from inbox.by_key.entries import BY_ROW
 from inbox.worker.in_flight import TAKE_OVER
-from mailroom import create_inbox
+from mailroom import create_inbox, create_log
+from mailroom.logs.segments import making_segment
 from mailroom.node.trace import TRACE
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
@@ -161,7 +162,9 @@ def test_trace_reads_and_plans_each_inbox_once(connect: Connect) -> None:
 @pytest.mark.slow
 def test_hot_statements_can_be_pasted_into_psql(connect: Connect) -> None:
     with connect() as connection:
-        create_inbox(connection, "shipping")
+        create_log(connection, "orders", lanes=1)
+        run(connection, making_segment("mailroom", "orders"))
+        create_inbox(connection, "shipping", log="orders")  # it has all tables of one by key, too
     names = [name for name, hot in HOT.items() if hot.is_planned]
     assert len(names) > 100
     for name in names:

@@ -21,14 +21,16 @@ from inbox.asking import replies
 from inbox.by_key import claim, due, failure, parked_keys, peek
 from inbox.by_key.claim import PINNED, Share
 from inbox.by_key.entries import BY_ROW
+from inbox.by_log import lanes, log_claim, log_failure, log_peek
 from inbox.handling import batch
 from inbox.keeping import keeping
 from inbox.sessions import alive, wakeup
 from inbox.total_order import total_claim, total_failure, total_parked
 from inbox.worker import in_flight
-from mailroom.figures.inboxes import INBOXES
+from mailroom.figures.inboxes import INBOXES, UNREAD
 from mailroom.links import marks
 from mailroom.links.handshake import hello
+from mailroom.logs import segments
 from mailroom.message import outgoing
 from mailroom.order import clock, traits
 from mailroom.order import total as total_order
@@ -63,6 +65,9 @@ def _of_one_row(values: Mapping[str, str]) -> dict[str, str]:
 KEEPING, NOT_KEEPING = keeping(True), keeping(False)
 WORKER = Share(100, 100, 100, due_too=False, hold=True)
 DUE = {"but_orphaned": due.BUT_ORPHANED}
+LOG = {"log": "orders", "lanes": "64"}
+ONE_SEGMENT = {"segments": "1", "lowest": "NULL::bigint"}
+SEGMENTS = {"segments": "1, 2", "lowest": log_claim.LOWEST}
 STORE = {name: text for name, text in target.STORE_TARGET.names("mailroom").items() if name != "schema"}
 
 SENDING = {
@@ -143,6 +148,21 @@ CLAIMING = {
     "backlog": Hot(peek.BACKLOG),
     "backlog-of-a-key": Hot(peek.BACKLOG_KEY),
 }
+READING_LOGS = {
+    "log-lock": Hot(lanes.LOCK, LOG, PINNED),
+    "log-covering": Hot(lanes.COVERING, LOG, PINNED),
+    "log-read-plain": Hot(log_claim.READ_PLAIN, LOG | ONE_SEGMENT | {"held": "rows > 0"}, PINNED),
+    "log-read-plain-of-segments": Hot(log_claim.READ_PLAIN, LOG | SEGMENTS | {"held": "false"}, PINNED),
+    "log-read": Hot(log_claim.READ, LOG | ONE_SEGMENT | {"held": "EXISTS (SELECT FROM given)"}, PINNED),
+    "log-read-of-segments": Hot(log_claim.READ, LOG | SEGMENTS | {"held": "false"}, PINNED),
+    "log-unpin": Hot(log_claim.UNPIN, session=PINNED),
+    "log-orphaned": Hot(log_claim.ORPHANED, LOG, PINNED),
+    "log-peek": Hot(log_peek.PEEK, LOG),
+    "log-backlog": Hot(log_peek.COUNT, LOG),
+    "log-record-a-failure": Hot(log_failure.RECORD, LOG),
+    "log-suspect": Hot(log_failure.SUSPECT, LOG),
+    "log-status": Hot(UNREAD, LOG),
+}
 ENDING = {
     "settle": Hot(batch.SETTLE),
     "heal": Hot(due.HEAL),
@@ -204,6 +224,16 @@ KEEPING_HOUSE = {
     "periodic-send": Hot(periodic.SEND),
     "periodic-move": Hot(periodic.MOVE),
     "status-of-inboxes": Hot(INBOXES, {"names": "shipping"}),
+    "segments-alone": Hot(segments.ALONE, {"node": "mailroom"}),
+    "segments-old-logs": Hot(segments.OLD_LOGS),
+    "segments-make": Hot(segments.MAKE, LOG),
+    "segments-over": Hot(segments.OVER),
+    "segments-holds": Hot(segments.HOLDS, LOG | {"segment": "1"}, {"enable_bitmapscan": "off"}),
+    "segments-empty": Hot(segments.EMPTY, {"segment": "1"}),
+    "segments-drop": Hot(segments.DROP, {"segment": "1"}),
+    "segments-ticks": Hot(segments.TICKS),
+    "segments-receipts": Hot(segments.RECEIPTS),
+    "segments-readers": Hot(segments.READERS),
 }
 LINKING = {
     "link-position": Hot(bounds.POSITION),
@@ -252,7 +282,7 @@ EXECUTING = {
 }
 HOT = {
     name: hot
-    for subject in (SENDING, DELIVERING, CLAIMING, ENDING, PARKING, KEEPING_HOUSE, LINKING, EXECUTING)
+    for subject in (SENDING, DELIVERING, CLAIMING, READING_LOGS, ENDING, PARKING, KEEPING_HOUSE, LINKING, EXECUTING)
     for name, hot in subject.items()
 }
 
@@ -262,5 +292,5 @@ MODULES: tuple[ModuleType, ...] = (
     outgoing, once, outbox, deliver, plain, fan_out, refusal, sift, doorbell, writers, lease, claim, due, failure,
     total_claim, peek, parked, parked_keys, total_failure, total_parked, in_flight, wakeup, replies, healthy_floor,
     total_floor, expiry, bounds, fetch, receive, link_refusal, acknowledge, asleep, marks, take, target, guarded,
-    accounting,
+    accounting, lanes, log_claim, log_failure, log_peek, segments,
 )  # fmt: skip

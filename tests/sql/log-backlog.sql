@@ -1,0 +1,11 @@
+-- COUNT in inbox/by_log/log_peek.py
+-- $1 key
+SELECT count(*) FROM (
+    SELECT clock, sent_clock, origin, delivered_at, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at FROM "mailroom".inbox_shipping
+    WHERE ($1::text IS NULL OR key = $1::text)
+    UNION ALL
+    SELECT o.* FROM (
+        SELECT DISTINCT ON (lane) lane, clock FROM "mailroom".receipts_shipping
+        ORDER BY lane, epoch DESC, clock DESC) AS at, LATERAL (
+        SELECT o.clock, o.sent_clock, o.origin, o.delivered_at, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at FROM "mailroom".log_orders AS o
+        WHERE o.lane = at.lane AND o.clock > at.clock AND ($1::text IS NULL OR key = $1::text)) AS o) AS unread

@@ -1,0 +1,3 @@
+-- DROP in mailroom/logs/segments.py
+-- $1 now
+SELECT "mailroom".drop_log_segment(1, coalesce($1::timestamptz, statement_timestamp()))
