@@ -366,7 +366,7 @@ METRICS = (
     on("spark_bulk", "SELECT (messages, moved)"),
     on("inbox_registry", "SELECT"),
     on("reaped_day", "SELECT"),
-    on("log", "SELECT (log, lane, clock, sent_at, delivered_at)", why="all logs, new ones too"),
+    on("log", "SELECT (log, segment, lane, clock, sent_at, delivered_at)", why="all logs, new ones too"),
     on("log_registry", "SELECT"),
     on("log_segment", "SELECT"),
     on("log_tick", "SELECT"),
@@ -406,7 +406,6 @@ AUDITOR = (
         "log",
         select(
             [
-                "segment",
                 *(name for name in DELIVERY if name not in ("inbox", "clock", "delivered_at")),
                 *(name for name in TELLING if name != "sent_at"),
             ]

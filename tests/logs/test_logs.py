@@ -31,13 +31,10 @@ from mailroom.sql.runner import run
 from mailroom.testing.emptying import empty
 from mailroom.testing.mail import Mail
 from outbox import Outbox
-from tests.logs.support import Reader, keys_of, make, write
+from tests.logs.support import DAY, NOW, Reader, days, keys_of, make, write
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import wait_until_blocked
-
-NOW = datetime(2026, 11, 29, tzinfo=UTC)
-DAY = timedelta(days=1)
 
 
 def test_create_set_and_drop_are_audited_and_harmless_when_repeated(node: Node) -> None:
@@ -164,22 +161,6 @@ def test_lanes_are_the_same_for_ever(node: Node) -> None:
 
 
 # -- Where an inbox begins, and goes back to --------------------------------------------------------------------------
-
-
-def days(node: Node, count: int) -> list[int]:
-    """Give the log a segment a day, each with a message; return the clocks."""
-    clocks = []
-    for day in range(count):
-        write(node, ["a"])
-        clocks.append(node.value("SELECT max(clock) FROM mailroom.log"))
-        at = NOW + day * DAY
-        node.connection.execute("UPDATE mailroom.log_tick SET at = %s WHERE clock = %s", [at, clocks[-1]])
-        node.connection.execute(
-            "UPDATE mailroom.log_segment SET opened_at = %s WHERE segment = %s", [at - DAY / 2, day + 1]
-        )
-        with node.connection.transaction():
-            assert run(node.connection, making_segment(SCHEMA, "orders", at)) == day + 2
-    return clocks
 
 
 def test_an_inbox_begins_now_at_the_start_or_at_a_time(node: Node, connect: Connect) -> None:

@@ -132,9 +132,10 @@ ATTRIBUTES = {
     ),
     "LaneFailure": "for_s run times why",
     "LinkStatus": "backlog lag_s name on_the_way state",
+    "LogStatus": "bytes held_by held_bytes held_since name segments",
     "Status": (
         "behind bulk_backlog clock clock_ceiling dead_letters dispatcher executable_backlog executable_lag_s "
-        "executor inboxes links locked outbox_backlog outbox_lag_s scheduled schema set_back sources waits"
+        "executor inboxes links locked logs outbox_backlog outbox_lag_s scheduled schema set_back sources waits"
     ),
     "ClockSetBack": "at by_s keys",
     "Location": (
