@@ -89,6 +89,7 @@ ATTRIBUTES = {
     "DeliveryTraced": "schema seconds taken traceparents",
     "ExecutablesExecuted": "dead replied schema seconds taken",
     "MessagesExpired": "expired inbox schema",
+    "MessagesLost": "inbox log lost schema",
     "MessagesPublished": "bridge published schema seconds",
     "MessagesReceived": "dead delivered expired known origin received schema seconds unrouted",
     "LeadershipChanged": "epoch leads role schema",
