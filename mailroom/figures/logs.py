@@ -36,7 +36,8 @@ class ReaderState(NamedTuple):
 
     `behind_s`: by so much another lane was read further than the oldest unread message, which is in `lane`; 0 where all
     lanes wait alike. `held_segments` are those that would go if the inbox had read them: `held_bytes` of disk, since
-    `held_since`.
+    `held_since`. `lost` counts the messages that its log dropped before it had read them, from `lost_since` to
+    `lost_at`.
     """
 
     inbox: str
@@ -48,6 +49,10 @@ class ReaderState(NamedTuple):
     held_segments: int
     held_bytes: int
     held_since: datetime | None
+    is_paused: bool
+    lost: int
+    lost_since: datetime | None
+    lost_at: datetime | None
 
 
 LOGS = Sql(
@@ -119,10 +124,24 @@ SELECT (SELECT count(*) FROM (
            SELECT t.at FROM {schema}.log_tick AS t
            WHERE t.log = '{log}' AND t.clock <= (SELECT max(clock) FROM at) ORDER BY t.clock DESC LIMIT 1)
            - (SELECT delivered_at FROM oldest))::float8, 0),
-       (SELECT lane FROM oldest)::bigint, h.segments, coalesce(h.bytes, 0::numeric)::bigint, h.since
-FROM held AS h
+       (SELECT lane FROM oldest)::bigint, h.segments, coalesce(h.bytes, 0::numeric)::bigint, h.since,
+       r.paused_at IS NOT NULL, r.lost, r.lost_since, r.lost_at
+FROM held AS h, {schema}.inbox_registry AS r WHERE r.name = '{inbox}'
 """,
-    columns=("bigint", "bigint", "float8", "float8", "bigint", "bigint", "bigint", "timestamptz"),
+    columns=(
+        "bigint",
+        "bigint",
+        "float8",
+        "float8",
+        "bigint",
+        "bigint",
+        "bigint",
+        "timestamptz",
+        "boolean",
+        "bigint",
+        "timestamptz",
+        "timestamptz",
+    ),
     now="coalesce(%(now)s::timestamptz, clock_timestamp())",
     ticks=TICKS,
     most=EXACT + 1,
@@ -147,8 +166,8 @@ def reading_readers(
     tables, found = {each.table for each in locked}, []
     for inbox, log, lanes, needed in (yield READERS.at(schema=schema)()):
         if tables.isdisjoint(needed) and (only is None or inbox in only):
-            [row] = yield READER.at(schema=schema, inbox=inbox, log=log, lanes=lanes)(now=now)
-            counted, estimate, oldest_s, behind_s, lane, *held = row
-            unread = estimated(counted, estimate)
-            found.append(ReaderState(inbox, log, unread, max(oldest_s, 0.0), max(behind_s, 0.0), lane, *held))
+            rows = yield READER.at(schema=schema, inbox=inbox, log=log, lanes=lanes)(now=now)
+            for counted, estimate, oldest_s, behind_s, *rest in rows:  # none if it was just dropped
+                unread = estimated(counted, estimate)
+                found.append(ReaderState(inbox, log, unread, max(oldest_s, 0.0), max(behind_s, 0.0), *rest))
     return found

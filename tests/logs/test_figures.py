@@ -2,13 +2,18 @@
 
 import re
 from datetime import datetime
+from typing import Any
 
 import psycopg
 
+from mailroom.doctor import examine
 from mailroom.figures.logs import READER, LogState, ReaderState, reading_logs, reading_readers
 from mailroom.figures.statistics import EXACT
+from mailroom.metrics.leader import Added, sampling
+from mailroom.metrics.look import Watch
 from mailroom.node.status import status
 from mailroom.registry.logs import set_log
+from mailroom.sql import locks
 from mailroom.sql.locked import reading_locked
 from mailroom.sql.runner import run
 from tests.logs.support import DAY, NOW, Reader, days, make, write
@@ -72,6 +77,45 @@ def test_a_lane_that_stands_while_others_go_on_is_told(node: Node, connect: Conn
     holder.rollback()
     reader.take_all()
     assert readers(node)["billing"].behind_s == 0
+
+
+def test_the_doctor_and_metrics_tell_of_readers(node: Node, connect: Connect) -> None:
+    make(node, "billing", "search", lanes=2)
+    days(node, 1, keys="ad")
+    holder = connect()
+    holder.execute("SELECT FROM mailroom.lanes_billing WHERE lane = (SELECT lane FROM mailroom.log WHERE key = 'a') "
+                   "FOR UPDATE")  # fmt: skip
+    write(node, ["d"])
+    node.connection.execute("UPDATE mailroom.log SET delivered_at = now() - interval '1 day' WHERE key = 'a'; "
+                            "UPDATE mailroom.log_tick SET at = now(); "
+                            "UPDATE mailroom.log_segment SET opened_at = opened_at - interval '30 days'; "
+                            "UPDATE mailroom.inbox_registry SET lost = 7, lost_at = now(), lost_since = now() "
+                            "WHERE name = 'search'")  # fmt: skip
+    Reader(connect(), "billing").take_all()
+    asleep = connect(autocommit=True)
+    asleep.execute("SELECT pg_advisory_lock_shared(%s, %s)", [
+        locks.ASLEEP, node.value("SELECT ('mailroom.inbox_billing'::regclass::oid::bigint - 2147483648)::int"),
+    ])  # fmt: skip
+    with node.connection.transaction():
+        found = {each.id: each.evidence for each in examine(node.connection)}
+    assert found["M027"][0].startswith("inbox search: the oldest unread message was delivered 1 day, 0:00:0")
+    assert found["M053"][0].startswith("inbox billing: the oldest message was delivered 1 day, 0:00:0")
+    assert [line.split(",")[0] for line in found["M054"]] == [
+        f"inbox {each}: holds 1 segments of log orders" for each in ("billing", "search")
+    ]
+    [stands] = found["M055"]
+    assert stands.startswith("inbox billing: others were read 1 day, 0:00:0")
+    assert found["M056"][0].startswith("inbox search: 7 messages of log orders since ")
+    sample = run(node.connection, sampling(SCHEMA, Added(SCHEMA)))
+    figures: dict[str, Any] = {family.name: dict(samples) for family, samples in sample.items()}
+    assert figures["inbox_unread_messages"] == {("billing",): 1, ("search",): 3}
+    assert figures["inbox_lost_total"] == {("billing",): 0, ("search",): 7}
+    assert figures["log_segments"] == {("orders",): 2}
+    assert min(figures["inbox_oldest_seconds"].values()) >= DAY.total_seconds()
+    assert figures["inbox_held_bytes"]["billing",] > 0 == figures["inbox_lane_behind_seconds"]["search",]
+    look = run(node.connection, Watch().looking())
+    assert {each.name: each.waiting for each in look.inboxes} == {"billing": 1, "search": 3}
+    assert {"M054", "M055", "M056"} <= {each.id for each in look.troubles}
 
 
 def test_what_is_unread_is_an_estimate_beyond_some_messages(node: Node) -> None:

@@ -27,7 +27,7 @@ from mailroom.logs.segments import (
 from mailroom.node.status import status
 from mailroom.node.trace import trace
 from mailroom.registry.logs import listing_logs
-from mailroom.sql.operation import Operation
+from mailroom.sql.operation import Execute, Operation
 from mailroom.sql.runner import run
 from mailroom.testing.emptying import empty
 from mailroom.testing.mail import Mail
@@ -318,7 +318,7 @@ def beside(operation: Operation[Any], at: str, does: Callable[[], object]) -> Op
             step = operation.send(answer)
         except StopIteration as ended:
             return ended.value
-        if at in step.statement.sql:
+        if isinstance(step, Execute) and at in step.statement.sql:
             does()
         answer = yield step
 
