@@ -27,6 +27,7 @@ __all__ = [
     "LeadershipChanged",
     "MessagesDelivered",
     "MessagesExpired",
+    "MessagesLost",
     "MessagesPublished",
     "MessagesReceived",
     "MessagesSent",
@@ -110,6 +111,15 @@ class MessagesExpired(NamedTuple):
     schema: str
     inbox: str
     expired: int
+
+
+class MessagesLost(NamedTuple):
+    """The janitor has dropped messages of a log that an inbox had not read, as the log was told to (drop_unread)."""
+
+    schema: str
+    inbox: str
+    log: str
+    lost: int
 
 
 class LeadershipChanged(NamedTuple):
@@ -215,6 +225,7 @@ Event: TypeAlias = (
     | MessagesPublished
     | MessagesReceived
     | MessagesExpired
+    | MessagesLost
     | LeadershipChanged
     | BatchClaimed
     | HandlerBegan

@@ -569,7 +569,7 @@ QUALIFIED = {
 # clock, and refused where there is no node; and what other readers are allowed is not a reader's to read.
 DEFINERS = {"watch", "link_next", "link_topic_asked", "link_want", "link_claim", "link_match", "clock_reach"}
 DEFINERS |= {"link_hold", "link_hello", "link_ask", "link_acknowledge", "delete_marked"}
-DEFINERS |= {"make_log_segment", "empty_log_segment", "drop_log_segment"}
+DEFINERS |= {"make_log_segment", "lock_log_segment", "empty_log_segment", "drop_log_segment"}
 DEFINERS |= {"make_reaped_days", "empty_reaped_day", "drop_reaped_day", "refuse_without_node", "watch_audit"}
 
 
@@ -595,8 +595,8 @@ def test_functions_that_run_as_the_owner_are_nobodys_but_the_owners(catalog: psy
         "delete_marked", "drop_log_segment", "drop_reaped_day", "empty_log_segment", "empty_reaped_day",
         "link_acknowledge", "link_ask", "link_claim",
         "link_hello", "link_hold", "link_match", "link_next", "link_topic_asked", "link_want",
-        "make_log_segment", "make_reaped_days", "watch", "watch_audit", "watch_json", "watch_query", "watch_rest",
-        "watch_told",
+        "lock_log_segment", "make_log_segment", "make_reaped_days",
+        "watch", "watch_audit", "watch_json", "watch_query", "watch_rest", "watch_told",
     )  # fmt: skip
     assert granted.fetchall() == [(name, True) for name in names]
 

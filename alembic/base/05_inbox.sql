@@ -28,6 +28,10 @@ CREATE TABLE inbox_registry (  -- The inboxes and their settings.
     keep_reaped_days integer CHECK (keep_reaped_days >= 1),  -- How many days what was reaped is kept in `reaped`; null if it is not.
     log           text             COLLATE "C",             -- The log that it reads; null if messages are delivered to it.
     epoch         bigint           NOT NULL DEFAULT 0,      -- Of an inbox that reads a log: another number once it was made anew, and a larger one once it was set back.
+    lost          bigint           NOT NULL DEFAULT 0,      -- How many messages its log dropped before it had read them (log_registry.drop_unread).
+    lost_to       bigint           NOT NULL DEFAULT 0,      -- No message with a larger clock was among them.
+    lost_since    timestamptz,                              -- When that was for the first time; null if it never was.
+    lost_at       timestamptz,                              -- When it was last.
     CHECK (("order" = 'log') = (log IS NOT NULL))
 ) WITH ({busy});
 -- Most nodes have no total inbox, and each delivery asks.

@@ -92,6 +92,17 @@ BEGIN
     RETURN number;
 END $$;
 
+-- What is unread is counted before, and what was read meanwhile is taken off under this lock.
+CREATE FUNCTION lock_log_segment(number bigint)  -- Keeps readers out of a segment that is to be emptied though it is unread.
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM {schema}.log_segment WHERE segment = number AND emptied_at IS NULL) THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('LOCK TABLE {schema}.log_%s', number);
+    RETURN true;
+END $$;
+
 -- TRUNCATE locks this partition only. The caller has found out whether it may go.
 CREATE FUNCTION empty_log_segment(number bigint, at timestamptz)  -- Empties a segment that is over: there is a newer one.
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -113,4 +124,4 @@ BEGIN
     EXECUTE format('DROP TABLE {schema}.log_%s', number);
     RETURN true;
 END $$;
-REVOKE ALL ON FUNCTION make_log_segment, empty_log_segment, drop_log_segment FROM PUBLIC;
+REVOKE ALL ON FUNCTION make_log_segment, lock_log_segment, empty_log_segment, drop_log_segment FROM PUBLIC;

@@ -34,6 +34,7 @@ from mailroom import events
 from mailroom.figures.keys import PARKED
 from mailroom.links.handshake.diverged import finding_claims, renewing
 from mailroom.logs.segments import (
+    Emptied,
     Over,
     dropping_segment,
     listing_old_logs,
@@ -261,20 +262,26 @@ class Janitor:
                 if each.is_empty:
                     await run_in_transaction(connection, dropping_segment(self._schema, each))
                 else:
-                    self._tell_held(each, *(await run_in_transaction(connection, emptying_segment(self._schema, each))))
+                    self._tell(each, await run_in_transaction(connection, emptying_segment(self._schema, each)))
         for inbox in readers:
             with self._passing(connection, f"receipts of {inbox}"):
                 more += await run_async(connection, sweeping_receipts(self._schema, inbox)) >= SWEPT_ROWS
         return more
 
-    def _tell_held(self, over: Over, is_emptied: bool, holders: list[str]) -> None:
-        """Log that inboxes hold a segment back, once for each, and that what they had not read is dropped."""
-        unread = f"log {over.log}: what {', '.join(holders)} had not read of segment {over.segment}"
-        if holders and is_emptied:
-            log.warning("%s was dropped, since the log drops what is unread", unread)
-        elif holders and over.segment not in self._held:
+    def _tell(self, over: Over, emptied: Emptied) -> None:
+        """Log that inboxes hold a segment back, once for each, and what was dropped though they had not read it."""
+        for inbox, lost in emptied.lost:
+            log.warning(
+                "log %s: %d messages of segment %d were dropped that inbox %s had not read, since the log drops what "
+                "is unread", over.log, lost, over.segment, inbox,
+            )  # fmt: skip
+            events.emit(events.MessagesLost(self._schema, inbox, over.log, lost))
+        if emptied.holders and over.segment not in self._held:
             self._held.add(over.segment)
-            log.warning("%s is kept, and takes up disk: start a worker, or drop the inbox", unread)
+            log.warning(
+                "log %s: what %s had not read of segment %d is kept, and takes up disk: start a worker, or drop the "
+                "inbox", over.log, ", ".join(emptied.holders), over.segment,
+            )  # fmt: skip
 
     async def _trim_links(self, connection: psycopg.AsyncConnection) -> int:
         self._trim.over(connection)

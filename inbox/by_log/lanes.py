@@ -1,5 +1,6 @@
 """Which lanes a claim takes: those with news that nobody reads, by locks on their rows; and which segments it reads."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 from inbox.by_key.claim import DUE_IN_S, UNPINNED
 from mailroom.registry.log_topics import HAS_TOPICS
 from mailroom.sql.operation import Operation, Sql
+
+log = logging.getLogger("mailroom.inbox")
 
 TICKS = 1_000  # deliveries that a claim looks through; after more of them every lane may have news
 SEGMENTS = 8  # that one claim reads, and so locks
@@ -104,6 +107,29 @@ def covering(schema: str, log: str, clock: int) -> Operation[SegmentRange]:
     return SegmentRange(tuple(segment for segment, _ in found[:SEGMENTS]), found[0][1], end)
 
 
+LOST = Sql(
+    """
+SELECT lost, lost_since, lost_to FROM {schema}.inbox_registry
+WHERE name = '{inbox}' AND lost_to > greatest(%(clock)s::bigint, %(told)s::bigint)
+  AND lost_at > now() - interval '7 days'
+""",
+    columns=("bigint", "timestamptz", "bigint"),
+)
+
+
+def telling_lost(names: dict[str, str], clock: int, known: "Lanes") -> Operation["Lanes"]:
+    """Log that messages after `clock` were dropped before this inbox had read them; return that it is known."""
+    rows = yield LOST.at(schema=names["schema"], inbox=names["inbox"])(clock=clock, told=known.told_to)
+    for lost, since, told in rows:
+        log.warning(
+            "inbox %s: log %s has dropped %d messages that were not read, since %s; it goes on with the oldest that "
+            "is there", names["inbox"], names["log"], lost, since.isoformat(" ", "seconds"),
+            extra={"inbox": names["inbox"]},
+        )  # fmt: skip
+        known = replace(known, told_to=told)
+    return known
+
+
 @dataclass(frozen=True, slots=True)
 class Lanes:
     """What a program knows of the lanes of its inbox: which may have messages, and where.
@@ -125,6 +151,7 @@ class Lanes:
     range: SegmentRange = field(default_factory=SegmentRange)
     has_apart: bool = True  # the inbox's own table may have messages, or keys may fail
     avoided: frozenset[int] = frozenset()  # until the death of the worker that had them is counted
+    told_to: int = 0  # up to this clock it was logged that messages were dropped unread
 
     def wanted(self) -> list[int]:
         """The lanes to try."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from inbox.by_key.claim import KEY_STATE, LIGHT, MAX_BYTES, NULLS, PIN, SIZE, UNPINNED, Claimed, Share, unregistered
-from inbox.by_log.lanes import LOCK, Lanes, covering
+from inbox.by_log.lanes import LOCK, Lanes, covering, telling_lost
 from mailroom.errors import ConfigurationError, UnknownInbox
 from mailroom.message.columns import DELIVERED, MESSAGE
 from mailroom.message.message import COLUMNS, SELECTED, messages
@@ -267,6 +267,8 @@ def reaping_log(
     if known.newest != lock.newest:
         newest = yield from covering(schema, log, lock.newest_first - 1)
         known = replace(known, newest=lock.newest, range=newest)
+        if not newest.first:
+            known = yield from telling_lost(names, -1, known)
     return (yield from _reading(names, share, known, lock))
 
 
@@ -302,6 +304,8 @@ def _reading(names: dict[str, str], share: Share, known: Lanes, lock: Any) -> Op
         known = known.read(lock, end, per_lane, wanted)
         if end.elsewhere is not None:
             known = replace(known, range=(yield from covering(names["schema"], names["log"], end.elsewhere)))
+            if not known.range.first:
+                known = yield from telling_lost(names, end.elsewhere, known)
             if not end.rows and known.range != within:
                 yield PIN.at()()
                 continue

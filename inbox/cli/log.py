@@ -5,8 +5,9 @@ import click
 from mailroom.cli.acting import answering
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
-from mailroom.cli.output import document, print_listing, say
+from mailroom.cli.output import document, duration, print_listing, say, size, table
 from mailroom.cli.parameters import INBOX, ORIGIN, PATTERN, WholeNumber
+from mailroom.figures.logs import LogState, ReaderState, reading_logs, reading_readers
 from mailroom.registry.logs import (
     KEEP_DAYS,
     LANES,
@@ -15,10 +16,14 @@ from mailroom.registry.logs import (
     Log,
     create_log,
     drop_log,
+    finding_log,
     listing_logs,
     set_log,
 )
 from mailroom.registry.subscriptions import subscriptions_text
+from mailroom.schema import checking
+from mailroom.sql.locked import reading_locked
+from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from mailroom.values.names import OWN
 
@@ -120,6 +125,65 @@ def _row(log: Log) -> tuple[object, ...]:
         log.name, "\n".join(topics) or None, "\n".join(readers) or None, log.lanes, f"{log.keep_days} days",
         "dropped" if log.drop_unread else "kept", log.segments, log.created_at,
     )  # fmt: skip
+
+
+@log.command()
+@click.argument("name", type=INBOX, required=False)
+@pass_call
+def status(call: Call, name: str | None) -> None:
+    """Show the size of logs, and how far each inbox has read: of one log, or of all.
+
+    Unread counts what an inbox has yet to read; above 1,000 it is an estimate. Oldest is for how long the first of that
+    has been there. A lane is behind if other lanes of the inbox were read so much further; a worker that has much to
+    catch up with reads lane by lane, so look again before you search for a cause.
+
+    An inbox holds disk if it has not read what is older than its log keeps: so much, since then. To let it go start a
+    worker, drop the inbox, or tell the log to --drop-unread. A log that cannot be read now is left out.
+
+    \b
+    Examples:
+      mailroom log status
+      mailroom log status orders
+      mailroom log status --json | jq '.[].readers[] | {inbox, unread, held_bytes}'
+    """
+    with call.looking("log status", autocommit=True) as connection:
+        logs, readers = run(connection, _standing(call.schema, name))
+    if call.json:
+        document(
+            [
+                each._asdict() | {"readers": [of._asdict() for of in readers if of.log == each.log]}
+                for each in logs
+            ]
+        )  # fmt: skip
+    elif not logs:
+        say("There is no log yet: mailroom log create NAME --subscribe TOPIC")
+    else:
+        heading = ("log", "keeps", "unread", "segments", "since", "messages", "size")
+        table(heading, map(_state, logs), numbers=heading[-2:])
+        if readers:
+            say("")
+            heading = ("inbox", "log", "unread", "oldest", "lane behind", "holds", "since")
+            table(heading, map(_reader, readers), numbers=("unread",))
+
+
+def _standing(schema: str, name: str | None) -> Operation[tuple[list[LogState], list[ReaderState]]]:
+    yield from checking(schema)
+    of = None if name is None else (yield from finding_log(schema, name))
+    locked = yield from reading_locked(schema)
+    logs = [each for each in (yield from reading_logs(schema, locked)) if of is None or each.log == of.name]
+    return logs, (yield from reading_readers(schema, locked, only=of.readers if of else None))
+
+
+def _state(each: LogState) -> tuple[object, ...]:
+    kept = "dropped" if each.drop_unread else "kept"
+    return each.log, f"{each.keep_days} days", kept, each.segments, each.since, each.messages, size(each.bytes)
+
+
+def _reader(each: ReaderState) -> tuple[object, ...]:
+    behind = f"{each.lane}: {duration(each.behind_s)}" if each.behind_s else None
+    held = size(each.held_bytes) if each.held_segments else None
+    oldest = duration(each.oldest_s) if each.unread else None
+    return each.inbox, each.log, each.unread, oldest, behind, held, each.held_since
 
 
 @log.command("set")

@@ -212,6 +212,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86_400:.0f} days"
 
 
+def size(octets: int) -> str:
+    """Return a size on disk: 0.5 MiB, 1,234.5 MiB."""
+    return f"{octets / 2**20:,.1f} MiB"
+
+
 def printable(text: str) -> str:
     """Escape terminal control characters; line ends and tabs stay."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)

@@ -7,6 +7,7 @@ from mailroom.doctor import (
     batches,
     leaders,
     locks,
+    logs,
     numbering,
     rights,
     sessions,
@@ -31,6 +32,7 @@ REVISION = "M034"
 CHECKS: tuple[DoctorCheck, ...] = (
     *sessions.CHECKS, *locks.CHECKS, *vacuum.CHECKS, *shape.CHECKS, *numbering.CHECKS, *leaders.CHECKS,
     *workers.CHECKS, *settings.CHECKS, *rights.CHECKS, *backlog.CHECKS, *batches.CHECKS,
+    *logs.CHECKS,
 )  # fmt: skip
 
 # D-daemon-7: Each check of the doctor is undone to a savepoint.

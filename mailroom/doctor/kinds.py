@@ -310,4 +310,26 @@ KINDS = {
         "The command shows what comes and what goes, `mailroom status` what is held back. Start more workers, speed up "
         "the handler, or raise the limits of the inbox. After a large load it may only take its time.",
     ),
+    "M054": Kind(
+        "an inbox holds disk of a log",
+        "It has not read messages that are older than its log keeps. They stay until it has, and so does the disk that "
+        "they take.",
+        "Start its workers, or find out why they do not get on (M027, M053, M055). If nobody needs what it has not "
+        "read, drop the inbox: `mailroom inbox drop`. A log that may lose it is told so: `mailroom log set "
+        "--drop-unread`.",
+    ),
+    "M055": Kind(
+        "a lane of a log stands while others go on",
+        "Keys of the lane wait. A failing key is no reason, since its messages leave the lane. A worker that has much "
+        "to catch up with reads lane by lane: look again.",
+        "See whether a batch does not end (M025), or is of a worker that is silent (M026). Else a session that is open "
+        "has taken messages by hand (M001).",
+    ),
+    "M056": Kind(
+        "a log dropped messages that an inbox had not read",
+        "The log is told to (drop_unread), and the inbox was slower than its days. These messages are gone, and it "
+        "goes on with the oldest that is there. This is told for a week.",
+        "Start more workers, or have the log keep more days: `mailroom log set --keep-days`. If nothing may be lost: "
+        "`mailroom log set --keep-unread`.",
+    ),
 }

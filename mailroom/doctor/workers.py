@@ -3,8 +3,10 @@
 from datetime import timedelta
 
 from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Limits, asking
+from mailroom.figures.logs import reading_readers
 from mailroom.figures.waiting import reading_names, reading_oldest
 from mailroom.sql import locks
+from mailroom.sql.locked import reading_locked
 from mailroom.sql.operation import Operation, Sql
 
 DATABASE = "(SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())"
@@ -58,8 +60,9 @@ ORDER BY l.pid IS NULL, w.claimed_at
     alive_lock=locks.ALIVE,
     database=DATABASE,
 )
-# The fullest inboxes, by the statistics, that are read or not: by a worker, or a stream of Spark. One that is emptied
-# into files is emptied whenever the files are wanted, and one that is paused when it is resumed: they are neither.
+# The fullest inboxes, by the statistics, or those that read logs, that are read or not: by a worker, or a stream of
+# Spark. One that is emptied into files is emptied whenever the files are wanted, and one that is paused when it is
+# resumed: they are neither.
 FULLEST = Sql(
     """
 WITH {alive},
@@ -69,13 +72,13 @@ at_work AS MATERIALIZED (
       AND l.objsubid = 2 AND l.database = {database})
 SELECT r.name FROM {schema}.inbox_registry AS r
 JOIN pg_class AS c ON c.relnamespace = '{schema}'::regnamespace AND c.relname = ('inbox_' || r.name)::name
-WHERE (pg_stat_get_live_tuples(c.oid) > 0 OR c.reltuples > 0::real) AND r.paused_at IS NULL
+WHERE {kind} AND r.paused_at IS NULL
   AND (EXISTS (SELECT FROM at_work WHERE at_work.number = c.oid::bigint - 2147483648 & 4294967295)
        OR EXISTS (SELECT FROM {schema}.worker AS w
                   WHERE w.inbox = r.name AND (w.process_number IS NULL OR {is_alive}))
        OR EXISTS (SELECT FROM {schema}.spark_stream AS s WHERE s.inbox = r.name)) = {is_read}
   AND NOT EXISTS (SELECT FROM {schema}.spark_drain AS s WHERE s.inbox = r.name)
-ORDER BY pg_stat_get_live_tuples(c.oid) DESC, r.name LIMIT 10
+ORDER BY pg_stat_get_live_tuples(c.oid) DESC, r.name LIMIT {most}
 """,
     columns=("text",),
     alive=ALIVE,
@@ -101,30 +104,52 @@ ORDER BY o.delivered_at, r.name
 
 
 def unread(schema: str, limits: Limits) -> Operation[Found]:
-    """Return inboxes in which messages wait and that no worker reaps, of the ten fullest."""
+    """Return inboxes in which messages wait and that no worker reaps, of the ten fullest and those that read logs."""
     names = yield from _fullest(schema, is_read=False)
-    if not names:
-        return []
-    rows = yield UNREAD.at(schema=schema, names="', '".join(names))(unread_s=limits.unread_s)
-    return [(part, line) for part, line in rows]
+    rows = (yield UNREAD.at(schema=schema, names="', '".join(names))(unread_s=limits.unread_s)) if names else []
+    of_logs = yield from _of_logs(schema, limits.unread_s, is_read=False)
+    return [(part, line) for part, line in rows if part not in of_logs] + [
+        (name, f"inbox {name}: the oldest unread message was delivered {_shown(age_s)} ago, and no worker is there")
+        for name, age_s in of_logs.items()
+    ]
 
 
 def late(schema: str, limits: Limits) -> Operation[Found]:
-    """Return inboxes whose workers are late, the latest first, of the ten fullest; failing keys do not count."""
-    names = set((yield from _fullest(schema, is_read=True)))
-    if not names:
-        return []
-    inboxes = [each for each in (yield from reading_names(schema)) if each.inbox in names]
-    oldest = yield from reading_oldest(schema, inboxes, (), None)
+    """Return inboxes whose workers are late, the latest first; failing keys do not count.
+
+    They are looked for among the ten fullest, and those that read logs.
+    """
+    oldest, names = {}, set((yield from _fullest(schema, is_read=True)))
+    if names:
+        inboxes = [each for each in (yield from reading_names(schema)) if each.inbox in names]
+        oldest = yield from reading_oldest(schema, inboxes, (), None)
+    for name, age_s in (yield from _of_logs(schema, limits.late_s, is_read=True)).items():
+        oldest[name] = max(age_s, oldest.get(name, 0.0))
     return [
-        (name, f"inbox {name}: the oldest message was delivered {timedelta(seconds=round(age_s))} ago")
+        (name, f"inbox {name}: the oldest message was delivered {_shown(age_s)} ago")
         for name, age_s in sorted(oldest.items(), key=lambda each: -each[1])
         if age_s >= limits.late_s
     ]
 
 
-def _fullest(schema: str, *, is_read: bool) -> Operation[list[str]]:
-    return [name for (name,) in (yield FULLEST.at(schema=schema, is_read=str(is_read).lower())())]
+HAS_ROWS = "(pg_stat_get_live_tuples(c.oid) > 0 OR c.reltuples > 0::real)"
+READS_LOG = "r.log IS NOT NULL"
+
+
+def _fullest(schema: str, kind: str = HAS_ROWS, most: str = "10", *, is_read: bool) -> Operation[list[str]]:
+    names = yield FULLEST.at(schema=schema, kind=kind, most=most, is_read=str(is_read).lower())()
+    return [name for (name,) in names]
+
+
+def _of_logs(schema: str, least_s: float, *, is_read: bool) -> Operation[dict[str, float]]:
+    """Return how long the oldest unread message waits, where that is as long, of inboxes that read logs."""
+    names = yield from _fullest(schema, READS_LOG, "1000", is_read=is_read)
+    found = (yield from reading_readers(schema, (yield from reading_locked(schema)), only=names)) if names else []
+    return {each.inbox: each.oldest_s for each in found if each.unread and each.oldest_s >= least_s}
+
+
+def _shown(age_s: float) -> timedelta:
+    return timedelta(seconds=round(age_s))
 
 
 CHECKS = (

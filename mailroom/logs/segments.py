@@ -75,6 +75,42 @@ SELECT EXISTS (
 """,
     columns=("boolean",),
 )
+# How much of a segment each lane of an inbox has not read, and how far it has read.
+UNREAD = Sql(
+    """
+SELECT at.lane::bigint, at.clock, (
+    SELECT count(*) FROM {schema}.log AS o
+    WHERE o.log = '{log}' AND o.segment = {segment} AND o.lane = at.lane AND o.clock > at.clock)
+FROM (SELECT DISTINCT ON (lane) lane, clock FROM {schema}.log_receipt WHERE inbox = '{inbox}'
+      ORDER BY lane, epoch DESC, clock DESC) AS at ORDER BY at.lane
+""",
+    columns=("bigint", "bigint", "bigint"),
+)
+LOCK = Sql("SELECT {schema}.lock_log_segment({segment})", columns=("boolean",))
+# What was read of the segment since: of each lane from the clock that it was read to then.
+READ_SINCE = Sql(
+    """
+SELECT coalesce(sum((
+    SELECT count(*) FROM {schema}.log AS o
+    WHERE o.log = '{log}' AND o.segment = {segment} AND o.lane = at.lane AND o.clock > was.clock
+      AND o.clock <= at.clock)), 0::numeric)::bigint
+FROM (SELECT DISTINCT ON (lane) lane, clock FROM {schema}.log_receipt WHERE inbox = '{inbox}'
+      ORDER BY lane, epoch DESC, clock DESC) AS at
+JOIN ROWS FROM (pg_catalog.unnest(%(lanes)s::bigint[]), pg_catalog.unnest(%(clocks)s::bigint[])) AS was (lane, clock)
+  ON was.lane = at.lane
+""",
+    columns=("bigint",),
+)
+LOSE = Sql(
+    """
+UPDATE {schema}.inbox_registry SET lost = lost + %(messages)s::bigint, lost_at = {now},
+    lost_since = coalesce(lost_since, {now}), lost_to = greatest(lost_to, (
+        SELECT n.first_clock - 1 FROM {schema}.log_segment AS n
+        WHERE n.log = '{log}' AND n.segment > {segment} ORDER BY n.segment LIMIT 1))
+WHERE name = '{inbox}'
+""",
+    now=NOW,
+)
 EMPTY = Sql("SELECT {schema}.empty_log_segment({segment}, {now})", columns=("boolean",), now=NOW)
 DROP = Sql("SELECT {schema}.drop_log_segment({segment}, {now})", columns=("boolean",), now=NOW)
 
@@ -98,24 +134,57 @@ def listing_over(schema: str, now: datetime | None = None) -> Operation[list[Ove
     return OVER.named((yield OVER.at(schema=schema)(now=now)))
 
 
-def emptying(schema: str, over: Over, now: datetime | None = None) -> Operation[tuple[bool, list[str]]]:
-    """Empty a segment that is over; return whether it was emptied, and the inboxes that had not read it whole.
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """What became of a segment that is over. `holders` are the inboxes that have not read it, while it stays.
 
-    While there are such inboxes it stays, unless the log drops what is unread. Fails with 55P03 if the segment is in
-    use for 0.1 s. Positions go back under the lock of changes of the schema only, so what was passed stays passed.
+    `lost` are those of which messages were dropped unread, and how many.
+    """
+
+    is_emptied: bool = False
+    holders: tuple[str, ...] = ()
+    lost: tuple[tuple[str, int], ...] = ()
+
+
+def emptying(schema: str, over: Over, now: datetime | None = None) -> Operation[Emptied]:
+    """Empty a segment that is over, if all inboxes have read it, or the log drops what is unread.
+
+    Fails with 55P03 if the segment is in use for 0.1 s. Positions go back under the lock of changes of the schema only,
+    so what was passed stays passed.
     """
     if not (yield from _alone(schema)):
-        return False, []
-    segment = str(over.segment)
+        return Emptied()
+    names = {"schema": schema, "log": over.log, "segment": str(over.segment)}
     holders = []
     for inbox in over.readers:
-        [(holds,)] = yield HOLDS.at(schema=schema, inbox=inbox, log=over.log, segment=segment)()
+        [(holds,)] = yield HOLDS.at(inbox=inbox, **names)()
         if holds:
             holders.append(inbox)
     if holders and not over.drop_unread:
-        return False, holders
-    [(is_emptied,)] = yield EMPTY.at(schema=schema, segment=segment)(now=now)
-    return bool(is_emptied), holders
+        return Emptied(holders=tuple(holders))
+    lost = yield from _losing(names, holders, now)
+    [(is_emptied,)] = yield EMPTY.at(schema=schema, segment=names["segment"])(now=now)
+    return Emptied(bool(is_emptied), lost=tuple(lost) if is_emptied else ())
+
+
+def _losing(names: dict[str, str], inboxes: list[str], now: datetime | None) -> Operation[list[tuple[str, int]]]:
+    """Note what these inboxes lose with a segment, and return it.
+
+    To count it may take long. So that happens before readers are kept out; a batch in hand ends before that.
+    """
+    unread: dict[str, tuple[list[int], list[int], int]] = {}
+    for inbox in inboxes:
+        rows = yield UNREAD.at(inbox=inbox, **names)()
+        unread[inbox] = [lane for lane, _, _ in rows], [clock for _, clock, _ in rows], sum(row[2] for row in rows)
+    if unread:
+        yield LOCK.at(schema=names["schema"], segment=names["segment"])()
+    lost = []
+    for inbox, (lanes, clocks, messages) in unread.items():
+        [(read,)] = yield READ_SINCE.at(inbox=inbox, **names)(lanes=lanes, clocks=clocks)
+        if messages > read:
+            yield LOSE.at(inbox=inbox, **names)(messages=messages - read, now=now)
+            lost.append((inbox, messages - read))
+    return lost
 
 
 def dropping_segment(schema: str, over: Over, now: datetime | None = None) -> Operation[None]:

@@ -15,6 +15,7 @@ from typing import get_args
 import psycopg
 
 from mailroom.figures.keys import counting_keys
+from mailroom.figures.logs import reading_logs, reading_readers
 from mailroom.figures.statistics import EXACT, estimated
 from mailroom.figures.waiting import (
     reading_bridge_lags,
@@ -24,6 +25,7 @@ from mailroom.figures.waiting import (
     reading_oldest,
     reading_outside,
 )
+from mailroom.logs.segments import listing_readers
 from mailroom.metrics.failing import INBOX_FAILING, Failing
 from mailroom.metrics.family import Family, Samples, of_rows
 from mailroom.node.dead_letter import Stage
@@ -54,8 +56,9 @@ OUTBOX_OLDEST = Family(
 INBOX_OLDEST = Family(
     "inbox_oldest_seconds",
     "gauge",
-    "How long an inbox waits for a worker: since the delivery of its oldest message whose key does not fail, or since "
-    "a failing key may be tried again. What waits for that time, is parked, or is paused with its key, does not count.",
+    "How long an inbox waits for a worker: since the delivery of its oldest message whose key does not fail, in its "
+    "table or unread in its log, or since a failing key may be tried again. What waits for that time, is parked, or is "
+    "paused with its key, does not count.",
     ("inbox",),
 )
 INBOX_KEYS = Family(
@@ -63,6 +66,39 @@ INBOX_KEYS = Family(
     "gauge",
     "Failing keys: waiting for their next attempt, or parked until an operator acts. Paused ones are neither.",
     ("inbox", "state"),
+)
+INBOX_UNREAD = Family(
+    "inbox_unread_messages",
+    "gauge",
+    f"What an inbox has yet to read of its log: above {EXACT:,} an estimate.",
+    ("inbox",),
+    column="unread",
+)
+INBOX_LANE_BEHIND = Family(
+    "inbox_lane_behind_seconds",
+    "gauge",
+    "How much further another lane of its log was read than the one with the oldest unread message: 0 where all wait "
+    "alike. A failing key holds no lane up.",
+    ("inbox",),
+    column="behind_s",
+)
+INBOX_HELD = Family(
+    "inbox_held_bytes",
+    "gauge",
+    "Disk that stays because this inbox has not read what is older than its log keeps.",
+    ("inbox",),
+    column="held_bytes",
+)
+INBOX_LOST = Family(
+    "inbox_lost_total",
+    "counter",
+    "Messages that its log dropped before the inbox had read them (`--drop-unread`).",
+    ("inbox",),
+    column="lost",
+)
+LOG_BYTES = Family("log_bytes", "gauge", "The size of a log on disk.", ("log",), column="bytes")
+LOG_SEGMENTS = Family(
+    "log_segments", "gauge", "The segments of a log that are not emptied, one a day.", ("log",), column="segments"
 )
 SCHEDULED = Family(
     "scheduled_messages",
@@ -170,7 +206,8 @@ def sampling(
     names = yield from reading_names(schema)
     inboxes = [each.inbox for each in names]
     # One that cannot be read now costs no other its figures, and has none itself: no 0, which would be a promise.
-    locked = locked_inboxes((yield from reading_locked(schema)))
+    tables = yield from reading_locked(schema)
+    locked = locked_inboxes(tables)
     keys = {(name, state): 0 for name in inboxes for state in ("waiting", "parked")}
     oldest = dict.fromkeys(inboxes, 0.0)
     fail = dict.fromkeys(inboxes, 0)
@@ -180,6 +217,11 @@ def sampling(
             oldest[each.inbox], fail[each.inbox] = each.due_s or 0.0, each.tried
     failing_s = yield from (failing or Failing()).looking(schema, fail, outside.at)
     delivered = yield from reading_oldest(schema, names, locked, now)
+    logs, reading = (yield from reading_logs(schema, tables)), (yield from listing_readers(schema))
+    readers = (yield from reading_readers(schema, tables, now)) if reading else []
+    for reader in readers:
+        delivered[reader.inbox] = max(delivered.get(reader.inbox, 0.0), reader.oldest_s)
+    locked |= set(reading) - {each.inbox for each in readers}
     oldest = {name: max(due_s, delivered.get(name, 0.0)) for name, due_s in oldest.items() if name not in locked}
     links = yield from reading_link_lags(schema, now)
     bridges = yield from reading_bridge_lags(schema, now)
@@ -190,6 +232,8 @@ def sampling(
         **of_rows([outside], OUTBOX_OLDEST, EXECUTABLES_OLDEST, SCHEDULED),
         INBOX_OLDEST: [((name,), seconds) for name, seconds in oldest.items()],
         INBOX_KEYS: list(keys.items()),
+        **of_rows(readers, INBOX_UNREAD, INBOX_LANE_BEHIND, INBOX_HELD, INBOX_LOST),
+        **of_rows(logs, LOG_BYTES, LOG_SEGMENTS),
         INBOX_FAILING: [((name,), seconds) for name, seconds in failing_s.items()],
         **of_rows(links, LINK_LAG),
         **of_rows(bridges, BRIDGE_LAG),

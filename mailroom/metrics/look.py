@@ -39,7 +39,7 @@ SHOWN = 20  # keys, batches and errors of a look
 STRONG_LOCK, UNREAD = "M006", "M027"
 TOLD = (
     *("M005", "M022", "M023", "M052", "M031", "M019"),
-    *("M043", "M044", "M046", UNREAD, "M026", "M040", "M045", "M041", "M053", "M001"),
+    *("M043", "M044", "M046", "M056", UNREAD, "M026", "M040", "M045", "M041", "M053", "M054", "M055", "M001"),
 )
 LIMITS = Limits(lock_s=LONG_S, unled_s=0, waiting_s=30, silent_s=0, failing_s=0, unread_s=5, late_s=300)
 NAMED = 3  # things with one trouble that a look names; of more it says how many
@@ -47,7 +47,8 @@ NAMED = 3  # things with one trouble that a look names; of more it says how many
 
 @dataclass(frozen=True, slots=True)
 class InboxLook:
-    """An inbox. Rates are None at the first look. `waiting` is an estimate, and `oldest_s` how long it waits.
+    """An inbox. Rates are None at the first look. `waiting` is an estimate, and `oldest_s` how long it waits. Of one
+    that reads a log both count what is unread there, and rates only what was diverted from it.
 
     For `failing_s` seconds all attempts have failed, as far as it was looked at. If it is `unread`, no worker is there.
     That it is `paused` was chosen by a person: it is a state, and no trouble.
@@ -258,12 +259,14 @@ def _inboxes(
     unread: Collection[str],
 ) -> list[InboxLook]:
     oldest, fails = _by_label(sample[leader.INBOX_OLDEST]), _by_label(sample[INBOX_FAILING])
+    of_logs = _by_label(sample[leader.INBOX_UNREAD])
     keys = {labels: int(cast(float, number)) for labels, number in sample[leader.INBOX_KEYS]}
     paused = _by_label(cheap[catalog.INBOX_PAUSED])
     found = []
     for name, waiting in _by_label(cheap[catalog.INBOX_MESSAGES]).items():
         delivered, reaped = rates.get(name, (0.0, 0.0)) if rates else (None, None)
         failing, parked = keys.get((name, "waiting"), 0), keys.get((name, "parked"), 0)
+        waiting += of_logs.get(name, 0)
         found.append(InboxLook(name, delivered, reaped, int(waiting), oldest.get(name, 0.0), failing, parked,
                                bool(paused[name]), fails.get(name, 0.0), name in unread))  # fmt: skip
     return sorted(found, key=_rank)

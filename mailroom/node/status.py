@@ -14,6 +14,7 @@ from mailroom.figures.leaders import (
     reading_set_back,
 )
 from mailroom.figures.links import reading_link_backlogs
+from mailroom.figures.logs import LogState, ReaderState, reading_logs, reading_readers
 from mailroom.figures.node import counting_waiting, reading_backlog
 from mailroom.links.states import SourceState, reading_sources
 from mailroom.order.sequences import Numbers, finding_behind
@@ -33,6 +34,7 @@ __all__ = [
     "InboxStatus",
     "LaneFailure",
     "LinkStatus",
+    "LogStatus",
     "Status",
     "dispatcher_status",
     "dispatcher_status_async",
@@ -111,6 +113,22 @@ class LinkStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LogStatus:
+    """One log: how many segments it has, and its size on disk in bytes.
+
+    `held_bytes` of that are older than the log keeps messages, and stay since `held_since`, because the inboxes in
+    `held_by` have not read them.
+    """
+
+    name: str
+    segments: int
+    bytes: int
+    held_bytes: int
+    held_by: tuple[str, ...]
+    held_since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """A node. `outbox_backlog` counts committed messages that wait for the dispatcher, `scheduled` those not yet due.
 
@@ -144,6 +162,7 @@ class Status:
     locked: tuple[LockedTable, ...] = ()
     behind: tuple[Numbers, ...] = ()
     set_back: ClockSetBack | None = None
+    logs: tuple[LogStatus, ...] = ()
 
 
 def reading_dispatcher(*, schema: str = DEFAULT_SCHEMA) -> Operation[DispatcherStatus | None]:
@@ -239,6 +258,25 @@ def _reading_status(schema: str) -> Operation[Status]:
         locked=tuple(locked),
         behind=tuple((yield from finding_behind(schema))),
         set_back=(yield from reading_set_back(schema)),
+        logs=(yield from _reading_logs(schema, locked)),
+    )
+
+
+def _reading_logs(schema: str, locked: list[LockedTable]) -> Operation[tuple[LogStatus, ...]]:
+    logs = yield from reading_logs(schema, locked)
+    readers = (yield from reading_readers(schema, locked)) if logs else []
+    return tuple(_log(each, [of for of in readers if of.log == each.log and of.held_segments]) for each in logs)
+
+
+def _log(found: LogState, holders: list[ReaderState]) -> LogStatus:
+    # Who holds the most holds all that the others hold, but for segments of which each reads another part.
+    return LogStatus(
+        name=found.log,
+        segments=found.segments,
+        bytes=found.bytes,
+        held_bytes=max((each.held_bytes for each in holders), default=0),
+        held_by=tuple(each.inbox for each in holders),
+        held_since=min((each.held_since for each in holders if each.held_since), default=None),
     )
 
 

@@ -238,7 +238,10 @@ DISPATCHER = (
     on("fan_out_way", "SELECT", "INSERT", "DELETE"),
     on("inbox", "SELECT", "INSERT", why="deliveries go through it into all inboxes, new ones too"),
     on("inbox_{inbox}", "SELECT", "DELETE", "UPDATE (inbox)", why="housekeeping: by its name"),
-    on("inbox_registry", "SELECT", "UPDATE (floor, healthy_floor, sent_floor, expired)"),
+    on(
+        "inbox_registry", "SELECT",
+        "UPDATE (floor, healthy_floor, sent_floor, expired, lost, lost_to, lost_since, lost_at)",
+    ),
     on("limits", "SELECT (inbox, breaker_percent, opened_at)", why="metrics"),
     on("breaker", "SELECT (inbox)", why="metrics"),
     on("stable", "SELECT", "INSERT", "DELETE"),
@@ -252,7 +255,7 @@ DISPATCHER = (
     on("log_tick", "SELECT", "INSERT", "DELETE"),
     on("log_receipt", "SELECT", "DELETE", why="housekeeping"),
     *(function(f"{name}_log_segment", why="runs as the owner, whose the segments of logs are")
-      for name in ("make", "empty", "drop")),
+      for name in ("make", "lock", "empty", "drop")),
     on("reaped_day", "SELECT", why="the days of the archive"),
     *(function(f"{name}_reaped_day{end}", why="runs as the owner, whose the days of the archive are")
       for name, end in (("make", "s"), ("empty", ""), ("drop", ""))),
@@ -370,7 +373,7 @@ METRICS = (
     on("spark_bulk", "SELECT (messages, moved)"),
     on("inbox_registry", "SELECT"),
     on("reaped_day", "SELECT"),
-    on("log", "SELECT (log, lane, clock, topic, sent_at, delivered_at)", why="all logs, new ones too"),
+    on("log", "SELECT (log, segment, lane, clock, topic, sent_at, delivered_at)", why="all logs, new ones too"),
     on("log_registry", "SELECT"),
     on("log_segment", "SELECT"),
     on("log_tick", "SELECT"),
@@ -411,7 +414,6 @@ AUDITOR = (
         "log",
         select(
             [
-                "segment",
                 *(name for name in DELIVERY if name not in ("inbox", "clock", "delivered_at")),
                 *(name for name in TELLING if name not in ("topic", "sent_at")),
             ]

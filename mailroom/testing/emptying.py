@@ -26,8 +26,8 @@ WHERE l.number IN (SELECT b.link FROM {schema}.bridge_out AS b)
 # Breakers are closed, and nothing is paused.
 CLOSED = Sql("UPDATE {schema}.limits SET opened_at = NULL, opened_why = NULL, try_at = NULL, tries = 0")
 RESUMED = Sql(
-    "UPDATE {schema}.inbox_registry SET paused_at = NULL, paused_by = NULL, expired = 0 "
-    "WHERE paused_at IS NOT NULL OR expired > 0"
+    "UPDATE {schema}.inbox_registry SET paused_at = NULL, paused_by = NULL, expired = 0, lost = 0, lost_to = 0, "
+    "lost_since = NULL, lost_at = NULL WHERE paused_at IS NOT NULL OR expired > 0 OR lost > 0"
 )
 
 

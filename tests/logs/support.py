@@ -1,6 +1,7 @@
 """Logs as tests use them."""
 
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from psycopg import Connection
@@ -11,10 +12,14 @@ from inbox.by_key.failure import Recorded, failed
 from inbox.by_log.log_order import LogOrder
 from inbox.order import reading_order
 from mailroom import create_inbox, create_log
+from mailroom.logs.segments import making_segment
 from mailroom.message.message import Message
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from tests.support.node import SCHEMA, Node
+
+NOW = datetime(2026, 11, 29, tzinfo=UTC)
+DAY = timedelta(days=1)
 
 
 def make(node: Node, *readers: str, lanes: int = 4, log: str = "orders", **settings: Any) -> None:
@@ -30,6 +35,23 @@ def write(node: Node, keys: Iterable[str]) -> None:
     for key in keys:
         node.send("order.paid", key=key)
     node.deliver_all()
+
+
+def days(node: Node, count: int, keys: Iterable[str] = ("a",)) -> list[int]:
+    """Give the log a segment a day, each with a message of each key; return the last clock of each day."""
+    clocks: list[int] = []
+    for day in range(count):
+        write(node, keys)
+        at, last = NOW + day * DAY, clocks[-1] if clocks else 0
+        clocks.append(node.value("SELECT max(clock) FROM mailroom.log"))
+        node.connection.execute("UPDATE mailroom.log_tick SET at = %s WHERE clock > %s", [at, last])
+        node.connection.execute("UPDATE mailroom.log SET delivered_at = %s WHERE clock > %s", [at, last])
+        node.connection.execute(
+            "UPDATE mailroom.log_segment SET opened_at = %s WHERE segment = %s", [at - DAY / 2, day + 1]
+        )
+        with node.connection.transaction():
+            assert run(node.connection, making_segment(SCHEMA, "orders", at)) == day + 2
+    return clocks
 
 
 class Reader:

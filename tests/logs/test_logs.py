@@ -12,9 +12,9 @@ import pytest
 from dispatcher.delivery.deliverer import Deliverer
 from dispatcher.housekeeping.janitor import Janitor
 from inbox import Inbox
-from mailroom import create_inbox, create_log, drop_inbox, drop_log, rename_inbox, set_inbox, set_log, subscribe
+from mailroom import create_inbox, create_log, drop_inbox, drop_log, events, rename_inbox, set_inbox, set_log, subscribe
 from mailroom.cli.commands.trace import described
-from mailroom.errors import ConfigurationError, MailroomError, SchemaError
+from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError, SchemaError
 from mailroom.logs.segments import (
     dropping_segment,
     emptying,
@@ -27,17 +27,15 @@ from mailroom.logs.segments import (
 from mailroom.node.status import status
 from mailroom.node.trace import trace
 from mailroom.registry.logs import listing_logs
+from mailroom.sql.operation import Execute, Operation
 from mailroom.sql.runner import run
 from mailroom.testing.emptying import empty
 from mailroom.testing.mail import Mail
 from outbox import Outbox
-from tests.logs.support import Reader, keys_of, make, write
+from tests.logs.support import DAY, NOW, Reader, days, keys_of, make, write
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import wait_until_blocked
-
-NOW = datetime(2026, 11, 29, tzinfo=UTC)
-DAY = timedelta(days=1)
 
 
 def test_create_set_and_drop_are_audited_and_harmless_when_repeated(node: Node) -> None:
@@ -166,22 +164,6 @@ def test_lanes_are_the_same_for_ever(node: Node) -> None:
 # -- Where an inbox begins, and goes back to --------------------------------------------------------------------------
 
 
-def days(node: Node, count: int) -> list[int]:
-    """Give the log a segment a day, each with a message; return the clocks."""
-    clocks = []
-    for day in range(count):
-        write(node, ["a"])
-        clocks.append(node.value("SELECT max(clock) FROM mailroom.log"))
-        at = NOW + day * DAY
-        node.connection.execute("UPDATE mailroom.log_tick SET at = %s WHERE clock = %s", [at, clocks[-1]])
-        node.connection.execute(
-            "UPDATE mailroom.log_segment SET opened_at = %s WHERE segment = %s", [at - DAY / 2, day + 1]
-        )
-        with node.connection.transaction():
-            assert run(node.connection, making_segment(SCHEMA, "orders", at)) == day + 2
-    return clocks
-
-
 def test_an_inbox_begins_now_at_the_start_or_at_a_time(node: Node, connect: Connect) -> None:
     make(node)
     clocks = days(node, 12)  # more segments than one claim reads
@@ -257,15 +239,16 @@ def test_a_rewind_waits_for_batches_in_hand(node: Node, connect: Connect) -> Non
 
 
 def turned(node: Node, now: datetime) -> dict[int, list[str]]:
-    """Empty and drop segments as the janitor does; return by which inboxes those were held that are over."""
+    """Empty and drop segments as the janitor does; return which inboxes held those that are over, or lost them."""
     held = {}
     for over in run(node.connection, listing_over(SCHEMA, now)):
         with node.connection.transaction():
             if over.is_empty:
                 run(node.connection, dropping_segment(SCHEMA, over, now))
             else:
-                is_emptied, held[over.segment] = run(node.connection, emptying(SCHEMA, over, now))
-                assert is_emptied == (over.drop_unread or not held[over.segment])
+                found = run(node.connection, emptying(SCHEMA, over, now))
+                held[over.segment] = [*found.holders, *(inbox for inbox, _ in found.lost)]
+                assert found.is_emptied == (not found.holders)
     return held
 
 
@@ -278,28 +261,100 @@ def test_segments_go_when_their_days_are_over_and_every_inbox_has_passed_them(no
     clocks = days(node, 10)
     now = NOW + 10 * DAY
     assert turned(node, now) == {number: ["billing", "search"] for number in (1, 2, 3)}
+    with node.connection.transaction():
+        set_log(node.connection, "orders", keep_days=5)
+    assert turned(node, now) == {number: ["billing", "search"] for number in range(1, 6)}
     for name in ("billing", "search"):
         assert len(Reader(connect(), name).take_all()) == len(clocks)
-    assert turned(node, now) == {1: [], 2: [], 3: []}
+    assert turned(node, now) == {number: [] for number in range(1, 6)}
     assert turned(node, now) == {}
     assert len(segments(node)) == 11
     assert turned(node, now + timedelta(minutes=2)) == {}
-    assert segments(node) == list(range(4, 12))
-    assert run(node.connection, sweeping_ticks(SCHEMA)) == 3
+    assert segments(node) == list(range(6, 12))
+    assert run(node.connection, sweeping_ticks(SCHEMA)) == 5
     assert run(node.connection, sweeping_receipts(SCHEMA, "billing")) > 0
     with node.connection.transaction():
         found = Inbox("billing").rewind(node.connection, NOW, actor="me")
     assert found.is_short
-    assert [each.clock for each in Reader(connect(), "billing").take_all()] == clocks[3:]
+    assert [each.clock for each in Reader(connect(), "billing").take_all()] == clocks[5:]
 
 
-def test_a_log_that_drops_what_is_unread_waits_for_nobody(node: Node, connect: Connect) -> None:
-    make(node, "billing")
-    clocks = days(node, 10)
+LOST = "SELECT name, lost, lost_to, lost_since, lost_at FROM mailroom.inbox_registry ORDER BY name"
+
+
+def test_a_log_that_drops_what_is_unread_waits_for_nobody_and_what_is_lost_is_told(
+    node: Node, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(node, "billing", "search")
+    clocks = days(node, 10, keys="aba")
+    assert len(Reader(connect(), "search").take_all()) == 30
+    late = Reader(connect(), "billing")
+    assert len(late.take(1)) == 1
     with node.connection.transaction():
         set_log(node.connection, "orders", drop_unread=True)
-    assert turned(node, NOW + 10 * DAY) == {number: ["billing"] for number in (1, 2, 3)}
-    assert [each.clock for each in Reader(connect(), "billing").take_all()] == clocks[3:]
+    now = NOW + 30 * DAY
+    assert turned(node, NOW + 9 * DAY) == {1: ["billing"], 2: ["billing"]}
+    assert turned(node, now)[3] == ["billing"]
+    [billing, search] = node.rows(LOST)
+    assert billing == ("billing", 29, clocks[9], NOW + 9 * DAY, now)
+    assert search == ("search", 0, 0, None, None)
+    write(node, ["a"])
+    again = Reader(connect(), "billing")
+    for reader in (late, again):
+        write(node, ["a"])
+        reader.take_all()
+    [told, _] = [each for each in caplog.messages if "inbox billing" in each]
+    assert told.startswith("inbox billing: log orders has dropped 29 messages that were not read, since 2026-12-08")
+    write(node, ["a"])
+    assert keys_of(late.take_all()) == ["a"]
+    assert len([each for each in caplog.messages if "inbox billing" in each]) == 2  # each program once
+
+
+def beside(operation: Operation[Any], at: str, does: Callable[[], object]) -> Operation[Any]:
+    """The operation; something else happens before its statement in whose text `at` is."""
+    answer: Any = None
+    while True:
+        try:
+            step = operation.send(answer)
+        except StopIteration as ended:
+            return ended.value
+        if isinstance(step, Execute) and at in step.statement.sql:
+            does()
+        answer = yield step
+
+
+def test_what_is_read_while_it_is_counted_is_not_lost(node: Node, connect: Connect) -> None:
+    make(node, "billing")
+    days(node, 1, keys="abc")
+    with node.connection.transaction():
+        set_log(node.connection, "orders", drop_unread=True)
+    [over], reader = run(node.connection, listing_over(SCHEMA, NOW + 10 * DAY)), Reader(connect(), "billing")
+    with node.connection.transaction():
+        reads = beside(emptying(SCHEMA, over, NOW + 10 * DAY), "lock_log_segment", lambda: reader.take(2))
+        read = 3 - run(node.connection, reads).lost[0][1]
+    assert (read, node.rows(LOST)[0][1]) == (2, 1)
+
+
+def test_a_full_disk_loses_nothing_and_room_can_be_made(node: Node, connect: Connect) -> None:
+    node.inbox("shipping", "order.paid")
+    make(node, "billing")
+    clocks = days(node, 2)
+    node.connection.execute(
+        "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE 'no space left on device' USING ERRCODE = 'disk_full'; END $$; "
+        "CREATE TRIGGER no_room BEFORE INSERT ON mailroom.log_3 FOR EACH STATEMENT EXECUTE FUNCTION no_room(); "
+        "CREATE TRIGGER no_room_row BEFORE INSERT ON mailroom.log_3 FOR EACH ROW EXECUTE FUNCTION no_room()"
+    )
+    with pytest.raises(ConnectionFailed, match="no space left"):
+        write(node, "bc")
+    assert node.rows("SELECT count(*) FROM mailroom.outbox") == [(2,)]
+    reader = Reader(connect(), "billing")
+    assert [each.clock for each in reader.take_all()] == clocks
+    assert turned(node, NOW + 20 * DAY) == {1: [], 2: []}
+    node.connection.execute("DROP FUNCTION no_room CASCADE")
+    node.deliver_all()
+    assert sorted(keys_of(reader.take_all())) == ["b", "c"]
+    assert node.rows("SELECT key FROM mailroom.inbox_shipping ORDER BY clock") == [("a",), ("a",), ("b",), ("c",)]
 
 
 async def test_the_janitor_says_what_inboxes_hold_back_and_what_is_dropped(
@@ -310,7 +365,7 @@ async def test_the_janitor_says_what_inboxes_hold_back_and_what_is_dropped(
     node.connection.execute("UPDATE mailroom.log_segment SET opened_at = now() - interval '20 days'")
     with node.connection.transaction():
         run(node.connection, making_segment(SCHEMA, "orders", datetime.now(UTC) - 10 * DAY))
-    janitor = Janitor(SCHEMA)
+    janitor, heard = Janitor(SCHEMA), list[Any]()
     async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
         for _ in range(2):
             janitor._swept = float("-inf")
@@ -321,8 +376,14 @@ async def test_the_janitor_says_what_inboxes_hold_back_and_what_is_dropped(
         with node.connection.transaction():
             set_log(node.connection, "orders", drop_unread=True)
         janitor._swept = float("-inf")
+        end = events.subscribe(heard.append, events.MessagesLost)
         await janitor.run_once(connection)
-    assert caplog.messages[-1].endswith("had not read of segment 1 was dropped, since the log drops what is unread")
+        end()
+    assert caplog.messages[-1] == (
+        "log orders: 1 messages of segment 1 were dropped that inbox billing had not read, since the log drops what is "
+        "unread"
+    )
+    assert heard == [events.MessagesLost(SCHEMA, "billing", "orders", 1)]
     assert node.value("SELECT count(*) FROM mailroom.log") == 0
 
 

@@ -28,6 +28,9 @@ ALERTS = (
         "Stalled",
         "Failing",
         "ParkedKeys",
+        "LaneStands",
+        "LogHeld",
+        "LogLost",
         "DeadLetters",
     ),
     *(

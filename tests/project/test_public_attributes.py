@@ -89,6 +89,7 @@ ATTRIBUTES = {
     "DeliveryTraced": "schema seconds taken traceparents",
     "ExecutablesExecuted": "dead replied schema seconds taken",
     "MessagesExpired": "expired inbox schema",
+    "MessagesLost": "inbox log lost schema",
     "MessagesPublished": "bridge published schema seconds",
     "MessagesReceived": "dead delivered expired known origin received schema seconds unrouted",
     "LeadershipChanged": "epoch leads role schema",
@@ -132,9 +133,10 @@ ATTRIBUTES = {
     ),
     "LaneFailure": "for_s run times why",
     "LinkStatus": "backlog lag_s name on_the_way state",
+    "LogStatus": "bytes held_by held_bytes held_since name segments",
     "Status": (
         "behind bulk_backlog clock clock_ceiling dead_letters dispatcher executable_backlog executable_lag_s "
-        "executor inboxes links locked outbox_backlog outbox_lag_s scheduled schema set_back sources waits"
+        "executor inboxes links locked logs outbox_backlog outbox_lag_s scheduled schema set_back sources waits"
     ),
     "ClockSetBack": "at by_s keys",
     "Location": (

@@ -799,6 +799,20 @@ END $$;
 
 COMMENT ON FUNCTION mailroom.link_want(of_link bigint, by_run uuid, clock bigint) IS 'A reader asks for a mark with a clock, or as far as it may.';
 
+CREATE FUNCTION mailroom.lock_log_segment(number bigint) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM "mailroom".log_segment WHERE segment = number AND emptied_at IS NULL) THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('LOCK TABLE "mailroom".log_%s', number);
+    RETURN true;
+END $$;
+
+COMMENT ON FUNCTION mailroom.lock_log_segment(number bigint) IS 'Keeps readers out of a segment that is to be emptied though it is unread.';
+
 CREATE FUNCTION mailroom.make_log_segment(of_log text, at timestamp with time zone) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1868,6 +1882,10 @@ CREATE TABLE mailroom.inbox_registry (
     keep_reaped_days integer,
     log text COLLATE pg_catalog."C",
     epoch bigint DEFAULT 0 NOT NULL,
+    lost bigint DEFAULT 0 NOT NULL,
+    lost_to bigint DEFAULT 0 NOT NULL,
+    lost_since timestamp with time zone,
+    lost_at timestamp with time zone,
     CONSTRAINT inbox_registry_backoff_s_check CHECK ((backoff_s >= (0)::double precision)),
     CONSTRAINT inbox_registry_check CHECK ((backoff_max_s >= backoff_s)),
     CONSTRAINT inbox_registry_check1 CHECK ((("order" = 'log'::text) = (log IS NOT NULL))),
@@ -1915,6 +1933,14 @@ COMMENT ON COLUMN mailroom.inbox_registry.keep_reaped_days IS 'How many days wha
 COMMENT ON COLUMN mailroom.inbox_registry.log IS 'The log that it reads; null if messages are delivered to it.';
 
 COMMENT ON COLUMN mailroom.inbox_registry.epoch IS 'Of an inbox that reads a log: another number once it was made anew, and a larger one once it was set back.';
+
+COMMENT ON COLUMN mailroom.inbox_registry.lost IS 'How many messages its log dropped before it had read them (log_registry.drop_unread).';
+
+COMMENT ON COLUMN mailroom.inbox_registry.lost_to IS 'No message with a larger clock was among them.';
+
+COMMENT ON COLUMN mailroom.inbox_registry.lost_since IS 'When that was for the first time; null if it never was.';
+
+COMMENT ON COLUMN mailroom.inbox_registry.lost_at IS 'When it was last.';
 
 CREATE TABLE mailroom.key_state (
     inbox text NOT NULL COLLATE pg_catalog."C",
@@ -3785,6 +3811,8 @@ REVOKE ALL ON FUNCTION mailroom.link_next(of_link bigint, behind bigint) FROM PU
 REVOKE ALL ON FUNCTION mailroom.link_topic_asked() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION mailroom.link_want(of_link bigint, by_run uuid, clock bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION mailroom.lock_log_segment(number bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION mailroom.make_log_segment(of_log text, at timestamp with time zone) FROM PUBLIC;
 

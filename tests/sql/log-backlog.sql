@@ -8,4 +8,8 @@ SELECT count(*) FROM (
         SELECT DISTINCT ON (lane) lane, clock FROM "mailroom".receipts_shipping
         ORDER BY lane, epoch DESC, clock DESC) AS at, LATERAL (
         SELECT o.clock, o.sent_clock, o.origin, o.delivered_at, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at FROM "mailroom".log_orders AS o
-        WHERE o.lane = at.lane AND o.clock > at.clock AND ($1::text IS NULL OR key = $1::text)) AS o) AS unread
+        WHERE o.lane = at.lane AND o.clock > at.clock AND (NOT EXISTS (SELECT FROM (SELECT topic, fits, words FROM "mailroom".log_topic WHERE inbox = 'shipping') AS p) OR EXISTS (
+        SELECT FROM (SELECT topic, fits, words FROM "mailroom".log_topic WHERE inbox = 'shipping') AS p, LATERAL (
+            SELECT o.topic || '.' AS ended,
+                   pg_catalog.cardinality(pg_catalog.string_to_array(o.topic, '.')) AS words) AS t
+        WHERE p.topic = o.topic OR ((p.words IS NULL OR p.words = t.words) AND t.ended LIKE p.fits))) AND ($1::text IS NULL OR key = $1::text)) AS o) AS unread

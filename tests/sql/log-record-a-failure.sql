@@ -7,7 +7,12 @@ WITH tried AS MATERIALIZED (
            AND NOT EXISTS (SELECT FROM "mailroom".log_orders AS o
                            WHERE o.lane = "mailroom".lane_of($1::text, 64) AND o.clock > (SELECT r.clock FROM "mailroom".receipts_shipping AS r
        WHERE r.lane = "mailroom".lane_of($1::text, 64) ORDER BY r.epoch DESC, r.clock DESC LIMIT 1)
-                             AND o.clock < $2::bigint AND o.key = $1::text)) AS is_head,
+                             AND o.clock < $2::bigint AND o.key = $1::text
+                             AND (NOT EXISTS (SELECT FROM (SELECT topic, fits, words FROM "mailroom".log_topic WHERE inbox = 'shipping') AS p) OR EXISTS (
+        SELECT FROM (SELECT topic, fits, words FROM "mailroom".log_topic WHERE inbox = 'shipping') AS p, LATERAL (
+            SELECT o.topic || '.' AS ended,
+                   pg_catalog.cardinality(pg_catalog.string_to_array(o.topic, '.')) AS words) AS t
+        WHERE p.topic = o.topic OR ((p.words IS NULL OR p.words = t.words) AND t.ended LIKE p.fits))))) AS is_head,
            1 + greatest(0, (SELECT attempt FROM "mailroom".my_attempt
                             WHERE inbox = 'shipping' AND key = $1::text AND clock = $2::bigint
                             ORDER BY id DESC LIMIT 1),

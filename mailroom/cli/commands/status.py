@@ -6,10 +6,10 @@ from operator import attrgetter
 import click
 
 from mailroom.cli.call import Call, pass_call
-from mailroom.cli.output import as_json, document, duration, facts, say, table, working
+from mailroom.cli.output import as_json, document, duration, facts, say, size, table, working
 from mailroom.links.states import SourceState
 from mailroom.node import status as node_status
-from mailroom.node.status import ClockSetBack, DispatcherStatus, InboxStatus, LinkStatus, Status
+from mailroom.node.status import ClockSetBack, DispatcherStatus, InboxStatus, LinkStatus, LogStatus, Status
 
 
 @click.command()
@@ -34,6 +34,9 @@ def status(call: Call) -> None:
     If a session of Mailroom waits for a lock, one line says which lock, and who holds it. If a sequence is behind its
     rows, since the node was moved without it, one line says which. If the clock of the server was set back within the
     last hour, one line says by how much.
+
+    For each log: its segments and its size, and how much of that is older than the log keeps and stays, since inboxes
+    have not read it (mailroom log status).
 
     Last, for each node that reads messages of this one: those on the way to it (committed, not yet stamped) and in its
     backlog (stamped, not yet acknowledged), with the age of the oldest.
@@ -78,6 +81,14 @@ COUNTS: dict[str, Callable[[InboxStatus], object]] = {
 }
 TEXTS = ("inbox", "paused", "paused by", "breaker open", "breaker says")
 
+LOG_COLUMNS: dict[str, Callable[[LogStatus], object]] = {
+    "log": attrgetter("name"),
+    "segments": attrgetter("segments"),
+    "size": lambda log: size(log.bytes),
+    "held": lambda log: size(log.held_bytes) if log.held_by else None,
+    "by": lambda log: ", ".join(log.held_by) or None,
+    "since": attrgetter("held_since"),
+}
 LINK_COLUMNS: dict[str, Callable[[LinkStatus], object]] = {
     "link to": attrgetter("name"),
     "state": lambda link: link.state if link.state in ("open", "cut") else f"{link.state}: mailroom bridge status",
@@ -122,6 +133,10 @@ def _show(found: Status) -> None:
         columns = SHOWN_COLUMNS | {heading: of for heading, of in COUNTS.items() if any(map(of, found.inboxes))}
         rows = ([of(inbox) for of in columns.values()] for inbox in found.inboxes)
         table(tuple(columns), rows, numbers=tuple(heading for heading in columns if heading not in TEXTS))
+    if found.logs:
+        say("")
+        rows = ([of(log) for of in LOG_COLUMNS.values()] for log in found.logs)
+        table(tuple(LOG_COLUMNS), rows, numbers=("segments", "size", "held"))
     if found.links:
         say("")
         rows = ([of(link) for of in LINK_COLUMNS.values()] for link in found.links)
