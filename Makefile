@@ -133,6 +133,7 @@ DOCS := $(BIN)/zensical build --clean --strict
 .PHONY: docs
 docs: $(STAMP) ## Build the site of docs/ into site/; a warning fails it, such as a link that leads nowhere
 	$(DOCS)
+	$(BIN)/python -m tests.search
 	$(BIN)/python -m tests.site
 
 .PHONY: lint

@@ -1,6 +1,7 @@
 """What `make docs` has built is whole: `python -m tests.site` reads site/ as a browser would, and says what is wrong.
 
-Nothing is loaded from elsewhere, each link and anchor between pages exists, and the reference has each public name.
+Nothing is loaded from elsewhere, each link and anchor between pages exists, the reference has each public name, and the
+search shows the page that is looked for (where there is Node.js).
 """
 
 import re
@@ -12,9 +13,9 @@ from pathlib import Path
 from textwrap import dedent
 from urllib.parse import unquote
 
-from tests.support.pages import DOCS, ROOT, page_named
+from tests.search import SITE, unfound
+from tests.support.pages import DOCS, page_named
 
-SITE = ROOT / "site"
 # Its links begin at the root of a host, since a server shows it at any address.
 NOT_FOUND = "404.html"
 CONSOLE = re.compile(r"^[ ]*```console\n(.*?)^[ ]*```$", re.MULTILINE | re.DOTALL)
@@ -152,5 +153,5 @@ def misnamed(pages: dict[Path, Read]) -> Iterator[str]:
 
 if __name__ == "__main__":
     found = read(SITE)
-    wrong = [*loaded_from_elsewhere(found), *broken(found), *misnamed(found), *ill_copied(SITE)]
+    wrong = [*loaded_from_elsewhere(found), *broken(found), *misnamed(found), *ill_copied(SITE), *unfound(SITE)]
     sys.exit("\n".join(wrong) if wrong or not found else None)

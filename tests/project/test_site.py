@@ -1,6 +1,7 @@
 """The site of docs/: each page stands in its navigation, and what is wrong fails its build, with either builder."""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import site
+from tests import search, site
 from tests.project.test_docs import blocks
 from tests.project.test_front_door import commands_of
 from tests.site import Read, broken, listed, loaded_from_elsewhere, read
@@ -73,9 +74,9 @@ def test_the_readme_and_the_first_page_have_one_first_program() -> None:
 
 
 def test_the_build_is_strict_and_clean_and_its_result_is_checked() -> None:
-    build, check = commands_of("docs")
+    build, order, check = commands_of("docs")
     assert build.split()[1:] == ["build", "--clean", "--strict"], "with -q it would exit 0 on what is wrong"
-    assert check.endswith("python -m tests.site")
+    assert (order.split()[1:], check.split()[1:]) == (["-m", "tests.search"], ["-m", "tests.site"])
     assert SETTINGS["theme"]["font"] is False
 
 
@@ -104,6 +105,48 @@ def test_blocks_whose_copy_no_shell_would_take_are_found(tmp_path: Path, monkeyp
     for is_right, text in built_as.items():
         (tmp_path / "page.html").write_text(text)
         assert (list(site.ill_copied(tmp_path)) == []) is is_right
+
+
+def test_words_lead_to_pages_that_exist() -> None:
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert set(SETTINGS["extra"]["search_words"]) <= pages
+    assert {f"{page}.md" for page in search.QUERIES.values()} <= {Path(page).name for page in pages}
+
+
+def item(location: str, title: str, text: str = "", *kinds: str) -> dict[str, Any]:
+    """Return what zensical says of a heading."""
+    title = " ".join([title, *(f"<small><code>{kind}</code></small>" for kind in kinds)])
+    return {"location": location, "level": 4 if kinds else 3, "title": title, "text": text, "path": [], "tags": []}
+
+
+@needs_site
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node.js here, in which the site's search runs")
+def test_the_search_shows_guides_before_attributes_and_loses_none(tmp_path: Path) -> None:
+    of_a_class = "reference/api-inbox.html#inbox.Retry"
+    given = [
+        item("errors/errors-inboxes.html#mr-invalid-cron", "MR-invalid-cron"),
+        item(of_a_class, "Retry"),
+        item(f"{of_a_class}.cron", "cron", "what <b>mends</b>", "instance-attribute"),
+        item("guides/consuming.html#retry", "What to do: Retry"),
+        {**item("guides/periodic.html", "Periodic messages"), "level": 1},
+    ]
+    [worker] = Path(str(importlib.util.find_spec("zensical").origin)).parent.glob(f"templates/{search.WORKER}")  # type: ignore[union-attr]
+    (found := tmp_path / search.INDEX).write_text(
+        json.dumps(
+            {
+                "config": {"lang": ["en"], "separator": r"[\s\-_.()]+"},
+                "items": search.weighed(given, {"guides/periodic.html": "cron"}),
+            }
+        )
+    )
+    assert search.answers(found, worker, ["cron", "mends", "retry"]) == {
+        "cron": ["guides/periodic.html", "errors/errors-inboxes.html#mr-invalid-cron", of_a_class],
+        "mends": [of_a_class],
+        "retry": ["guides/consuming.html#retry", of_a_class],
+    }
+    (tmp_path / search.WORKER).parent.mkdir(parents=True)
+    shutil.copy(worker, (tmp_path / search.WORKER).parent)
+    assert len(list(search.unfound(tmp_path, {"cron": "periodic", "retry": "sending"}))) == 1
 
 
 def built(directory: Path, builder: str, **pages: str) -> tuple[int, str]:
