@@ -21,6 +21,7 @@ from inbox.keeping import FITS, keeping
 from inbox.sessions.wakeup import InboxListener
 from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
+from mailroom.order.traits import reading_traits
 from mailroom.schema import checking
 from mailroom.session import backoff, settings
 from mailroom.session.disconnect import answered_within
@@ -85,6 +86,12 @@ def checking_kept(schema: str, inbox: str) -> Operation[None]:
     """Raise an error unless there is such an inbox, which drops replies that no request waits for any more."""
     yield from checking(schema)
     yield from finding(schema, inbox)
+    if (yield from reading_traits(schema, inbox)).reads_log:
+        raise ConfigurationError(
+            f"Inbox {inbox!r} reads a log, and replies never enter one. Make an inbox for replies: "
+            "mailroom inbox create NAME --expire-s 600",
+            code="MR-log-has-no-replies",
+        )
     if (yield KEPT.at(schema=schema, inbox=inbox)()) in ([], [(None,)]):
         option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
         raise ConfigurationError(

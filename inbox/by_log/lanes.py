@@ -135,7 +135,8 @@ class Lanes:
     """What a program knows of the lanes of its inbox: which may have messages, and where.
 
     `dirty` are the lanes that may have messages. `given` are those of which the transaction `xact` took messages: it
-    may have been rolled back, so they count as dirty until a later one has read them. `seen` is the last tick, and
+    may have been rolled back, so they count as dirty until a later one has read them. `is_counted`: they are among the
+    dirty ones already, since this is not the first step of a claim. `seen` is the last tick, and
     `depth` how many messages a lane seems to have. `sparse`: one in so many messages seems to be wanted.
     """
 
@@ -145,6 +146,7 @@ class Lanes:
     dirty: frozenset[int] = frozenset()
     given: frozenset[int] = frozenset()
     xact: int | None = None
+    is_counted: bool = False
     first: int = 0
     depth: float = 1.0
     sparse: float = 1.0
@@ -155,7 +157,10 @@ class Lanes:
 
     def wanted(self) -> list[int]:
         """The lanes to try."""
-        return sorted(self.dirty | self.given)
+        return sorted(self._dirty())
+
+    def _dirty(self) -> frozenset[int]:
+        return self.dirty if self.is_counted else self.dirty | self.given
 
     # D-logs-7: How many lanes a claim locks follows from how deep they are.
     def most(self, lanes: int, rows: int) -> int:
@@ -178,7 +183,8 @@ class Lanes:
         sparse = end.rows / wanted if wanted else 4 * self.sparse if end.rows else self.sparse
         return replace(
             self,
-            dirty=((self.dirty | self.given) - mine) | left,
+            dirty=(self._dirty() - mine) | left,
+            is_counted=True,
             given=frozenset(end.taken) | (self.given if lock.xact == self.xact else frozenset()),
             xact=lock.xact,
             first=lock.mine[-1] + 1,

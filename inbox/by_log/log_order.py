@@ -55,6 +55,7 @@ class LogOrder(KeyOrder):
     def claiming(self, share: Share, course: Course) -> Operation[tuple[Claimed, Course]]:
         """Of the inbox's own table and of the log in turn, where both may have messages."""
         course = course if isinstance(course, LogCourse) else LogCourse()
+        course = replace(course, lanes=replace(course.lanes, is_counted=False))
         has_diverted = has_looked = is_idle = False
         steps = 0
         while True:

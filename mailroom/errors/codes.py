@@ -147,6 +147,7 @@ CODES: Mapping[str, str] = {
         "Mailroom cannot find out how to open its own sessions to where the source's connections are."
     ),
     "MR-log-has-no-keys": "A single key is to be reaped of an inbox that reads a log.",
+    "MR-log-has-no-replies": "The inbox for replies reads a log.",
     "MR-log-in-use": "The log that is to be dropped is read by an inbox.",
     "MR-log-inbox-setting": "An inbox that reads a log cannot have this setting.",
     "MR-log-inbox-subscribes": "An inbox that reads a log is to subscribe to topics.",

@@ -24,6 +24,10 @@ WANTED_TOPICS = "SELECT topic, fits, words FROM {schema}.log_topic WHERE inbox =
 # With the topics in a step `wanted_topic` of the statement, and without.
 IS_WANTED_ONE = filled(_WANTED, wanted="wanted_topic")
 IS_WANTED = filled(_WANTED, wanted=f"({WANTED_TOPICS})")
+# The same of any inbox, whose name is a parameter.
+IS_WANTED_BY = filled(
+    _WANTED, wanted="(SELECT topic, fits, words FROM {schema}.log_topic WHERE inbox = %(inbox)s::text)"
+)
 HAS_TOPICS = f"EXISTS ({WANTED_TOPICS})"
 
 SET = Sql(

@@ -17,6 +17,7 @@ from inbox.handling.handlers import check_schema
 from mailroom.errors import ConfigurationError, UnknownInbox
 from mailroom.message.message import Message
 from mailroom.message.topic import Topic
+from mailroom.registry.log_topics import IS_WANTED_BY
 from mailroom.registry.routing import GETS, LOG_ROUTE
 from mailroom.schema import checking, finding
 from mailroom.schema.checks import nearest_inbox
@@ -47,14 +48,15 @@ WITH given AS (
     SELECT * FROM ROWS FROM (pg_catalog.unnest(%(topics)s::text[]), pg_catalog.unnest(%(kinds)s::text[]))
              AS g (topic, kind)),
 {route}
-SELECT topic, kind FROM given JOIN route USING (topic)
+SELECT topic, kind FROM given AS o JOIN route USING (topic)
 WHERE inbox = coalesce((SELECT r.log FROM {schema}.inbox_registry AS r WHERE r.name = %(inbox)s::text), %(inbox)s::text)
-  AND {gets}
+  AND {gets} AND {is_wanted}
 """,
     columns=("text", "text"),
     route=LOG_ROUTE,
     sent="given",
     gets=GETS,
+    is_wanted=IS_WANTED_BY,
 )
 
 

@@ -253,6 +253,21 @@ def test_lanes_of_several_claims_in_one_transaction_are_read_again_after_its_rol
     assert len(inbox.reap_any(connection)) == 3
 
 
+def test_single_messages_of_many_lanes_are_taken_in_one_transaction(node: Node, connect: Connect) -> None:
+    make(node, "billing", lanes=4)
+    write(node, KEYS)
+    inbox, connection = Inbox("billing"), connect()
+
+    def taken() -> list[str]:
+        return [found[0].key for _ in range(2 * len(KEYS)) if (found := inbox.reap_any(connection, 1, 1))]
+
+    connection.execute("SAVEPOINT here")
+    assert sorted(taken()) == sorted(KEYS)
+    assert inbox.reap_any(connection, 1, 1) == []
+    connection.execute("ROLLBACK TO SAVEPOINT here")
+    assert sorted(taken()) == sorted(KEYS)
+
+
 def test_a_lane_that_was_only_diverted_is_read_again_after_a_rollback(node: Node, connect: Connect) -> None:
     make(node, "billing", lanes=2, backoff_s=0)
     [(a, b)] = node.rows(

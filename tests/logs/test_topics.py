@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from inbox import Inbox, Worker
+from inbox.by_key.claim import PIN
 from inbox.by_log import lanes, log_claim
 from inbox.sessions.hold import releasing
 from mailroom import create_inbox, rename_inbox, set_inbox
@@ -16,6 +17,7 @@ from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
 from tests.logs.support import Reader, keys_of, make
 from tests.support.databases import Connect
+from tests.support.explain import executed, nodes, prepared
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually, wait_until_blocked
 from tests.support.working import working
@@ -162,3 +164,26 @@ def test_a_worker_goes_on_through_what_it_does_not_want(node: Node) -> None:
         eventually(lambda: node.value(last))
     assert taken == ["order.paid"]
     assert node.value("SELECT count(DISTINCT xmin::text) > 3 FROM mailroom.receipts_billing")
+
+
+def test_topics_cost_no_sort_and_no_scan_of_their_own(node: Node) -> None:
+    make(node, "billing", lanes=1, topics=["order.paid", "order.*.late"])
+    write(node, "order.sent order.paid " * 300)
+    values = {"lanes": "'{0}'", "first": "0", "per_lane": "10", "through": "40"}
+    names = {"log": "orders", "segments": "1", "lowest": "NULL::bigint", "held": "false"}
+    sorts = []
+    for statement in (log_claim.READ_PLAIN, log_claim.READ_PLAIN_TOPICS, log_claim.READ, log_claim.READ_TOPICS):
+        prepare, parameters = prepared(statement, names, inbox="billing")
+        with node.connection.transaction(force_rollback=True):
+            node.connection.execute(PIN.template.encode())
+            node.connection.execute(prepare.encode())
+            execute = executed([values.get(each, "NULL") for each in parameters])
+            [row] = node.connection.execute(f"EXPLAIN (ANALYZE, FORMAT json) {execute}".encode()).fetchall()
+            node.connection.execute("DEALLOCATE hot")
+        plan = list(nodes(row[0][0]["Plan"]))
+        sorts.append(sum(each["Node Type"] == "Sort" for each in plan))
+        scans = [each for each in plan if each.get("Relation Name") == "log_1"]
+        assert {each["Node Type"] for each in scans} == {"Index Scan"}
+        assert max(each["Actual Rows"] for each in scans) <= 40
+    assert sorts[0] == sorts[1]
+    assert sorts[2] == sorts[3]
