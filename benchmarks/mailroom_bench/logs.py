@@ -2,8 +2,9 @@
 
 `all` and the workers' backends are those of `live`: publisher, dispatcher and two workers run, with one inbox.
 
-`inboxes` are 10 and 100 that get all of it, each in claims of up to 1,000: a tenth of `--messages`. `server` is the time of the sessions that deliver and claim, for each copy; `WAL` is what
-deliveries write, for each message, and what claims write, for each copy.
+`inboxes` are 10 and 100 that get a tenth of `--messages`, each in claims of up to 1,000. `server` is the time of the
+sessions that deliver and claim, for each message and inbox; `WAL` is what deliveries write, for each message, and what
+claims write, for each message and inbox.
 
 `deliver` and `claim` are the same sessions' time, 1,000 messages at a time, where all that was delivered is read, and
 where ten times `--messages` are unread: 10^6 unless it is given. Claims of lanes take the one message that has come.
