@@ -18,7 +18,7 @@ from tests.faults import ledger
 from tests.faults.load import EVENT, INBOXES, LOG_ROUTES, LOGS, READERS, REFUSED, ROUTES
 from tests.faults.scarcity import SlowDisk
 
-KEEP_DAYS = 10  # of a few seconds each (`role_dispatcher.shorten`): more segments than one claim reads
+KEEP_DAYS = 7  # of a few seconds each (`role_dispatcher.shorten`): about as many segments as one claim reads
 FAILING: dict[str, Any] = {"backoff_s": 0.05, "backoff_max_s": 0.3, "max_attempts": 6}
 SETTINGS = {
     "max_connections": "120", "max_prepared_transactions": "20", "track_commit_timestamp": "on",

@@ -12,7 +12,7 @@ from tests.faults.role import Control
 from tests.faults.task import Habits, Task
 
 ROWS = 500
-DAY_S = 3  # of logs
+DAY_S = 4  # of logs
 SWEEP_S = 1.0
 
 

@@ -12,8 +12,8 @@ from tests.faults.load import READERS
 from tests.faults.role import Control, rest
 from tests.faults.task import Task
 
-EVERY_S = (0.3, 3)
-START_SHARE = 0.05  # all of the log is read again
+EVERY_S = (1, 6)
+START_SHARE = 0.03  # all of the log is read again
 ROLLED_BACK = 0.2
 RECENT = """
 SELECT clock FROM mailroom.log_tick WHERE log = %s ORDER BY clock DESC OFFSET floor(random() * 20)::integer LIMIT 1
@@ -45,7 +45,7 @@ def rewind(connection: psycopg.Connection[Any], dice: random.Random) -> None:
     elif draw < 0.3:
         to = datetime.now(UTC) - timedelta(seconds=dice.uniform(0, 5))
     else:
-        to = max(1, row[0] + dice.randint(-500, 50))
+        to = max(1, row[0] + dice.randint(-300, 50))
     connection.commit()  # the clock was looked for by a snapshot of its own
     place = Inbox(reader).rewind(connection, to, actor="faults")
     connection.execute(REWOUND.encode(), [place.clock, reader])

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from inbox.by_key.claim import PIN, PINNED
+from inbox.by_key.claim import PIN
 from inbox.by_log.lanes import SEGMENTS
-from mailroom.logs.segments import making_segment
+from mailroom.logs.segments import ALONE, making_segment
+from mailroom.sql.operation import Statement
 from mailroom.sql.runner import run
 from tests.logs.support import Reader, make
 from tests.support.databases import Connect
@@ -47,14 +48,13 @@ def full(node: Node) -> Node:
     return node
 
 
-def plan_of(node: Node, name: str, **values: str) -> list[dict[str, Any]]:
-    """Run a statement as its session does, undo it, and return its plan with what it really did."""
+def plan_of(node: Node, name: str, after: Statement | None = None, **values: str) -> list[dict[str, Any]]:
+    """Run a statement after the one that sets how it is planned, undo it, and return its plan with what it did."""
     hot, connection = HOT[name], node.connection
     with connection.transaction(force_rollback=True):
-        if hot.session is PINNED:
-            connection.execute(PIN.at().sql.encode())
-        for setting, value in {**hot.session, "plan_cache_mode": "force_generic_plan"}.items():
-            connection.execute("SELECT set_config(%s, %s, true)", [setting, value])
+        if after is not None:
+            connection.execute(after.sql.encode())
+        connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
         prepare, parameters = prepared(hot.sql, hot.names)
         connection.execute(prepare.encode())
         execute = executed([(VALUES | values).get(each, "NULL") for each in parameters])
@@ -76,7 +76,7 @@ def rows_of(plan: list[dict[str, Any]], table: str) -> int:
 
 @pytest.mark.parametrize("name", ["log-read-plain", "log-read", "log-read-plain-of-segments", "log-read-of-segments"])
 def test_claim_reads_what_it_takes_and_the_newest_receipt_of_each_lane(full: Node, name: str) -> None:
-    plan = plan_of(full, name)
+    plan = plan_of(full, name, PIN.at())
     assert rows_of(plan, "receipts_shipping") == 2  # one descending probe a lane
     taken = 2 * PER_LANE if "segments" in name else 0  # the unread ones are in the second segment
     looks = 4 if "plain" not in name else 3  # at each of these messages: which, their keys' state, and all of them
@@ -89,7 +89,7 @@ def test_locks_of_lanes_read_no_more_ticks_than_are_new(full: Node) -> None:
         "INSERT INTO mailroom.log_tick (log, clock, lanes, rows) SELECT 'orders', n, '{1}', 1 "
         "FROM generate_series(1, 5000) AS n"
     )
-    plan = plan_of(full, "log-lock", seen="4990", lanes="'{}'")
+    plan = plan_of(full, "log-lock", PIN.at(), seen="4990", lanes="'{}'")
     ticks = [each for each in plan if each.get("Relation Name") == "log_tick"]
     assert sum(each["Actual Rows"] * each["Actual Loops"] for each in ticks) <= 11  # and the last one
     locked = [each for each in plan if each.get("Relation Name") == "lanes_shipping"]
@@ -97,7 +97,7 @@ def test_locks_of_lanes_read_no_more_ticks_than_are_new(full: Node) -> None:
 
 
 def test_what_holds_a_segment_is_looked_up_by_lane(full: Node) -> None:
-    plan = plan_of(full, "segments-holds")
+    plan = plan_of(full, "segments-holds", ALONE.at(node=SCHEMA))
     assert rows_of(plan, "log_1") == 0
     plan = plan_of(full, "log-record-a-failure")
     assert rows_of(plan, "receipts_shipping") <= 2

@@ -57,7 +57,7 @@ def _figures(*runs: Mapping[str, float], lines: tuple[Line, ...]) -> list[Any]:
     return list(measure(measurement, Setup("", 1), len(runs)))
 
 
-LONG = ("bridges", "cost", "stuck", "waiting")
+LONG = ("bridges", "cost", "logs", "stuck", "waiting")
 
 
 @pytest.mark.slow
