@@ -15,6 +15,7 @@ from inbox.by_log.lanes import LOCK, Lanes, covering, telling_lost
 from mailroom.errors import ConfigurationError, UnknownInbox
 from mailroom.message.columns import DELIVERED, MESSAGE
 from mailroom.message.message import COLUMNS, SELECTED, messages
+from mailroom.registry.breakers import WHY
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, filled
 
 AT = """at AS MATERIALIZED (
@@ -97,9 +98,7 @@ ORDER BY clock
 )
 APART = f"""(SELECT min(i.clock) FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.key = k.key) IS NOT NULL
        OR {KEY_STATE % "k.key"}) IS NOT NULL"""
-# D-logs-4: What fails leaves the log.
-READ = Sql(
-    """
+TEXT = """
 WITH {at},
 ahead AS MATERIALIZED (
     SELECT due.lane, due.epoch, o.*, row_number() OVER (ORDER BY due.lane, o.clock) AS nth FROM due, LATERAL (
@@ -119,7 +118,7 @@ diverted AS (
     SELECT {delivered} FROM (SELECT lane, clock AS at FROM picked WHERE key IN (SELECT key FROM apart)) AS p, LATERAL (
         SELECT '{inbox}'::text AS inbox, o.clock, o.sent_clock, o.origin, o.delivered_at, {message} {in_lane}
         AND o.clock = p.at) AS o
-    ORDER BY key, clock RETURNING 1),
+    ORDER BY key, clock RETURNING 1),{made}
 given AS MATERIALIZED (SELECT lane, clock AS at FROM picked WHERE key NOT IN (SELECT key FROM apart))
 SELECT {selected}, {no_ending}
 FROM given AS p, LATERAL (
@@ -131,18 +130,38 @@ SELECT {nulls}, true, (SELECT count(*) FROM picked), CASE WHEN {is_cut} THEN %(l
        OR EXISTS (SELECT FROM {schema}.inbox_{inbox}), (SELECT count(*) FROM diverted),
        {unpinned} OR ({held} AND {schema}.hold_batch())
 ORDER BY clock
-""",
+"""
+READ_PARTS: dict[str, Any] = PARTS | {
+    "size": SIZE,
+    "next": NEXT,
+    "in_lane": filled(IN_LANE, lane="p.lane"),
+    "moved": filled(MOVED, is_whole=" AND NOT {is_cut}", where=""),
+    "is_cut": "(SELECT count(*) FROM ahead) > (SELECT count(*) FROM picked)",
+    "left": LEFT,
+    "delivered": DELIVERED,
+    "max_bytes": MAX_BYTES,
+}
+# D-logs-4: What fails leaves the log.
+READ = Sql(TEXT, COLUMNS | ENDING, apart=APART, made="", **READ_PARTS)
+# While breakers of prefixes are open, their keys leave the log too, and wait there as failing keys do. Who claims has
+# them put off before each claim (`inbox.breakers`). So they may be due soon, and are, if the breaker was closed while
+# this transaction was open.
+# D-logs-15: Keys of open prefixes leave the log as failing keys do.
+IS_OPEN = "split_part(k.key, %(separator)s::text, 1) = ANY (%(prefixes)s::text[])"
+READ_OPEN = Sql(
+    TEXT,
     COLUMNS | ENDING,
-    size=SIZE,
-    next=NEXT,
-    in_lane=filled(IN_LANE, lane="p.lane"),
-    moved=filled(MOVED, is_whole=" AND NOT {is_cut}", where=""),
-    is_cut="(SELECT count(*) FROM ahead) > (SELECT count(*) FROM picked)",
-    left=LEFT,
-    apart=APART,
-    delivered=DELIVERED,
-    max_bytes=MAX_BYTES,
-    **PARTS,
+    apart=f"{APART} OR {IS_OPEN}",
+    made=f"""
+made AS (
+    INSERT INTO {{schema}}.my_key_state (inbox, key, clock, attempts, retry_at, last_error)
+    SELECT '{{inbox}}', k.key, 0, 0, clock_timestamp() + interval '{{soon_s}} s', %(why)s::text FROM apart AS k
+    WHERE {IS_OPEN}
+      AND (SELECT s.clock FROM {{schema}}.my_key_state AS s WHERE s.inbox = '{{inbox}}' AND s.key = k.key) IS NULL
+    ORDER BY k.key
+    ON CONFLICT (inbox, key) DO NOTHING),""",
+    soon_s="60",
+    **READ_PARTS,
 )
 
 
@@ -215,6 +234,10 @@ def _reading(names: dict[str, str], share: Share, known: Lanes, lock: Any) -> Op
     per_lane = share.most // len(lock.mine)
     while True:
         within, statement = known.range, READ if known.has_apart else READ_PLAIN
+        values: dict[str, Any] = {}
+        if share.prefixes:
+            statement = READ_OPEN
+            values = {"prefixes": list(share.prefixes), "separator": share.separator, "why": WHY}
         held = "rows > 0" if statement is READ_PLAIN else "EXISTS (SELECT FROM given)"
         parts = {
             "lowest": LOWEST if len(within.segments) > 1 else "NULL::bigint",
@@ -222,7 +245,7 @@ def _reading(names: dict[str, str], share: Share, known: Lanes, lock: Any) -> Op
             "held": held if share.hold else "false",
         }
         *taken, last = yield statement.at(**parts, **names)(
-            lanes=lock.mine, first=within.first, end=within.end, per_lane=per_lane
+            lanes=lock.mine, first=within.first, end=within.end, per_lane=per_lane, **values
         )
         [end] = statement.named([last])
         if not end.is_plain:

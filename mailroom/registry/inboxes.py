@@ -81,7 +81,7 @@ def creation(
     With `log` it reads the log of that name (`create_log`) instead of getting messages of its own: all that the log
     gets after the commit, or from `since` on, which is `now`, `start` (the oldest message that the log has) or a
     datetime with a time zone, compared with the time of delivery. Keys are in order, and fail and are parked one by
-    one, as by key. Such an inbox has no subscriptions, no `expire_s`, no `keep_reaped_days` and no `breaker_by`.
+    one, as by key. Such an inbox has no subscriptions, no `expire_s` and no `keep_reaped_days`.
 
     Users' own migrations may call it, and programs that start: what changes something is written to the table `audit`,
     with `actor` (user@host of this process) and `why`. Everything happens in the caller's transaction. A concurrent
@@ -351,7 +351,6 @@ def _check_allowed(name: str, traits: Traits, given: Mapping[str, Any]) -> None:
 REFUSED_OF_LOG = {
     "expire_s": "the log keeps its messages for its own time (mailroom log set --keep-days)",
     "keep_reaped_days": "the log is an archive: what was read stands there until its time",
-    "breaker_by": "a lane has keys of all prefixes; leave it out, for a breaker of the whole inbox",
 }
 
 
