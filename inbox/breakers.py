@@ -17,10 +17,9 @@ from datetime import datetime
 from inbox.by_key.claim import PIN
 from inbox.limits import DUE_IN, LONGEST_TRY_S, TRY_S
 from mailroom.order.expressions import BY_CLOCK
-from mailroom.registry.breakers import DEFERRED_S, NOW, OF_PREFIX, Prefix, closing_prefixes
+from mailroom.registry.breakers import DEFERRED_S, NOW, OF_PREFIX, WHY, Prefix, closing_prefixes
 from mailroom.sql.operation import Operation, Sql
 
-WHY = "the breaker of its prefix is open"  # the last error of keys that wait for nothing else
 AT_ONCE = 1_000  # keys, or messages that have come, that one statement looks at
 MOST_OPEN = 1_000  # open breakers of one inbox: more of them are a matter for the breaker of the whole
 

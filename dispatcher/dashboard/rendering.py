@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from mailroom.cli.acting import counted
-from mailroom.cli.output import duration, shown
+from mailroom.cli.output import duration, shown, size
 from mailroom.cli.screen import rate
 from mailroom.values.names import DEFAULT_SCHEMA
 
@@ -78,6 +78,7 @@ def environment() -> Environment:
     filters: Mapping[str, Any] = {
         "duration": duration,
         "shown": shown,
+        "size": size,
         "rate": rate,
         "time": time_of,
         "ago": ago,

@@ -433,6 +433,9 @@ class Share:
     # in-flight entries of others whose batches have ended.
     hold: bool = False
     mine: Sequence[UUID] = ()  # the entries of this worker
+    # Prefixes of keys whose breakers are open, and what ends one: of an inbox that reads a log their keys leave it.
+    prefixes: Sequence[str] = ()
+    separator: str = ""
 
     @property
     def deep(self) -> int:

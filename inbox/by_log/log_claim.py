@@ -15,6 +15,7 @@ from inbox.by_log.lanes import LOCK, Lanes, covering, telling_lost
 from mailroom.errors import ConfigurationError, UnknownInbox
 from mailroom.message.columns import DELIVERED, MESSAGE
 from mailroom.message.message import COLUMNS, SELECTED, messages
+from mailroom.registry.breakers import WHY
 from mailroom.registry.log_topics import IS_WANTED_ONE, WANTED_TOPICS
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, filled
 
@@ -161,7 +162,7 @@ diverted AS (
     SELECT {delivered} FROM {of_apart} AS p, LATERAL (
         SELECT '{inbox}'::text AS inbox, o.clock, o.sent_clock, o.origin, o.delivered_at, {message} {in_lane}
         AND o.clock = p.at) AS o
-    ORDER BY key, clock RETURNING 1),
+    ORDER BY key, clock RETURNING 1),{made}
 given AS MATERIALIZED (SELECT lane, clock AS at FROM picked WHERE key NOT IN (SELECT key FROM apart){and_wanted})
 SELECT {selected}, {ending}
 FROM given AS p, LATERAL (
@@ -176,7 +177,32 @@ ORDER BY clock
 """
 
 
-def _read(of: dict[str, Any], ending: dict[str, str], and_wanted: str = "", **parts: Any) -> Sql:
+# While breakers of prefixes are open, their keys leave the log too, and wait there as failing keys do. Who claims has
+# them put off before each claim (`inbox.breakers`). So they may be due soon, and are, if the breaker was closed while
+# this transaction was open.
+# D-logs-15: Keys of open prefixes leave the log as failing keys do.
+IS_OPEN = "split_part(k.key, %(separator)s::text, 1) = ANY (%(prefixes)s::text[])"
+SOON_S = 60
+MADE = f"""
+made AS (
+    INSERT INTO {{schema}}.my_key_state (inbox, key, clock, attempts, retry_at, last_error)
+    SELECT '{{inbox}}', k.key, 0, 0, clock_timestamp() + interval '{SOON_S} s', %(why)s::text FROM apart AS k
+    WHERE {IS_OPEN}
+      AND (SELECT s.clock FROM {{schema}}.my_key_state AS s WHERE s.inbox = '{{inbox}}' AND s.key = k.key) IS NULL
+    ORDER BY k.key
+    ON CONFLICT (inbox, key) DO NOTHING),"""
+
+
+def _read(of: dict[str, Any], ending: dict[str, str], and_wanted: str = "", **parts: Any) -> tuple[Sql, Sql]:
+    """Return the statement, and the one for claims while breakers of prefixes are open."""
+    read, read_open = (
+        _read_one(of, ending, and_wanted, apart=apart, made=made, **parts)
+        for apart, made in ((APART, ""), (f"{APART} OR {IS_OPEN}", MADE))
+    )
+    return read, read_open
+
+
+def _read_one(of: dict[str, Any], ending: dict[str, str], and_wanted: str, **parts: Any) -> Sql:
     return Sql(
         FULL,
         COLUMNS | ending,
@@ -185,7 +211,6 @@ def _read(of: dict[str, Any], ending: dict[str, str], and_wanted: str = "", **pa
         moved=filled(MOVED, is_whole=" AND NOT {is_cut}", where=""),
         is_cut="(SELECT count(*) FROM ahead) > (SELECT count(*) FROM picked)",
         left=LEFT,
-        apart=APART,
         of_apart=f"(SELECT lane, clock AS at FROM picked WHERE key IN (SELECT key FROM apart){and_wanted})",
         and_wanted=and_wanted,
         delivered=DELIVERED,
@@ -196,13 +221,13 @@ def _read(of: dict[str, Any], ending: dict[str, str], and_wanted: str = "", **pa
     )
 
 
-READ = _read(
+READ, READ_OPEN = _read(
     OF_ALL, ENDING,
     ahead=f"(\n        SELECT o.clock, o.key, octet_length(o.value) AS bytes, o.value_json {NEXT}) AS o",
     is_wanted="", of_wanted="", wanted="",
 )  # fmt: skip
 # What is not wanted is never diverted: it is passed over, whatever becomes of its key.
-READ_TOPICS = _read(
+READ_TOPICS, READ_TOPICS_OPEN = _read(
     OF_TOPICS, ENDING_OF_TOPICS,
     ahead=_through(
         "o.key, octet_length(o.value) AS bytes, o.value_json",
@@ -282,9 +307,15 @@ def _reading(names: dict[str, str], share: Share, known: Lanes, lock: Any) -> Op
     """Read the lanes that `LOCK` has locked, from the segments that have their next messages."""
     per_lane = share.most // len(lock.mine)
     of_topics = {"through": round(per_lane * known.sparse)} if lock.has_topics else {}
-    plain, full = (READ_PLAIN_TOPICS, READ_TOPICS) if lock.has_topics else (READ_PLAIN, READ)
+    plain, full, full_open = (
+        (READ_PLAIN_TOPICS, READ_TOPICS, READ_TOPICS_OPEN) if lock.has_topics else (READ_PLAIN, READ, READ_OPEN)
+    )
     while True:
         within, statement = known.range, full if known.has_apart else plain
+        values: dict[str, Any] = {}
+        if share.prefixes:
+            statement = full_open
+            values = {"prefixes": list(share.prefixes), "separator": share.separator, "why": WHY}
         count = "wanted" if lock.has_topics else "rows"
         held = f"{count} > 0" if statement is plain else "EXISTS (SELECT FROM given)"
         parts = {
@@ -293,7 +324,7 @@ def _reading(names: dict[str, str], share: Share, known: Lanes, lock: Any) -> Op
             "held": held if share.hold else "false",
         }
         *taken, last = yield statement.at(**parts, **names)(
-            lanes=lock.mine, first=within.first, end=within.end, per_lane=per_lane, **of_topics
+            lanes=lock.mine, first=within.first, end=within.end, per_lane=per_lane, **of_topics, **values
         )
         [end] = statement.named([last])
         if not end.is_plain:

@@ -296,6 +296,9 @@ class _Worker(ABC):
             claimed = yield from self._claims.claiming_due(size, hold=True, mine=mine)
         else:
             share = Share(keys=size, per_key=size, most=size, due_too=False, hold=True, mine=mine)
+            if batch.allowed.deferred is not None and (found := batch.allowed.deferred.open):
+                prefixes = [each.prefix for each in found]
+                share = replace(share, prefixes=prefixes, separator=found[0].separator)
             claimed = yield from self._claims.claiming(share)
         order, place = (yield from self._claims.looking_up()), (yield from self._home.visiting(driver_of(connection)))
         batch.take(claimed, order, connection, place)

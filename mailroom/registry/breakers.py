@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql
 
+WHY = "the breaker of its prefix is open"  # the last error of keys that wait for nothing else
 NOW = "coalesce(%(now)s::timestamptz, clock_timestamp())"
 # Between the prefix itself and the keys that go on with the separator are those of other prefixes: 'a', 'a+', 'a/1'.
 OF_PREFIX = """{key} >= %(prefix)s::text AND {key} < %(end)s::text

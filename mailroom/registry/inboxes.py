@@ -93,7 +93,7 @@ def creation(
     With `log` it reads the log of that name (`create_log`) instead of getting messages of its own: all that the log
     gets after the commit, or from `since` on, which is `now`, `start` (the oldest message that the log has) or a
     datetime with a time zone, compared with the time of delivery. Keys are in order, and fail and are parked one by
-    one, as by key. Such an inbox has no subscriptions, no `expire_s`, no `keep_reaped_days` and no `breaker_by`. With
+    one, as by key. Such an inbox has no subscriptions, no `expire_s` and no `keep_reaped_days`. With
     `topics`, topics and patterns as a subscription has them, it reads those only, and passes over all others.
 
     Users' own migrations may call it, and programs that start: what changes something is written to the table `audit`,
@@ -385,7 +385,6 @@ def _check_allowed(name: str, traits: Traits, given: Mapping[str, Any]) -> None:
 REFUSED_OF_LOG = {
     "expire_s": "the log keeps its messages for its own time (mailroom log set --keep-days)",
     "keep_reaped_days": "the log is an archive: what was read stands there until its time",
-    "breaker_by": "a lane has keys of all prefixes; leave it out, for a breaker of the whole inbox",
 }
 
 

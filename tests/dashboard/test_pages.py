@@ -34,6 +34,10 @@ SHOWS = {
     "/inboxes/shipping": ("ConnectionError: carrier said", "order.*", "3 days", "then the key is parked", "<svg"),
     "/inboxes/billing": ("10 messages/s, burst 10", "50 % of attempts failing", "no such street", "ada: the address"),
     "/inboxes/quiet": ("Paused since", "ada: moving house", "Resume", "its own name"),
+    "/inboxes/search": ('<a href="/logs/events">events</a>', "Nothing was diverted from its log."),
+    "/logs": ('<a href="/logs/events">events</a>', "2 days", "kept", "MiB"),
+    "/logs/events": ("event.#", '<a href="/inboxes/search">search</a>', "by 5 days", "20 lost", "holds disk",
+                     "mailroom inbox rewind INBOX", "<dt>Lanes</dt><dd>64</dd>"),
     "/parked": ("shipping", "ConnectionError", "Replay", "Discard"),
     "/parked?inbox=shipping&matching=carrier": ("Replay all shown by this filter", "ConnectionError"),
     "/parked?matching=nothing": ("No parked key fits.",),
@@ -209,6 +213,7 @@ def test_what_no_page_asks_is_an_error_that_says_so(browser: Client) -> None:
     asked = {
         "/nothing": 404,
         "/inboxes/nothing": 404,
+        "/logs/nothing": 404,
         "/inboxes/NOT-A-NAME": 400,
         "/inboxes/shipping/key": 400,
         "/message?id=4711": 400,

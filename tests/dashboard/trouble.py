@@ -9,7 +9,7 @@ from psycopg.rows import TupleRow
 
 from dispatcher import Registrations
 from inbox import Inbox, Park
-from mailroom import Links
+from mailroom import Links, create_inbox, create_log
 from mailroom.sql.runner import run
 from outbox import Periodic, PeriodicMessage, Store
 from tests.support.node import Node, failing
@@ -38,6 +38,10 @@ def make_trouble(dsn: str, connection: psycopg.Connection[TupleRow]) -> Trouble:
     node.inbox("shipping", "order.paid", "order.*", max_attempts=1, keep_reaped_days=3)
     node.inbox("billing", "order.paid", backoff_s=3600, on_failure="skip", rate=10, breaker=50)
     node.inbox("quiet")
+    with connection.transaction():
+        create_log(connection, "events", ["event.#"], keep_days=2)
+        create_inbox(connection, "search", log="events")
+    node.send("event.made", key="made")
     secret = {"card": SECRET, "note": SCRIPT}
     parked = node.send("order.paid", secret, key=KEY, headers={"user": SECRET})
     node.send("order.paid", secret, key=KEY)
@@ -69,8 +73,20 @@ def make_trouble(dsn: str, connection: psycopg.Connection[TupleRow]) -> Trouble:
         )
         Links().allow(connection, "lyon", actor="ada", why="the shop in Lyon")
     _statistics(connection)
+    connection.execute(OF_LOG)
     return Trouble(node, parked, waiting, scheduled, sent, reaped, dead)
 
+
+# An inbox that has not read the lane of a message, though another lane, and what is older than its log keeps.
+OF_LOG = """
+UPDATE mailroom.inbox_registry SET lost = 20, lost_at = now(), lost_since = now() WHERE name = 'search';
+UPDATE mailroom.log_segment SET opened_at = now() - interval '9 days';
+SELECT mailroom.make_log_segment('events', now() - interval '4 days');
+UPDATE mailroom.log SET delivered_at = now() - interval '5 days';
+INSERT INTO mailroom.receipts_search
+SELECT 'search', (o.lane + 1) % 64, (SELECT max(epoch) FROM mailroom.receipts_search), t.clock
+FROM mailroom.log AS o, mailroom.log_tick AS t
+"""
 
 # Of one moment: by a clock that goes on, two rows would be of one minute.
 STATISTICS = """
