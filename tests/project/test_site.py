@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -243,10 +244,10 @@ def test_the_picture_is_seen_whole_on_a_phone_and_on_a_screen_in_both_themes(tmp
                 window.get(f"{address}/index.html")
                 window.execute_script("localStorage.clear()")  # the theme of the first visit is kept there
                 window.refresh()
-                body = window.find_element("css selector", "body")
-                eventually(lambda body=body, theme=theme: body.get_attribute("data-md-color-scheme") == schemes[theme])
+                themed = f"body[data-md-color-scheme={schemes[theme]}]"
+                eventually(partial(window.find_elements, "css selector", themed))
                 image = window.find_element("css selector", "article img")
-                eventually(lambda image=image: image.get_property("naturalWidth"))
+                eventually(partial(image.get_property, "naturalWidth"))
                 box = image.rect
                 assert 300 <= box["width"] <= box["x"] + box["width"] <= width
                 assert window.execute_script("return document.documentElement.scrollWidth") <= width
