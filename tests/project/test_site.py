@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,35 @@ def test_the_button_of_a_block_copies_its_commands_alone(tmp_path: Path) -> None
         window.find_element("css selector", "button[data-md-type=copy], .md-code__button").click()
         copied = eventually(lambda: window.execute_script("return navigator.clipboard.readText()"))
     assert copied.split("\n") == ["mailroom status \\", "    --json", "", "mailroom doctor"]
+
+
+@needs_site
+@needs_browser
+@pytest.mark.slow
+def test_the_picture_is_seen_whole_on_a_phone_and_on_a_screen_in_both_themes(tmp_path: Path) -> None:
+    [picture] = re.findall(r"^!\[.*", page_named("index.md").read_text(), re.MULTILINE)
+    code, said = built(tmp_path, "zensical", index=f"# Page\n\n{picture}\n")
+    assert code == 0, said
+    schemes = {"light": "default", "dark": "slate"}
+    seen: dict[str, set[bytes]] = {"light": set(), "dark": set()}
+    with serving(tmp_path / "site") as address, browser(tmp_path / "chromium") as window:
+        for width in (390, 1400):
+            metrics = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 500}
+            window.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+            for theme, shown in seen.items():
+                feature = {"name": "prefers-color-scheme", "value": theme}
+                window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+                window.get(f"{address}/index.html")
+                window.execute_script("localStorage.clear()")  # the theme of the first visit is kept there
+                window.refresh()
+                themed = f"body[data-md-color-scheme={schemes[theme]}]"
+                eventually(partial(window.find_elements, "css selector", themed))
+                image = window.find_element("css selector", "article img")
+                eventually(partial(image.get_property, "naturalWidth"))
+                box = image.rect
+                assert 300 <= box["width"] <= box["x"] + box["width"] <= width
+                assert window.execute_script("return document.documentElement.scrollWidth") <= width
+                shown.add(image.screenshot_as_png)
+        icon = window.find_element("css selector", "link[rel=icon]").get_attribute("href")
+    assert icon == f"{address}/assets/icon.svg"
+    assert not seen["light"] & seen["dark"], "the picture has colours for each theme"
