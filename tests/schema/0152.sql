@@ -2654,15 +2654,15 @@ COMMENT ON COLUMN mailroom.spark_stream.batch IS 'The number of the batch of tha
 
 COMMENT ON COLUMN mailroom.spark_stream.above IS 'The clock above which it begins.';
 
-COMMENT ON COLUMN mailroom.spark_stream.upto IS 'The clock of its last message.';
+COMMENT ON COLUMN mailroom.spark_stream.upto IS 'The clock of its last message; of a log the one up to which it goes.';
 
-COMMENT ON COLUMN mailroom.spark_stream.message_id IS 'The id of its last message.';
+COMMENT ON COLUMN mailroom.spark_stream.message_id IS 'The id of its last message; of a log its lane, clock and id.';
 
 COMMENT ON COLUMN mailroom.spark_stream.messages IS 'How many messages it has.';
 
 COMMENT ON COLUMN mailroom.spark_stream.digest IS 'The hashes of its messages'' clocks and ids, combined by exclusive or.';
 
-COMMENT ON COLUMN mailroom.spark_stream.read IS 'The clocks that tasks have read, all that was planned of them.';
+COMMENT ON COLUMN mailroom.spark_stream.read IS 'The clocks that tasks have read, of a log the lanes: all that was planned of them.';
 
 COMMENT ON COLUMN mailroom.spark_stream.deleted IS 'Set to have the row deleted (delete_marked).';
 
