@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from inbox import Inbox
-from mailroom import set_log
+from mailroom import create_inbox, set_log
 from mailroom.errors import ConfigurationError
 from mailroom.logs.segments import emptying, listing_over, making_segment
 from mailroom.sql.runner import run
@@ -159,6 +159,23 @@ def test_a_stream_goes_on_where_workers_were(opened: Open, node: Node, connect: 
     assert ends[-1].keys() == ends[1].keys() - {"ahead"}
     reader.commit(ends[-1])
     assert set(positions(node)) == {ends[-1]["clock"]}
+
+
+def test_a_stream_that_has_read_nothing_yet_starts_again(opened: Open, node: Node) -> None:
+    """An inbox that begins now may begin at a clock that no delivery into the log had."""
+    make(node, "billing")
+    write(node, KEYS)
+    node.inbox("shipping")
+    node.send("shipping", key="k1")
+    node.deliver_all()
+    with node.connection.transaction():
+        create_inbox(node.connection, "lake", log="orders")
+    reader = opened()
+    start = reader.initialOffset()
+    reader.stop()
+    assert reader.latestOffset(start, ReadMaxRows(10)) == start
+    write(node, ["k1"])
+    assert go_on(reader, start)[0] == [sent(node)[-1:]]
 
 
 def test_two_streams_of_one_log(opened: Open, node: Node) -> None:
@@ -325,7 +342,8 @@ def test_the_rights_of_a_spark_reader_are_enough(opened: Open, node: Node) -> No
     with role(node.dsn, *rights("spark-reader", "lake", log="orders")) as (_, dsn):
         reader = opened(dsn=dsn)
         found, ends = go_on(reader)
-        reader.commit(ends[-1])
+        reader.stop()
+        reader.commit(ends[-1])  # it starts again, from its checkpoint
         reader.stop()
     assert found == [sent(node)[:10], sent(node)[10:20], sent(node)[20:]]
     assert set(positions(node)) == {ends[-1]["clock"]}
