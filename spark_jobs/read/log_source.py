@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import groupby
 from typing import cast
 
@@ -21,16 +21,13 @@ from spark_jobs.read.inbox_rows import IN_ONE, Chosen
 from spark_jobs.read.log_parts import LaneRange, Part, finding_segments, gone, gone_upto, lane_batches, parts_of
 
 TASKS = 8  # where their number is not given
-# A log has a new segment a day. One that is older than the others by less was made with the log.
 LOG = Sql(
     """
 SELECT lanes::bigint, {schema}.lane_of(%(key)s::text, lanes)::bigint,
-       (SELECT opened_at FROM {schema}.log_segment WHERE log = '{log}' AND emptied_at IS NULL
-        ORDER BY segment LIMIT 1) < created_at + interval '1 day',
-       (SELECT clock FROM {schema}.log_tick WHERE log = '{log}' ORDER BY clock DESC LIMIT 1)
+       created_at, (SELECT clock FROM {schema}.log_tick WHERE log = '{log}' ORDER BY clock DESC LIMIT 1)
 FROM {schema}.log_registry WHERE name = '{log}'
 """,
-    columns=("bigint", "bigint", "boolean", "bigint"),
+    columns=("bigint", "bigint", "timestamptz", "bigint"),
 )
 ROWS = Sql(
     """
@@ -69,7 +66,7 @@ def spanning(schema: str, log: str, span: Span, key: str | None) -> Operation[tu
         raise ConfigurationError(
             f"There is no log {log!r}. `mailroom log list` shows those that there are.", code="MR-unknown-log"
         )
-    [(lanes, lane, is_whole, last)] = found
+    [(lanes, lane, created_at, last)] = found
     above, upto = span.above, min(span.upto, last or 0)
     is_short = False
     if span.since is not None:
@@ -79,12 +76,14 @@ def spanning(schema: str, log: str, span: Span, key: str | None) -> Operation[tu
         upto = min(upto, (yield from placing(schema, log, span.until)).clock)
     yield PIN.at()()
     segments = yield from finding_segments(schema, log)
+    oldest = next(one for one in segments if not one.is_empty)
+    # A log has a new segment a day: one that is not so much younger than the log was made with it.
+    is_whole = oldest is segments[0] and oldest.opened_at < created_at + timedelta(days=1)
     begin = 0 if is_whole else gone_upto(segments)
-    if not is_whole and (is_short or 0 < span.above < begin):
-        since = next(one.opened_at for one in segments if not one.is_empty)
+    if not is_whole and (is_short or 0 < span.above < begin or (span.since is not None and above < begin)):
         raise gone(
-            f"Log {log!r} has everything since {since.isoformat(timespec='seconds')}, and has dropped messages of what "
-            "is to be read, which is older.",
+            f"Log {log!r} has everything since {oldest.opened_at.isoformat(timespec='seconds')}, and has dropped "
+            "messages of what is to be read, which is older.",
             "Read from there on, or without since and clockAbove all that it has. To keep more from now on: mailroom "
             f"log set {log} --keep-days DAYS.",
         )

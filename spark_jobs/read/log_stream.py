@@ -21,7 +21,7 @@ from inbox.by_log.rewind import LANES
 from mailroom.errors import ConfigurationError
 from mailroom.order import clock
 from mailroom.order.clock import MAX_CLOCK
-from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Row, Sql
 from spark_jobs.read.given_out import Given, RangeContent, finding_read, recording, total
 from spark_jobs.read.inbox_rows import DIGESTED, IN_ONE, Planned
 from spark_jobs.read.log_parts import LaneRange, Segment, finding_segments, gone, gone_upto, parts_of
@@ -239,20 +239,21 @@ class LogStreamed:
                 f"{self._log}).",
                 code="MR-spark-inbox-shared",
             )
-        segments = yield from finding_segments(self._schema, self._log)
-        if drops and gone_upto(segments) > reached.clock:
-            raise self._gone(reached)
-        if not is_open:
-            return reached
         limit = MAX_CLOCK if target is None else target.clock
-        end = yield from self._reaching(reached, number, limit, segments)
+        steps = yield STEP.at(schema=self._schema, log=self._log)(start=reached.clock, number=number, target=limit)
+        # After the deliveries, so that it has the segments of all of them.
+        segments = yield from finding_segments(self._schema, self._log)
+        end = yield from self._reaching(steps, segments)
         # Else a stream without news would seem to have missed what older segments had, once they are gone.
         day = segments[-1].first - 1
         if end is None and drops and reached.clock < day <= limit:
             end = day
-        if end is None:
+        found = [] if end is None else (yield from self._measuring(segments, reached, end))
+        # After all was looked at: what is there now was there before.
+        if drops and gone_upto((yield from finding_segments(self._schema, self._log))) > reached.clock:
+            raise self._gone(reached)
+        if end is None or not is_open:
             return reached
-        found = yield from self._measuring(segments, reached, end)
         # As for an inbox by key: what a crash of the server undoes is delivered again, with other clocks.
         yield clock.DURABLE.at()()
         yield LOGGED.at()()
@@ -290,11 +291,8 @@ class LogStreamed:
             raise set_back(self._inbox)
         return None
 
-    def _reaching(
-        self, reached: BatchEnd, number: int | None, limit: int, segments: Sequence[Segment]
-    ) -> Operation[int | None]:
+    def _reaching(self, steps: Iterable[Row], segments: Sequence[Segment]) -> Operation[int | None]:
         """Return the clock of the last message of a batch; None if there is nothing."""
-        steps = yield STEP.at(schema=self._schema, log=self._log)(start=reached.clock, number=number, target=limit)
         for last, before, rows, missing in steps:
             if missing is None or missing >= rows:
                 return int(last)
