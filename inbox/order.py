@@ -117,8 +117,8 @@ def finding_in_parts(schema: str, inbox: str) -> Operation[None]:
     traits = yield from reading_traits(schema, inbox)
     if traits.reads_log:
         raise ConfigurationError(
-            f"Inbox {inbox!r} reads a log, and Spark would delete what it reads. Subscribe an inbox by key to the same "
-            "topics for Spark.",
+            f"Inbox {inbox!r} reads a log, which keeps what was read. Read the log itself, by "
+            'spark.read.format("inbox").option("log", ...), or stream the inbox.',
             code="MR-log-not-in-parts",
         )
     if not traits.in_parts:

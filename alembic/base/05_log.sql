@@ -104,12 +104,15 @@ BEGIN
 END $$;
 
 -- TRUNCATE locks this partition only. The caller has found out whether it may go.
-CREATE FUNCTION empty_log_segment(number bigint, at timestamptz)  -- Empties a segment that is over: there is a newer one.
+CREATE FUNCTION empty_log_segment(number bigint, at timestamptz)  -- Empties a segment that is over: there is a newer one, and no older one that is not empty.
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE {schema}.log_segment AS s SET emptied_at = at
     WHERE segment = number AND emptied_at IS NULL
-      AND EXISTS (SELECT FROM {schema}.log_segment AS n WHERE n.log = s.log AND n.segment > s.segment);
+      AND EXISTS (SELECT FROM {schema}.log_segment AS n WHERE n.log = s.log AND n.segment > s.segment)
+      -- In their order: a log has everything since its oldest message, without a gap that nobody would see.
+      AND NOT EXISTS (SELECT FROM {schema}.log_segment AS o
+                      WHERE o.log = s.log AND o.segment < s.segment AND o.emptied_at IS NULL);
     IF NOT FOUND THEN RETURN false; END IF;
     EXECUTE format('TRUNCATE {schema}.log_%s', number);
     RETURN true;

@@ -42,11 +42,11 @@ CREATE TABLE spark_stream (  -- The batches that Spark's stream of an inbox has 
     checkpoint text           COLLATE "C" NOT NULL,   -- The id that the stream's checkpoint got when it began. One for all rows of an inbox.
     batch      bigint         NOT NULL,               -- The number of the batch of that checkpoint, from 1.
     above      bigint         NOT NULL,               -- The clock above which it begins.
-    upto       bigint         NOT NULL CHECK (upto > above),  -- The clock of its last message.
-    message_id text           NOT NULL,               -- The id of its last message.
+    upto       bigint         NOT NULL CHECK (upto > above),  -- The clock of its last message; of a log the one up to which it goes.
+    message_id text           NOT NULL,               -- The id of its last message; of a log its lane, clock and id.
     messages   bigint         NOT NULL,               -- How many messages it has.
     digest     bigint         NOT NULL,               -- The hashes of its messages' clocks and ids, combined by exclusive or.
-    read       int8multirange NOT NULL DEFAULT '{}',  -- The clocks that tasks have read, all that was planned of them.
+    read       int8multirange NOT NULL DEFAULT '{}',  -- The clocks that tasks have read, of a log the lanes: all that was planned of them.
     deleted    boolean        NOT NULL DEFAULT false,  -- Set to have the row deleted (delete_marked).
     at         timestamptz    NOT NULL DEFAULT clock_timestamp(),  -- When it was first given out.
     number     bigint,                                -- The number of Spark's under which it was first read.

@@ -123,6 +123,15 @@ COUNTED = on(
     "UPDATE (delivered, reaped, failed, parked, skipped, batches, handle_s, ages)",
     why="a view: only of the role's own inboxes",
 )
+READS_LOG = (
+    on("lanes_{inbox}", "SELECT", "UPDATE (lane)", why="UPDATE to lock rows", of_readers=True),
+    on("receipts_{inbox}", "SELECT", "INSERT", why="how far it has read", of_readers=True),
+    on("log_{log}", "SELECT", of_readers=True),
+    on("log_registry", "SELECT", of_readers=True),
+    on("log_segment", "SELECT", of_readers=True),
+    on("log_tick", "SELECT", why="what was delivered when", of_readers=True),
+    on("log_topic", "SELECT", why="which topics it reads", of_readers=True),
+)
 REAPER = (
     REVISION,
     CONSUMED,
@@ -154,13 +163,7 @@ REAPER = (
     on("dead_letter", "INSERT", why="refused for other inboxes"),
     on("stable", "SELECT", why="how far a total inbox may be given out", bounded=True),
     on("inbox_{inbox}", "INSERT", why="what fails is diverted from the log", of_readers=True),
-    on("lanes_{inbox}", "SELECT", "UPDATE (lane)", why="UPDATE to lock rows", of_readers=True),
-    on("receipts_{inbox}", "SELECT", "INSERT", why="how far it has read", of_readers=True),
-    on("log_{log}", "SELECT", of_readers=True),
-    on("log_registry", "SELECT", of_readers=True),
-    on("log_segment", "SELECT", of_readers=True),
-    on("log_tick", "SELECT", why="which lanes have news", of_readers=True),
-    on("log_topic", "SELECT", why="which topics it reads", of_readers=True),
+    *READS_LOG,
     *TOKENS,
     NAME,
 )  # fmt: skip
@@ -169,13 +172,20 @@ SPARK_READER = (
     REVISION,
     CONSUMED,
     on("inbox_registry", "SELECT", why="names and settings of all inboxes"),
-    on("my_spark_stream", "SELECT", "INSERT", "UPDATE (read, deleted)", why="a view: only of the role's own inboxes"),
+    on(
+        "my_spark_stream",
+        "SELECT",
+        "INSERT",
+        "UPDATE (read, deleted, number, used)",
+        why="a view: only of the role's own inboxes",
+    ),
     on("my_key_state", "SELECT", why="a view: only of the role's own inboxes"),
     on("my_parked", "SELECT", why="a view: only of the role's own inboxes"),
     on("my_reaped", "INSERT", why="a view: only of the role's own inboxes, if they keep what is reaped"),
     on("reaped_day", "SELECT", why="the days of the archive"),
     on("node", "SELECT"),
     sequence("clock", "SELECT"),
+    *READS_LOG,
 )
 
 SPARK_WRITER = (

@@ -5,7 +5,7 @@ keeps the batches whose messages are not all deleted, and the last one. A checkp
 checkpoint that begins again at the first number, is found out by that. Each operation runs in a transaction of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from inbox.by_key.claim import PIN
@@ -121,36 +121,51 @@ def giving_out(
     Raises `ConfigurationError` if the number stands for other messages, or they are not all there, and as
     `finding_given` does.
     """
-    known = yield from finding_given(schema, inbox, checkpoint, end.batch, continues)
-    if known not in (None, end):
-        raise set_back(inbox, checkpoint, end.batch, end.batch)
     contents = yield from measuring(schema, inbox, ranges)
-    messages, digest = sum(one.messages for one in contents), 0
-    for one in contents:
-        digest ^= one.digest
-    if (messages, digest) != (end.messages, end.digest):
-        raise ConfigurationError(
-            f"Batch {end.batch} of the stream of inbox {inbox!r} had {end.messages} messages when it was planned, and "
-            f"they are not all there any more: {messages} are in their place. Either another consumer took some, and "
-            "the sink lacks them, or this stream has read and deleted the batch before, and its checkpoint is an older "
-            f"copy. Nothing was read or deleted now. Stop the other consumer if there is one. {way_on(checkpoint)}",
-            code="MR-spark-messages-gone",
-        )
-    if known is None:
-        yield REPLACE.at(schema=schema)(inbox=inbox, checkpoint=checkpoint)
-        yield GIVE.at(schema=schema)(
-            inbox=inbox, checkpoint=checkpoint, batch=end.batch, above=ranges[0].above, upto=end.clock,
-            message_id=end.message_id, messages=end.messages, digest=end.digest,
-        )  # fmt: skip
+    yield from recording(schema, inbox, checkpoint, ranges[0].above, end, contents, continues)
     return [
         replace(one, planned=Planned(checkpoint, end.batch, content.messages, content.digest))
         for one, content in zip(ranges, contents, strict=True)
     ]
 
 
+def total(contents: Iterable[RangeContent]) -> RangeContent:
+    """Return what is in all of them together."""
+    found = RangeContent()
+    for one in contents:
+        found = RangeContent(found.messages + one.messages, found.digest ^ one.digest)
+    return found
+
+
+def recording(
+    schema: str, inbox: str, checkpoint: str, above: int, end: BatchEnd, contents: Iterable[RangeContent],
+    continues: str | None,
+) -> Operation[None]:  # fmt: skip
+    """Record that a batch with this is given out under its number; raises as `giving_out` does."""
+    end, found = replace(end, ahead=()), total(contents)
+    known = yield from finding_given(schema, inbox, checkpoint, end.batch, continues)
+    if known not in (None, end):
+        raise set_back(inbox, checkpoint, end.batch, end.batch)
+    if (found.messages, found.digest) != (end.messages, end.digest):
+        raise ConfigurationError(
+            f"Batch {end.batch} of the stream of inbox {inbox!r} had {end.messages} messages when it was planned, and "
+            f"they are not all there any more: {found.messages} are in their place. Either another consumer took some, "
+            "and the sink lacks them, or this stream has read and deleted the batch before, and its checkpoint is an "
+            "older copy. Nothing was read or deleted now. Stop the other consumer if there is one. "
+            f"{way_on(checkpoint)}",
+            code="MR-spark-messages-gone",
+        )
+    if known is None:
+        yield REPLACE.at(schema=schema)(inbox=inbox, checkpoint=checkpoint)
+        yield GIVE.at(schema=schema)(
+            inbox=inbox, checkpoint=checkpoint, batch=end.batch, above=above, upto=end.clock,
+            message_id=end.message_id, messages=end.messages, digest=end.digest,
+        )  # fmt: skip
+
+
 READ = Sql(
     """
-SELECT batch, above, upto, read @> int8range(above, upto, '(]') FROM {schema}.my_spark_stream
+SELECT batch, above, upto, read @> {whole} FROM {schema}.my_spark_stream
 WHERE inbox = %(inbox)s::text AND checkpoint = %(checkpoint)s::text AND batch <= %(number)s::bigint ORDER BY batch
 """,
     columns=("bigint", "bigint", "bigint", "boolean"),
@@ -167,9 +182,11 @@ class Given:
     is_read: bool
 
 
-def finding_read(schema: str, inbox: str, checkpoint: str, number: int) -> Operation[list[Given]]:
-    """Return the batches up to that number that are not forgotten."""
-    rows = yield READ.at(schema=schema)(inbox=inbox, checkpoint=checkpoint, number=number)
+def finding_read(
+    schema: str, inbox: str, checkpoint: str, number: int, whole: str = "int8range(above, upto, '(]')"
+) -> Operation[list[Given]]:
+    """Return the batches up to that number that are not forgotten; `whole` is the range that all tasks report."""
+    rows = yield READ.at(schema=schema, whole=whole)(inbox=inbox, checkpoint=checkpoint, number=number)
     return [Given(int(batch), int(above), int(upto), bool(is_read)) for batch, above, upto, is_read in rows]
 
 

@@ -1,11 +1,13 @@
 """Rows of an inbox as Arrow batches: a range of clocks, page by page, with nothing locked and nothing held between."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, reduce
 from itertools import pairwise
 from operator import xor
+from typing import Protocol
 
+import psycopg
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
@@ -81,7 +83,7 @@ SIZES = {
 SHARE = "%(bytes)s::bigint / %(rows)s::bigint"
 EVEN = """
 SELECT {selected}, {size} > {share} AS large FROM (
-    SELECT {named} FROM {schema}.inbox_{inbox}
+    SELECT {named} FROM {schema}.{table}
     WHERE {range} AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
     ORDER BY {order} LIMIT %(rows)s::bigint) AS i"""
 # `before` is the size of the page's earlier messages, so the first one comes however large it is. The window's order is
@@ -90,24 +92,35 @@ PAGE = """
 SELECT {selected} FROM (
     SELECT *, coalesce(sum({size}) OVER (
                ORDER BY {order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
-    FROM {schema}.inbox_{inbox}
+    FROM {schema}.{table}
     WHERE {range} AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
     ORDER BY {order} LIMIT %(rows)s::bigint) AS i
 WHERE before < %(bytes)s::bigint"""
 UNBOUNDED = """
-SELECT {selected} FROM {schema}.inbox_{inbox}
+SELECT {selected} FROM {schema}.{table}
 WHERE {range} AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
 ORDER BY {order} LIMIT %(rows)s::bigint"""
 BY_RANGE = f"{BY_CLOCK} > %(above)s::bigint AND {BY_CLOCK} <= %(upto)s::bigint"
 BY_KEY = "key = %(key)s::text AND clock > %(above)s::bigint AND clock <= %(upto)s::bigint"
+OF_INBOX = {"table": "inbox_{inbox}", "order": BY_CLOCK, "range": BY_RANGE}
+OF_KEY = OF_INBOX | {"order": "clock", "range": BY_KEY}
+# One segment of one lane, whose index has the clocks in order.
+OF_LANE = {
+    "table": "log_{log}",
+    "order": "clock",
+    "range": (
+        "segment = {segment} AND lane = %(lane)s::bigint::smallint AND clock > %(above)s::bigint "
+        "AND clock <= %(upto)s::bigint AND (%(key)s::text IS NULL OR key = %(key)s::text)"
+    ),
+}
 
 
 @cache
-def _page(columns: tuple[str, ...], *, is_of_key: bool, is_digested: bool, is_even: bool) -> Sql:
+def _page(columns: tuple[str, ...], *, is_of_key: bool, is_of_lane: bool, is_digested: bool, is_even: bool) -> Sql:
     """Return the statement of a page of these columns; what they weigh bounds it, if one has no near bound."""
     behind = {"clock": "clock"} | ({"digested": DIGESTED} if is_digested else {})
     given = {name: EXPRESSIONS[name] for name in columns}
-    parts = {"order": "clock" if is_of_key else BY_CLOCK, "range": BY_KEY if is_of_key else BY_RANGE}
+    parts = OF_LANE if is_of_lane else OF_KEY if is_of_key else OF_INBOX
     types = [*(COLUMNS[name] for name in columns), *("bigint" for _ in behind)]
     sizes = {name: SIZES[name] for name in columns if name in SIZES}
     selected = ", ".join([*given.values(), *behind.values()])
@@ -118,7 +131,7 @@ def _page(columns: tuple[str, ...], *, is_of_key: bool, is_digested: bool, is_ev
         return Sql(filled(PAGE, **parts, selected=selected, size=size), types)
     named = ", ".join(f"{expression} AS {name}" for name, expression in (given | behind).items())
     shared = [f"CASE WHEN {size} <= {SHARE} THEN {name} END" if name in sizes else name for name in columns]
-    parts |= {"named": named, "selected": ", ".join([*shared, *behind]), "size": size, "share": SHARE}
+    parts = parts | {"named": named, "selected": ", ".join([*shared, *behind]), "size": size, "share": SHARE}
     return Sql(filled(EVEN, **parts), [*types, "boolean"])
 
 
@@ -173,35 +186,46 @@ def cutting(schema: str, inbox: str, above: int, upto: int, number: int | None) 
 class Page:
     """The rows of a page: the chosen columns, then the clock, and then what goes into the digest, if it is wanted.
 
-    It `is_even` if no message had more than its share of the page's bytes.
+    It `is_even` if no message had more than its share of the page's bytes, and `is_last` if no other page follows.
     """
 
     rows: list[Row]
     is_even: bool
+    is_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the messages of a page are: in an inbox, or in a segment of a log, in one of its lanes."""
+
+    names: Mapping[str, str]
+    lane: int | None = None
 
 
 def paging(
-    schema: str, inbox: str, above: int, upto: int, chosen: Chosen, rows: int, *, digested: bool = True,
+    schema: str, inbox: str | Place, above: int, upto: int, chosen: Chosen, rows: int, *, digested: bool = True,
     even: bool = True,
 ) -> Operation[Page]:  # fmt: skip
     """Read the first messages above a clock and up to another, at most that many: a page.
 
     If it should be `even`, it ends before a message with more than its share, unless that is the first one.
     """
-    kind = {"is_of_key": chosen.key is not None, "is_digested": digested}
+    place = Place({"inbox": inbox}) if isinstance(inbox, str) else inbox
+    names = {"schema": schema, **place.names}
+    kind = {"is_of_key": chosen.key is not None, "is_of_lane": place.lane is not None, "is_digested": digested}
     wanted: dict[str, object] = {"above": above, "upto": upto, "topic": chosen.topic, "rows": rows, "bytes": PAGE_BYTES}
-    wanted["key"] = chosen.key
+    wanted |= {"key": chosen.key, "lane": place.lane}
     yield PIN.at()()
     if even and not SIZES.keys().isdisjoint(chosen.columns):
-        found = yield _page(chosen.columns, **kind, is_even=True).at(schema=schema, inbox=inbox)(**wanted)
+        found = yield _page(chosen.columns, **kind, is_even=True).at(**names)(**wanted)
         clock = len(chosen.columns)
         first_large = min((row[clock] for row in found if row[-1]), default=None)
         if first_large is None:
-            return Page(found, is_even=True)
+            return Page(found, is_even=True, is_last=len(found) < rows)
         if before := [row for row in found if row[clock] < first_large]:
             return Page(before, is_even=False)
-    found = yield _page(chosen.columns, **kind, is_even=False).at(schema=schema, inbox=inbox)(**wanted)
-    return Page(found, is_even=False)
+    found = yield _page(chosen.columns, **kind, is_even=False).at(**names)(**wanted)
+    return Page(found, is_even=False, is_last=not found)
 
 
 def batches(
@@ -219,33 +243,67 @@ def batches(
             with connection.transaction():
                 run(connection, taking_number(node.schema, inbox, planned.checkpoint, planned.batch, number))
         connection.read_only = True
-        # The size of a row costs as much as the row, so a page reads few more than will fit. And pages are even until
-        # one is not, or could not be: where there is one large message there are more, each of which would end a page.
-        above, limit, even = wanted.above, FIRST_ROWS, True
-        is_digested, schema = wanted.planned is not None, chosen.schema
-        messages = digest = 0
-        while True:
-            with connection.transaction():
-                page = run(
-                    connection,
-                    paging(node.schema, inbox, above, wanted.upto, chosen, limit, digested=is_digested, even=even),
-                    message_rows.RawCursor,
-                )
-            rows = page.rows
-            if not rows:
-                break
-            messages += len(rows)
-            if is_digested:
-                digest = reduce(xor, (row[len(schema) + 1] for row in rows), digest)
-            above, limit = max(row[len(schema)] for row in rows), min(2 * len(rows), PAGE_ROWS)
-            batch = pa.RecordBatch.from_arrays(message_rows.arrays(rows, schema), schema=schema)
-            even = page.is_even and _average(batch) <= PAGE_BYTES / limit
-            yield batch
+        read = Read()
+        is_digested = wanted.planned is not None
+        yield from pages(connection, node.schema, Place({"inbox": inbox}), wanted, chosen, read, digested=is_digested)
         if wanted.planned is not None:
-            _demand_all(inbox, wanted.planned, messages, digest)
+            demand_all(inbox, wanted.planned, read)
             connection.read_only = False
             with connection.transaction():
                 run(connection, reporting(node.schema, inbox, wanted, wanted.planned))
+
+
+@dataclass(slots=True)
+class Read:
+    """What a task has read: how many messages, and their digest if it is wanted; and how it goes on."""
+
+    messages: int = 0
+    digest: int = 0
+    limit: int = FIRST_ROWS
+    even: bool = True
+
+
+class Clocks(Protocol):
+    """Clocks above one, up to another."""
+
+    @property
+    def above(self) -> int:
+        """The clock above which they begin."""
+
+    @property
+    def upto(self) -> int:
+        """The last one."""
+
+
+def pages(
+    connection: psycopg.Connection, schema: str, place: Place, clocks: Clocks, chosen: Chosen, read: Read,
+    *, digested: bool,
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """Read the messages of a place page by page, each in a transaction of its own; count them in `read`."""
+    # The size of a row costs as much as the row, so a page reads few more than will fit. And pages are even until
+    # one is not, or could not be: where there is one large message there are more, each of which would end a page.
+    above, columns = clocks.above, chosen.schema
+    read.limit = max(read.limit, FIRST_ROWS)
+    while True:
+        with connection.transaction():
+            page = run(
+                connection,
+                paging(schema, place, above, clocks.upto, chosen, read.limit, digested=digested, even=read.even),
+                message_rows.RawCursor,
+            )
+        rows = page.rows
+        if not rows:
+            break
+        read.messages += len(rows)
+        if digested:
+            read.digest = reduce(xor, (row[len(columns) + 1] for row in rows), read.digest)
+        above, read.limit = max(row[len(columns)] for row in rows), min(2 * len(rows), PAGE_ROWS)
+        batch = pa.RecordBatch.from_arrays(message_rows.arrays(rows, columns), schema=columns)
+        read.even = page.is_even and _average(batch) <= PAGE_BYTES / read.limit
+        yield batch
+        # In a log a task has many places, with few messages each.
+        if page.is_last and place.lane is not None:
+            break
 
 
 def _average(batch: pa.RecordBatch) -> float:
@@ -254,7 +312,9 @@ def _average(batch: pa.RecordBatch) -> float:
     return float(sum(batch.column(name).nbytes for name in sized) / batch.num_rows)
 
 
-def _demand_all(inbox: str, planned: Planned, messages: int, digest: int) -> None:
+def demand_all(inbox: str, planned: Planned, read: Read) -> None:
+    """Raise `ConfigurationError` unless a task has read what was planned."""
+    messages, digest = read.messages, read.digest
     if (messages, digest) != (planned.messages, planned.digest):
         raise ConfigurationError(
             f"A task of batch {planned.batch} of the stream of inbox {inbox!r} read {messages} messages, and "
@@ -276,7 +336,7 @@ WHERE inbox = %(inbox)s::text AND checkpoint = %(checkpoint)s::text AND batch = 
 )
 
 
-def reporting(schema: str, inbox: str, read: Range, planned: Planned) -> Operation[None]:
+def reporting(schema: str, inbox: str, read: Clocks, planned: Planned) -> Operation[None]:
     """Report a range as read: only what was reported is deleted. Raises `ConfigurationError` if it is not wanted."""
     reported = yield REPORT.at(schema=schema)(
         inbox=inbox, checkpoint=planned.checkpoint, batch=planned.batch, above=read.above, upto=read.upto

@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import cast
 
 import pyarrow as pa
@@ -20,10 +21,11 @@ from spark_jobs.arrow import message_rows
 from spark_jobs.node import Node, demand_known
 from spark_jobs.read.inbox_rows import Chosen, Range, batches, cutting
 from spark_jobs.read.inbox_stream import InboxStreamReader
+from spark_jobs.read.log_source import LogReader, Span
 from spark_jobs.read.offsets import finding_ends
 
 OPTIONS = ("inbox", "numPartitions", "columns", *Node.OPTIONS)
-OF_READ = ("key", "topic", "clockAbove", "clockUpto")
+OF_READ = ("log", "key", "topic", "clockAbove", "clockUpto", "since", "until")
 OF_STREAM = ("maxMessages", "keepBatches", "continuesCheckpoint")
 MAX_PARTITIONS = 10_000
 MAX_MESSAGES = 100_000
@@ -43,10 +45,11 @@ class InboxSource(DataSource):
     def schema(self) -> str:
         """Return the columns of a message. Raises `ConfigurationError` or `InvalidName` for the options."""
         demand_known(self.options, (*OPTIONS, *OF_READ, *OF_STREAM))
-        _inbox(self.options)
+        if _log(self.options) is None:
+            _inbox(self.options)
         return message_rows.ddl(Chosen(columns=_columns(self.options)).schema)
 
-    def reader(self, schema: StructType) -> "InboxReader":
+    def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of `spark.read`. Raises `ConfigurationError`, `InvalidName` or `InvalidMessage`."""
         demand_known(self.options, (*OPTIONS, *OF_READ))
         key, topic = self.options.get("key"), self.options.get("topic")
@@ -54,17 +57,29 @@ class InboxSource(DataSource):
             None if key is None else key_text(key), None if topic is None else topic_name(topic), _columns(self.options)
         )
         _demand_ours(schema, chosen)
-        return InboxReader(
-            Node.of(self.options),
-            _inbox(self.options),
-            _number(self.options, "numPartitions", 1, MAX_PARTITIONS),
-            _number(self.options, "clockAbove", 0, MAX_CLOCK),
-            _number(self.options, "clockUpto", 0, MAX_CLOCK),
-            chosen,
-        )
+        node, number = Node.of(self.options), _number(self.options, "numPartitions", 1, MAX_PARTITIONS)
+        above, upto = (_number(self.options, name, 0, MAX_CLOCK) for name in ("clockAbove", "clockUpto"))
+        since, until = (_time(self.options, name) for name in ("since", "until"))
+        log = _log(self.options)
+        if log is not None:
+            span = Span(since, until, above or 0, MAX_CLOCK if upto is None else upto)
+            return LogReader(node, log, number, span, chosen)
+        if since or until:
+            raise ConfigurationError(
+                'The options since and until are of a log: .option("log", "orders"). An inbox keeps nothing that was '
+                "read.",
+                code="MR-spark-option",
+            )
+        return InboxReader(node, _inbox(self.options), number, above, upto, chosen)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of `spark.readStream`. Raises `ConfigurationError` or `InvalidName`."""
+        if "log" in self.options:
+            raise ConfigurationError(
+                "A stream reads a log by an inbox of its own, whose positions say what the log has to keep: mailroom "
+                'inbox create NAME --log LOG, and .option("inbox", "NAME").',
+                code="MR-spark-option",
+            )
         demand_known(self.options, (*OPTIONS, *OF_STREAM))
         chosen = Chosen(columns=_columns(self.options))
         _demand_ours(schema, chosen)
@@ -84,6 +99,29 @@ def _inbox(options: Mapping[str, str]) -> str:
     if name is None:
         raise ConfigurationError('Say which inbox to read: .option("inbox", "shipping").', code="MR-spark-option")
     return inbox_name(name)
+
+
+def _log(options: Mapping[str, str]) -> str | None:
+    name = options.get("log")
+    if name is not None and "inbox" in options:
+        raise ConfigurationError("Name an inbox or a log, not both.", code="MR-spark-option")
+    return None if name is None else inbox_name(name)
+
+
+def _time(options: Mapping[str, str], name: str) -> datetime | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        given = datetime.fromisoformat(text)
+    except ValueError:
+        given = None
+    if given is None or given.tzinfo is None:
+        raise ConfigurationError(
+            f"The option {name} is {shown(text)}; give a time with its zone, such as 2030-01-31T09:00:00+01:00.",
+            code="MR-spark-option",
+        )
+    return given
 
 
 def _number(options: Mapping[str, str], name: str, least: int, most: int) -> int | None:

@@ -30,7 +30,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
-from functools import wraps
+from functools import partial, wraps
 from itertools import count, takewhile
 from time import sleep
 from typing import Any, Concatenate, ParamSpec, TypeAlias, cast
@@ -48,19 +48,14 @@ from mailroom.sql.pooler import PooledConnection
 from mailroom.sql.runner import run
 from mailroom.sql.sqlstate import is_lost, sqlstate
 from spark_jobs.node import Node
-from spark_jobs.read.given_out import (
-    Given,
-    finding_given,
-    finding_last,
-    finding_read,
-    forgetting,
-    giving_out,
-    measuring,
-    set_back,
-)
-from spark_jobs.read.inbox_rows import ALL, Chosen, Range, batches, cutting
+from spark_jobs.read.given_out import Given, finding_given, finding_last, forgetting, set_back
+from spark_jobs.read.inbox_rows import ALL, Chosen, Range, batches
+from spark_jobs.read.log_parts import LaneRange, lane_batches
+from spark_jobs.read.log_stream import is_set_back
+from spark_jobs.read.log_stream import set_back as rewound
 from spark_jobs.read.numbers import finding_used, number_of_task, using
-from spark_jobs.read.offsets import BatchEnd, comparing, entering, finding_ends, finding_lowest, planning, reaping
+from spark_jobs.read.offsets import BatchEnd
+from spark_jobs.read.streamed import Streamed, finding_streamed
 
 try:
     from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -101,6 +96,10 @@ def _is_read(one: tuple[Given, int]) -> bool:
     return one[0].is_read and one[0].batch == one[1]
 
 
+def _reaping(of: Streamed, above: int, upto: int) -> Operation[int | None]:
+    return of.reaping(above, upto)
+
+
 class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The sole consumer of an inbox: every message that is delivered is in exactly one batch, and then reaped.
 
@@ -123,6 +122,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._checkpoint: str | None = None
         self._connection: psycopg.Connection | None = None
         self._identity = ""
+        self._of: Streamed | None = None
         self._known: set[BatchEnd] = set()  # given out or compared by this session, and not below the last commit
         self._first: tuple[int, int | None] = (0, None)  # above which clock the last batch begins, and with which
         self._reached: BatchEnd | None = None  # where the next batch starts, for Spark 4.1, which does not say
@@ -135,9 +135,9 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @_resumed
     def initialOffset(self) -> Offset:
-        """Start before the first message: the checkpoint is new, and gets its id."""
+        """Start before the first message that is not read: the checkpoint is new, and gets its id."""
         self._checkpoint = str(uuid4())
-        return self._offset(BatchEnd())
+        return self._offset(self._ask(lambda of: of.starting()))
 
     def getDefaultReadLimit(self) -> "ReadLimit":
         """Take `maxMessages` in a batch."""
@@ -146,29 +146,26 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @_resumed
     def prepareForTriggerAvailableNow(self) -> None:
         """Stop at what there is now."""
-        ends = self._run(finding_ends)
+        ends = self._ask(lambda of: of.finding_ends())
         self._target = ends.last if ends else BatchEnd()
 
     @_resumed
     def latestOffset(self, start: Offset | None = None, limit: "ReadLimit | None" = None) -> Offset:
         """Return the last message of the next batch, or where it starts if there is none."""
         # Spark 4.1 does not say where to start; unless an earlier call did, nothing can be counted from there.
+        if start is None:
+            self._ask(lambda of: of.demanding_start())
         reached = (self._reached or BatchEnd()) if start is None else self._place(start)
         limited = self._reached is not None if start is None else isinstance(limit, ReadMaxRows)
         number = self._max_messages if limited else None
         reached = reached if self._checkpoint else self._resumed_at(reached)
         given = self._run(finding_given, self._checkpoint, reached.batch + 1, self._continues)
         # Also where the end is known: keys that are parked, or a worker, end the stream.
-        end = self._run(planning, reached.clock, number) or reached
-        if self._target is not None and self._target.clock < end.clock:
-            end = max(reached, self._target, key=lambda place: place.clock)
+        end = self._ask(lambda of: of.planning(reached, number, self._target))
         if given is not None:
-            end = given
-        elif end.clock > reached.clock:
-            [content] = self._run(measuring, [Range(reached.clock, end.clock)])
-            end = BatchEnd(end.clock, end.message_id, reached.batch + 1, content.messages, content.digest)
+            end = replace(given, ahead=reached.ahead_of(given.clock))
         if end != reached:
-            self._first = reached.clock, self._run(finding_lowest, reached.clock)
+            self._first = reached.clock, self._ask(lambda of: of.finding_lowest(reached.clock))
         return self._offset(end)
 
     def _resumed_at(self, reached: BatchEnd) -> BatchEnd:
@@ -185,27 +182,26 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first of them was delivered.
         """
         reached = self._reached or BatchEnd()
-        ends = self._run(finding_ends, reached.clock)
+        ends = self._ask(lambda of: of.finding_ends(reached.clock))
         end, waiting_s = (ends.last, ends.waiting_s) if ends else (reached, 0.0)
         lag = {"lag_clocks": end.clock - reached.clock, "lag_s": waiting_s}
         return {"inbox": self._identity, "clock": end.clock, "message_id": end.message_id, **lag}
 
     @_resumed
-    def partitions(self, start: Offset, end: Offset) -> list[Range]:
-        """Cut the clocks of a batch into ranges."""
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """Cut the clocks of a batch into ranges, or of a log the lanes."""
         reached, upto = self._place(start), self._place(end)
-        lowest = self._run(finding_lowest, reached.clock)
+        lowest = self._ask(lambda of: of.finding_lowest(reached.clock))
         self._first, self._reached = (reached.clock, lowest), upto
         self._planned, self._idle, self._used = upto.batch, 0, None
         if upto == reached:
             return []
         if upto.batch != reached.batch + 1:
             raise set_back(self._inbox, str(self._checkpoint), reached.batch + 1, upto.batch)
-        above = reached.clock if lowest is None else min(lowest, upto.clock) - 1
-        ranges = self._run(cutting, above, upto.clock, self._number)
-        given = self._run(giving_out, self._checkpoint, ranges, upto, self._continues)
+        checkpoint = str(self._checkpoint)
+        given = self._ask(lambda of: of.giving(checkpoint, reached, upto, lowest, self._number, self._continues))
         seen = self._node.pinned(self._session()).seen
-        return [replace(one, seen=seen) for one in given]
+        return [replace(cast(Range, one), seen=seen) for one in given]
 
     def commit(self, end: Offset) -> None:
         """Reap what was read up to `end`, but for the last `keep_batches`: what was made of it is durable.
@@ -223,16 +219,17 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._first[0] < upto.clock:
             self._first = (0, None)
         wanted = upto.batch - self._keep_batches
-        given = self._run(finding_read, self._checkpoint, wanted)
-        lowest = self._run(finding_lowest, 0)
+        checkpoint = str(self._checkpoint)
+        given = self._ask(lambda of: of.finding_read(checkpoint, wanted))
+        lowest = self._ask(lambda of: of.finding_lowest(0))
         first = given[0].batch if given else wanted
         if given and lowest is not None and lowest <= given[0].above:
             first, given = first - 1, []  # which the sink has passed over: then there is no plan, and no row of it
         read = [one for one, _ in takewhile(_is_read, zip(given, count(first), strict=False))]
         for batch in read:
-            above = batch.above
-            while (reached := self._run(reaping, above, batch.upto)) is not None:
-                above = reached
+            reached: int | None = batch.above
+            while reached is not None:
+                reached = self._ask(partial(_reaping, above=reached, upto=batch.upto))
         if read:
             self._run(forgetting, read[-1].batch)
         if wanted > (read[-1].batch if read else 0):
@@ -266,11 +263,14 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._session()
         self._reached = place
         self._known.add(place)
-        return {"inbox": self._identity, "checkpoint": self._checkpoint, **asdict(place)}
+        told = {name: value for name, value in asdict(place).items() if name != "ahead" or value}
+        return {"inbox": self._identity, "checkpoint": self._checkpoint, **told}
 
     def _place(self, offset: Offset) -> BatchEnd:
         self._session()
         if offset["inbox"] != self._identity:
+            if is_set_back(offset["inbox"], self._identity):
+                raise rewound(self._inbox)
             raise ConfigurationError(
                 f"The checkpoint is of {offset['inbox']}, and this is {self._identity}: their clocks do not compare. "
                 "Name another checkpointLocation.",
@@ -283,9 +283,10 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 code="MR-spark-checkpoint-too-old",
             )
         self._checkpoint = offset["checkpoint"]
-        place = BatchEnd(**{field.name: offset[field.name] for field in fields(BatchEnd)})
+        given = {field.name: offset[field.name] for field in fields(BatchEnd) if field.name != "ahead"}
+        place = BatchEnd(**given, ahead=tuple((lane, at) for lane, at in offset.get("ahead", ())))
         if place.clock and place not in self._known:
-            self._run(comparing, place)
+            self._ask(lambda of: of.comparing(place))
             self._known.add(place)
         return place
 
@@ -294,17 +295,22 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with connection.transaction():
             return run(connection, operation(self._node.schema, self._inbox, *values))
 
+    def _ask(self, question: "Callable[[Streamed], Operation[T]]") -> T:
+        connection = self._session()
+        with connection.transaction():
+            return run(connection, question(cast("Streamed", self._of)))
+
     def _session(self) -> psycopg.Connection:
         if self._connection is None:
             connection = self._node.connect(f"stream {self._inbox}", autocommit=True)
             with contextlib.ExitStack() as unless_entered:
                 unless_entered.callback(connection.close)
-                self._identity = self._enter(connection)
+                self._of, self._identity = self._enter(connection)
                 unless_entered.pop_all()
             self._connection = connection
         return self._connection
 
-    def _enter(self, connection: psycopg.Connection) -> str:
+    def _enter(self, connection: psycopg.Connection) -> tuple[Streamed, str]:
         if isinstance(connection, PooledConnection):
             raise ConfigurationError(
                 "A stream holds a lock for as long as it runs, which a pooler in transaction mode does not keep: give "
@@ -313,7 +319,8 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         try:
             with connection.transaction():
-                return run(connection, entering(self._node.schema, self._inbox, *self._first))
+                of = run(connection, finding_streamed(self._node.schema, self._inbox))
+                return of, run(connection, of.entering(*self._first))
         except psycopg.errors.LockNotAvailable:
             raise ConfigurationError(
                 f"Another stream reads inbox {self._inbox!r}, and each would have a part of the messages. Stop it, or "
@@ -325,4 +332,5 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the messages of one range."""
-        return batches(self._node, self._inbox, cast(Range, partition), self._chosen, number_of_task())
+        read = lane_batches if isinstance(partition, LaneRange) else batches
+        return read(self._node, self._inbox, cast(Any, partition), self._chosen, number_of_task())

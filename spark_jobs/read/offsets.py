@@ -15,6 +15,7 @@ from mailroom.order import clock
 from mailroom.order.expressions import BY_CLOCK
 from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql
+from spark_jobs.read.deliveries import awaiting_delivery
 
 REAPED_ROWS = 10_000  # in one transaction
 PATIENCE_MS = 30_000  # for the lock: the server may take so long to notice that the session before is gone
@@ -24,7 +25,9 @@ PATIENCE_MS = 30_000  # for the lock: the server may take so long to notice that
 class BatchEnd:
     """Where a batch ends: the clock of its last message, and that message's id; 0 and None before the first one.
 
-    And the batch itself: its number in its checkpoint, from 1, how many messages it has, and their digest.
+    And the batch itself: its number in its checkpoint, from 1, how many messages it has, and their digest. `ahead` are
+    the lanes of a log, with their clocks, that the inbox had read further when the stream began
+    (`spark_jobs.read.log_stream`).
     """
 
     clock: int = 0
@@ -32,6 +35,11 @@ class BatchEnd:
     batch: int = 0
     messages: int = 0
     digest: int = 0
+    ahead: tuple[tuple[int, int], ...] = ()
+
+    def ahead_of(self, clock: int) -> tuple[tuple[int, int], ...]:
+        """Return the lanes that are ahead of a clock."""
+        return tuple((lane, at) for lane, at in self.ahead if at > clock)
 
 
 # Held as long as the driver's session: two streams would each have a part of the messages.
@@ -185,17 +193,18 @@ def planning(schema: str, inbox: str, start: int, number: int | None) -> Operati
 
 # -- what a checkpoint says -------------------------------------------------------------------------------------------
 
-# After the dispatch lock: a clock given out by a delivery that has yet to commit is one whose messages are not seen.
+# Before the delivery under way has ended, and the rest after it: a clock given out by a delivery that has yet to commit
+# is one whose messages are not seen.
+GIVEN_OUT = Sql("SELECT last_value >= %(clock)s::bigint FROM {schema}.clock", columns=("boolean",))
 COMPARE = Sql(
     """
-SELECT (SELECT last_value FROM {schema}.clock) >= %(clock)s::bigint,
-       EXISTS (SELECT FROM {schema}.inbox_{inbox}
+SELECT EXISTS (SELECT FROM {schema}.inbox_{inbox}
                WHERE {by_clock} > (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}')
                  AND {by_clock} <= %(clock)s::bigint),
        EXISTS (SELECT FROM {schema}.inbox_{inbox}
                WHERE {by_clock} = %(clock)s::bigint AND message_id = %(message_id)s::uuid)
 """,
-    columns=("boolean", "boolean", "boolean"),
+    columns=("boolean", "boolean"),
     by_clock=BY_CLOCK,
 )
 
@@ -208,17 +217,23 @@ def comparing(schema: str, inbox: str, place: BatchEnd) -> Operation[None]:
     up at that clock or below.
     """
     yield PIN.at()()
-    yield clock.DISPATCH_LOCK.at(schema=schema)()
+    [(given_out,)] = yield GIVEN_OUT.at(schema=schema)(clock=place.clock)
+    yield from awaiting_delivery(schema)
     compared = yield COMPARE.at(schema=schema, inbox=inbox)(clock=place.clock, message_id=place.message_id)
-    [(given_out, is_left, is_last)] = compared
+    [(is_left, is_last)] = compared
     if not given_out or (is_left and not is_last):
-        raise ConfigurationError(
-            f"The checkpoint is at a message with clock {place.clock}, and inbox {inbox!r} has not what it had up to "
-            "there: the database was restored to an earlier time, or another consumer took messages of the stream. "
-            "Name another checkpointLocation; the stream then reads all that is in the inbox, also what it may have "
-            "read before.",
-            code="MR-spark-checkpoint-ahead",
-        )
+        raise not_there(inbox, place)
+
+
+def not_there(inbox: str, place: BatchEnd) -> ConfigurationError:
+    """Return the error for a checkpoint of a time that the database lacks."""
+    return ConfigurationError(
+        f"The checkpoint is at a message with clock {place.clock}, and inbox {inbox!r} has not what it had up to "
+        "there: the database was restored to an earlier time, or another consumer took messages of the stream. "
+        "Name another checkpointLocation; the stream then reads all that is in the inbox, also what it may have "
+        "read before.",
+        code="MR-spark-checkpoint-ahead",
+    )
 
 
 # -- reaping ----------------------------------------------------------------------------------------------------------

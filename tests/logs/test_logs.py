@@ -279,6 +279,20 @@ def test_segments_go_when_their_days_are_over_and_every_inbox_has_passed_them(no
     assert [each.clock for each in Reader(connect(), "billing").take_all()] == clocks[5:]
 
 
+def test_segments_go_in_their_order(node: Node, connect: Connect) -> None:
+    """What is set back, or read by Spark, since the oldest message finds all that came after it."""
+    make(node, "billing", lanes=1)
+    days(node, 4)
+    node.connection.execute("DELETE FROM mailroom.log WHERE segment = 2")  # as if its lane had nothing there
+    [over, later] = run(node.connection, listing_over(SCHEMA, NOW + 9 * DAY))
+    empty = "SELECT count(*) FROM mailroom.log_segment WHERE emptied_at IS NOT NULL"
+    for each, count in ((later, 0), (over, 1), (later, 2)):
+        with node.connection.transaction():
+            run(node.connection, emptying(SCHEMA, each, NOW))
+        assert node.value(empty) == count
+        Reader(connect(), "billing").take_all()
+
+
 LOST = "SELECT name, lost, lost_to, lost_since, lost_at FROM mailroom.inbox_registry ORDER BY name"
 
 

@@ -505,13 +505,16 @@ CREATE FUNCTION mailroom.empty_log_segment(number bigint, at timestamp with time
 BEGIN
     UPDATE "mailroom".log_segment AS s SET emptied_at = at
     WHERE segment = number AND emptied_at IS NULL
-      AND EXISTS (SELECT FROM "mailroom".log_segment AS n WHERE n.log = s.log AND n.segment > s.segment);
+      AND EXISTS (SELECT FROM "mailroom".log_segment AS n WHERE n.log = s.log AND n.segment > s.segment)
+      -- In their order: a log has everything since its oldest message, without a gap that nobody would see.
+      AND NOT EXISTS (SELECT FROM "mailroom".log_segment AS o
+                      WHERE o.log = s.log AND o.segment < s.segment AND o.emptied_at IS NULL);
     IF NOT FOUND THEN RETURN false; END IF;
     EXECUTE format('TRUNCATE "mailroom".log_%s', number);
     RETURN true;
 END $$;
 
-COMMENT ON FUNCTION mailroom.empty_log_segment(number bigint, at timestamp with time zone) IS 'Empties a segment that is over: there is a newer one.';
+COMMENT ON FUNCTION mailroom.empty_log_segment(number bigint, at timestamp with time zone) IS 'Empties a segment that is over: there is a newer one, and no older one that is not empty.';
 
 CREATE FUNCTION mailroom.empty_reaped_day(over date, at timestamp with time zone) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2710,15 +2713,15 @@ COMMENT ON COLUMN mailroom.spark_stream.batch IS 'The number of the batch of tha
 
 COMMENT ON COLUMN mailroom.spark_stream.above IS 'The clock above which it begins.';
 
-COMMENT ON COLUMN mailroom.spark_stream.upto IS 'The clock of its last message.';
+COMMENT ON COLUMN mailroom.spark_stream.upto IS 'The clock of its last message; of a log the one up to which it goes.';
 
-COMMENT ON COLUMN mailroom.spark_stream.message_id IS 'The id of its last message.';
+COMMENT ON COLUMN mailroom.spark_stream.message_id IS 'The id of its last message; of a log its lane, clock and id.';
 
 COMMENT ON COLUMN mailroom.spark_stream.messages IS 'How many messages it has.';
 
 COMMENT ON COLUMN mailroom.spark_stream.digest IS 'The hashes of its messages'' clocks and ids, combined by exclusive or.';
 
-COMMENT ON COLUMN mailroom.spark_stream.read IS 'The clocks that tasks have read, all that was planned of them.';
+COMMENT ON COLUMN mailroom.spark_stream.read IS 'The clocks that tasks have read, of a log the lanes: all that was planned of them.';
 
 COMMENT ON COLUMN mailroom.spark_stream.deleted IS 'Set to have the row deleted (delete_marked).';
 

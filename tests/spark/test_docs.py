@@ -23,9 +23,11 @@ from spark_jobs.node import Node
 from spark_jobs.proof.checks import check
 from spark_jobs.session import HOW_TO_GET_JDBC, jdbc_jar
 from spark_jobs.write.sink import OutboxSink
+from tests.logs.support import make, write
 from tests.project.test_docs import blocks
 from tests.spark.frames import ledger, values
 from tests.support.databases import Connect
+from tests.support.node import Node as MailroomNode
 from tests.support.pages import DOCS, page_named
 from tests.support.waiting import eventually
 
@@ -162,6 +164,24 @@ def test_page_about_reading_runs(
         spark.streams.removeListener(page.names["lag"])
     assert re.findall(r": (\d) clocks, [\d.]+ s behind", told) == ["1", "0"]
     assert spark.read.parquet(f"{tmp_path}/shipping").count() == 3
+
+
+def test_page_about_logs_runs(
+    spark: "SparkSession", spark_dsn: str, node: MailroomNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(node, "lake")
+    write(node, ["k1", "k2", "k3"])
+    stand_ins = {
+        '"path", "lake"': '"path", "/data/lake"',
+        '"checkpoint-lake"': '"/data/checkpoint"',
+        "2026-11-16": "2000-01-01",
+        "2026-11-23": "2200-01-01",
+    }
+    page = Page("spark-logs.md", spark, tmp_path, stand_ins)
+    page.names["dsn"] = spark_dsn
+    page.follow()
+    assert spark.read.parquet(f"{tmp_path}/lake").count() == 3
+    assert re.search(r"order\.paid\| +3\|", capsys.readouterr().out)
 
 
 def test_page_about_jdbc_runs_and_what_is_written_again_is_passed_over(

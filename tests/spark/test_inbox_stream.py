@@ -1,6 +1,7 @@
 """`spark.readStream.format("inbox")`: every message in exactly one batch, whatever ends the query, and reaped after."""
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from shutil import copytree, rmtree
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,6 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-import spark_jobs.node
 from dispatcher.delivery.deliver import delivering
 from inbox import Inbox, Worker
 from mailroom.errors import ConfigurationError, ConnectionFailed, UnknownInbox
@@ -21,7 +21,7 @@ from mailroom.sql.pooler import PooledConnection
 from mailroom.sql.runner import run
 from mailroom.values import codec
 from spark_jobs.node import Node as SparkNode
-from spark_jobs.read import inbox_stream, offsets
+from spark_jobs.read import deliveries, inbox_stream, offsets
 from spark_jobs.read.inbox_stream import InboxStreamReader
 from tests.support.node import Node, failing
 from tests.support.proxy import proxied
@@ -367,7 +367,11 @@ def test_the_rights_of_a_spark_reader_are_enough_and_show_no_other_stream(node: 
     with role(node.dsn, *rights("spark-reader", "shipping")) as (_, dsn):
         reader = InboxStreamReader(SparkNode(dsn=dsn), "shipping", None, 10)
         try:
-            reader.commit(run_batches(reader, 3)[-1])
+            with mock.patch.object(inbox_stream, "number_of_task", side_effect=count().__next__):  # as Spark's tasks
+                ends = run_batches(reader, 3)
+            reader.commit(ends[-1])  # of a batch that Spark has made without data
+            reader.stop()
+            reader.commit(ends[-1])  # it starts again, from its checkpoint
         finally:
             reader.stop()
         with psycopg.connect(dsn, autocommit=True) as stream:
@@ -806,8 +810,8 @@ def test_a_delivery_under_way_is_waited_for(
     with psycopg.connect(node.dsn) as dispatcher:
         run(dispatcher, delivering("mailroom", rows=10, max_bytes=1_000))
         node.connection.execute("SELECT setval('mailroom.clock', 5)")
-        monkeypatch.setitem(spark_jobs.node.JOB_SESSION, "lock_timeout", "10ms")
-        with pytest.raises(psycopg.errors.LockNotAvailable):
+        monkeypatch.setattr(deliveries, "LOOKS", 1)
+        with pytest.raises(ConfigurationError, match=r"A delivery.*has been under way for a minute"):
             reader.latestOffset(end, ReadMaxRows(10))
     demand_refused(reader, end)
 

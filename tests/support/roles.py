@@ -12,11 +12,16 @@ from mailroom.roles.statements import GrantedInbox, fixed_atoms, grants, inbox_a
 SCHEMA = "mailroom"
 
 
-def rights(purpose: str, *inboxes: str, bounded: Collection[str] = (), staging: str | None = None) -> list[str]:
-    """Return the statements that give `{role}` what the matrix says for a purpose; `bounded` are such inboxes."""
+def rights(
+    purpose: str, *inboxes: str, bounded: Collection[str] = (), staging: str | None = None, log: str | None = None
+) -> list[str]:
+    """Return the statements that give `{role}` what the matrix says for a purpose; `bounded` are such inboxes.
+
+    They read this `log`, if one is given.
+    """
     atoms = set(schema_atoms(SCHEMA, purpose, staging)) | fixed_atoms(purpose)
     for inbox in inboxes:
-        atoms |= inbox_atoms(purpose, GrantedInbox(inbox, inbox in bounded))
+        atoms |= inbox_atoms(purpose, GrantedInbox(inbox, inbox in bounded, log))
     return grants(SCHEMA, "{role}", atoms)
 
 
