@@ -153,7 +153,7 @@ CODES: Mapping[str, str] = {
     "MR-log-name-taken": "The new log would have the name of an inbox, or its table that of another one.",
     "MR-log-not-in-parts": "Spark is to read an inbox that reads a log.",
     "MR-log-set-otherwise": "The log exists, and has other settings than you make it with.",
-    "MR-message-nowhere": "No message with this id is in the schema.",
+    "MR-message-nowhere": "No message with this id, or of this key, is in the schema.",
     "MR-metrics-address": "The endpoint for metrics and probes cannot listen at the address.",
     "MR-module-import-failed": "A module that a command was given raised an error when it was imported.",
     "MR-module-not-found": "There is no module of the name that a command was given.",
