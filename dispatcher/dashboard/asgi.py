@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from dispatcher.dashboard import inbox_pages, message_pages, node_pages
+from dispatcher.dashboard import inbox_pages, key_pages, message_pages, node_pages
 from dispatcher.dashboard.access import READ_ONLY, Resolver, Tokens, User
 from dispatcher.dashboard.actions import Acts
 from dispatcher.dashboard.guard import (
@@ -118,6 +118,7 @@ class _Site:
             "/dead-letters": ("dead_letters", inbox_pages.dead_letters),
             "/message": ("message", message_pages.message),
             "/message/path": ("path", message_pages.path),
+            "/message/key": ("found", key_pages.found),
             "/routes": ("routes", node_pages.routes),
             "/waiting": ("waiting", node_pages.waiting),
             "/executables": ("executables", node_pages.executables),

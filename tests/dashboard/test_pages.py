@@ -39,7 +39,11 @@ SHOWS = {
     "/parked?matching=nothing": ("No parked key fits.",),
     "/dead-letters": ("nobody.wants", "no inbox gets this topic", "Requeue", "lost"),
     "/dead-letters?stage=reap": ("No dead letter fits.",),
-    "/message": ("Give the id of a message.",),
+    "/message": ("Give the id of a message, or a key.",),
+    "/message?find=tomorrow": ('hx-get="/message/key?key=tomorrow"',),
+    "/message/key?key=tomorrow": ("is in inbox shipping", "is in inbox billing"),
+    "/message/key?key=done": ("in inbox billing is paused since", "was reaped from inbox shipping"),
+    "/message/key?key=nobody": ("No message of this key was found on this node.",),
     "/routes": ("order.*", "this node"),
     "/routes?topic=order.paid": ("Who gets order.paid", "billing", "shipping", "order.*", "exactly one receiver"),
     "/routes?topic=quiet": ("its own name",),
@@ -110,7 +114,7 @@ PATHS = {
 def test_the_path_of_a_message(browser: Client, trouble: Trouble) -> None:
     for which, shows in PATHS.items():
         id = str(getattr(trouble, which))
-        page = browser.get("/message", id=id).text
+        page = browser.get("/message", find=id).text
         assert f'hx-get="/message/path?id={id}"' in page
         text = browser.get("/message/path", id=id).text
         assert [shown for shown in (*shows, "--payloads") if shown not in text] == [], which
