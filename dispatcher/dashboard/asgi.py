@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from dispatcher.dashboard import inbox_pages, log_pages, message_pages, node_pages
+from dispatcher.dashboard import failing_pages, inbox_pages, key_pages, log_pages, message_pages, node_pages
 from dispatcher.dashboard.access import READ_ONLY, Resolver, Tokens, User
 from dispatcher.dashboard.actions import Acts
 from dispatcher.dashboard.guard import (
@@ -116,10 +116,12 @@ class _Site:
             "/inboxes/{inbox}/key": ("key", inbox_pages.key),
             "/logs": ("logs", log_pages.logs),
             "/logs/{log}": ("log", log_pages.log),
+            "/failing": ("failing", failing_pages.failing),
             "/parked": ("parked", inbox_pages.parked),
             "/dead-letters": ("dead_letters", inbox_pages.dead_letters),
             "/message": ("message", message_pages.message),
             "/message/path": ("path", message_pages.path),
+            "/message/key": ("found", key_pages.found),
             "/routes": ("routes", node_pages.routes),
             "/waiting": ("waiting", node_pages.waiting),
             "/executables": ("executables", node_pages.executables),
@@ -163,6 +165,7 @@ class _Site:
             may=user.may if user else READ_ONLY,
             csrf=self._browsers.token(browser, user) if user else "",
             node=self._node,
+            whose=self._node.looks.place if user else None,
             option=option(self._node.schema),
             told=told,
             can_log_out=self._logins is not None,

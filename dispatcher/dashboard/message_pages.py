@@ -14,14 +14,25 @@ from mailroom.node import trace
 from mailroom.node.trace import Location
 from mailroom.sql.locked import locked_inboxes, reading_locked
 from mailroom.sql.runner import run
+from mailroom.values.names import key_text
 
 TABLES = ("outbox", "scheduled", "dead_letter", "reaped")
 EFFECTS = 100
 
 
 def message(node: ShownNode, asked: Asked) -> dict[str, Any]:
-    """Return the page, which asks for the path: no table has an index on ids, so finding one reads them all."""
-    return {"look": node.look(), "id": asked.id()}
+    """Return the page, which asks for the path: no table has an index on ids, so finding one reads them all.
+
+    What was put into the field `find` is an id if it looks like one, and else a key.
+    """
+    text = (asked.text("find") or "").strip()
+    if not text:
+        return {"look": node.look(), "id": asked.id(), "key": asked.text("key")}
+    key_text(text)
+    try:
+        return {"look": node.look(), "id": UUID(text), "key": text}
+    except ValueError:
+        return {"look": node.look(), "id": None, "key": text}
 
 
 def path(node: ShownNode, asked: Asked) -> dict[str, Any]:

@@ -49,7 +49,7 @@ ABOUT = {
     "status": "Show the status of a node.",
     "tail": "Show messages as they are delivered into an inbox, without taking them, until Ctrl-C.",
     "top": "Show a node live: rates, what waits, what is in trouble, who works, and what failed last.",
-    "trace": "Tell where a message is, what caused it and what it caused, by the id that its send returned.",
+    "trace": "Tell where a message is, what caused it and what it caused, by its id; or find the messages of a key.",
     "unwatch": "Stop sending messages about a table.",
     "watch": "Send a message for each row of a table that is inserted, updated or deleted.",
     "worker": "Run services that reap an inbox.",

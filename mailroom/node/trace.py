@@ -269,10 +269,11 @@ def _finding_effects(schema: str, id: UUID, limit: int, but: str) -> Operation[l
 
 
 def _places(rows: list[Any]) -> list[Location]:
-    return [Location(*row._replace(causation=_id(row.causation))[: len(FIELDS)]) for row in rows]
+    return [Location(*row._replace(causation=cause_id(row.causation))[: len(FIELDS)]) for row in rows]
 
 
-def _id(text: str | None) -> UUID | None:
+def cause_id(text: str | None) -> UUID | None:
+    """Return the id in a header `causation`."""
     try:
         return None if text is None else UUID(text)
     except ValueError:  # written by hand, and not shown: it could be anything

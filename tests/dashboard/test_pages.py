@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
+from urllib.parse import quote
 from uuid import uuid4
 
 import psycopg
@@ -38,12 +39,19 @@ SHOWS = {
     "/logs": ('<a href="/logs/events">events</a>', "2 days", "kept", "MiB"),
     "/logs/events": ("event.#", '<a href="/inboxes/search">search</a>', "by 5 days", "20 lost", "holds disk",
                      "mailroom inbox rewind INBOX", "<dt>Lanes</dt><dd>64</dd>"),
+    "/failing": ("By error", "ValueError", "Try all now", "Try now", "up to 1"),
+    "/failing?inbox=billing&error=ValueError": ("Try all shown by this filter now", "no such street"),
+    "/failing?matching=nothing": ("No failing key fits.",),
     "/parked": ("shipping", "ConnectionError", "Replay", "Discard"),
     "/parked?inbox=shipping&matching=carrier": ("Replay all shown by this filter", "ConnectionError"),
     "/parked?matching=nothing": ("No parked key fits.",),
     "/dead-letters": ("nobody.wants", "no inbox gets this topic", "Requeue", "lost"),
     "/dead-letters?stage=reap": ("No dead letter fits.",),
-    "/message": ("Give the id of a message.",),
+    "/message": ("Give the id of a message, or a key.",),
+    "/message?find=tomorrow": ('hx-get="/message/key?key=tomorrow"',),
+    "/message/key?key=tomorrow": ("is in inbox shipping", "is in inbox billing"),
+    "/message/key?key=done": ("in inbox billing is paused since", "was reaped from inbox shipping"),
+    "/message/key?key=nobody": ("No message of this key was found on this node.",),
     "/routes": ("order.*", "this node"),
     "/routes?topic=order.paid": ("Who gets order.paid", "billing", "shipping", "order.*", "exactly one receiver"),
     "/routes?topic=quiet": ("its own name",),
@@ -65,6 +73,21 @@ def test_a_page_shows_what_it_should(browser: Client) -> None:
         missing += [(path, answer.status_code, text) for text in shown if text not in answer.text]
         assert answer.status_code == 200, answer.text
     assert missing == []
+
+
+def test_each_page_and_each_dialog_says_which_node_it_is(browser: Client, trouble: Trouble) -> None:
+    name, database = trouble.node.rows("SELECT name, current_database()::text FROM mailroom.node")[0]
+    at = f"node <b>{name}</b>: schema mailroom of database {database} on"
+    for path in ("/", "/parked", "/dead-letters", "/waiting", "/inboxes/shipping/key?key=" + quote(KEY), "/nothing"):
+        page = browser.get(path).text
+        assert f" · {name} · Mailroom</title>" in page, path
+        assert f'<span class="whose"><b>{name}</b> <span class="unit">{database} on' in page, path
+        assert page.count(at) == page.count(" popover aria-label="), path
+    parked = browser.get("/parked").text
+    assert parked.count("2 messages of key") == 2
+    assert "Inbox <b>shipping</b>, node" in parked
+    assert parked.count("No archive keeps what is discarded.") == 1
+    assert "2 messages of key" in browser.get("/inboxes/shipping/key", key=KEY).text
 
 
 def test_a_locked_inbox_takes_no_page_of_others(browser: Client, trouble: Trouble) -> None:
@@ -114,7 +137,7 @@ PATHS = {
 def test_the_path_of_a_message(browser: Client, trouble: Trouble) -> None:
     for which, shows in PATHS.items():
         id = str(getattr(trouble, which))
-        page = browser.get("/message", id=id).text
+        page = browser.get("/message", find=id).text
         assert f'hx-get="/message/path?id={id}"' in page
         text = browser.get("/message/path", id=id).text
         assert [shown for shown in (*shows, "--payloads") if shown not in text] == [], which

@@ -1,37 +1,57 @@
 """`mailroom trace`."""
 
+from collections.abc import Iterator
 from uuid import UUID
 
 import click
 
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, note, say, shown, working
+from mailroom.cli.parameters import KEY, LIMIT
 from mailroom.errors import MailroomError
 from mailroom.node import trace as message_trace
+from mailroom.node.key_trace import SHOWN, KeyPlaces, trace_key
 from mailroom.node.trace import Location
 from mailroom.sql.locked import locked_inboxes, reading_locked
 from mailroom.sql.runner import run
 
 
 @click.command()
-@click.argument("message_id", metavar="ID", type=click.UUID)
+@click.argument("message_id", metavar="[ID]", type=click.UUID, required=False)
+@click.option("--key", metavar="K", type=KEY, help="Find the messages of this key instead.")
+@click.option(
+    "--limit", type=LIMIT, help=f"With --key: how many messages of each inbox, log, link and table. [{SHOWN}]"
+)
 @pass_call
-def trace(call: Call, message_id: UUID) -> None:
-    """Tell where a message is, what caused it and what it caused, by the id that its send returned.
+def trace(call: Call, message_id: UUID | None, key: str | None, limit: int | None) -> None:
+    """Tell where a message is, what caused it and what it caused, by its id; or find the messages of a key.
 
-    It is in the outbox until the dispatcher takes it, then scheduled for later, or in every inbox that gets it, or
-    among the dead letters. On its way to another node it is in transit until that node has received it. One whose key
-    is parked is held there. A message that was reaped is gone, unless its inbox keeps it (mailroom archive), and so is
-    an executable that was executed: then this exits with 1. A message is caused by the one in whose handler it was
-    sent. An inbox whose table is locked is left out, and a line on stderr says so.
+    The id is what its send returned. A message is in the outbox until the dispatcher takes it, then scheduled for
+    later, or in every inbox that gets it, or among the dead letters. On its way to another node it is in transit until
+    that node has received it. One whose key is parked is held there. A message that was reaped is gone, unless its
+    inbox keeps it (mailroom archive), and so is an executable that was executed: then this exits with 1. A message is
+    caused by the one in whose handler it was sent. An inbox whose table is locked is left out, and a line on stderr
+    says so.
     What a message caused is shown even if the message itself is gone, up to 1,000 effects. Every table of the
     node is read, so this takes a while on a large backlog.
 
+    With --key it tells where the messages of a key are, and in which inboxes the key is failing, parked or paused. That
+    reads a bounded number of rows: the outbox, scheduled messages, dead letters, links and the archive have no index by
+    key, and of each one end is looked through. A line on stderr says what was not looked at.
+
     \b
     Examples:
+      mailroom trace --key order-42
       mailroom trace 3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11
       mailroom trace 3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11 --json
     """
+    if message_id is None and key is not None:
+        _find_key(call, key, SHOWN if limit is None else limit)
+        return
+    if message_id is None or key is not None:
+        raise click.UsageError("Give the ID of a message, or --key K.")
+    if limit is not None:
+        raise click.UsageError("--limit is for --key.")
     with working("reading every table"), call.looking("trace") as connection:
         locked = run(connection, reading_locked(call.schema))
         but = locked_inboxes(locked)
@@ -61,6 +81,47 @@ def trace(call: Call, message_id: UUID) -> None:
             "committed.",
             code="MR-message-nowhere",
         )
+
+
+def _find_key(call: Call, key: str, limit: int) -> None:
+    with working("looking for the key"), call.looking("trace") as connection:
+        found = trace_key(connection, key, limit=limit, schema=call.schema)
+    if call.json:
+        document(found)
+        click.get_current_context().exit(1 if found.is_nowhere else 0)
+    for line in lines_of_key(found):
+        say(line)
+    for place in found.places:
+        say(f"{place.id} {described(place)}")
+    for each in found.unseen:
+        note(f"Not looked at: {each.place}: {each.why}.")
+    if found.is_nowhere:
+        raise MailroomError(
+            f"Nothing of key {key!r} was found in schema {call.schema}: nothing of it waits, or it stands where it was "
+            "not looked at.",
+            code="MR-message-nowhere",
+        )
+
+
+def lines_of_key(found: KeyPlaces) -> Iterator[str]:
+    """Return how a key stands in inboxes, and what inboxes have yet to read of it in logs; a sentence for each."""
+    for each in found.states:
+        what = "The key" if each.key else "The whole inbox, and so the key,"
+        then = {
+            "paused": f"paused since {shown(each.since)} by {each.paused_by}",
+            "parked": f"parked since {shown(each.since)}: {each.error}",
+        }.get(
+            each.state, f"failing, {each.attempts} times so far, and is tried at {shown(each.retry_at)}: {each.error}"
+        )
+        yield f"{what} in inbox {each.inbox} is {then}."
+    for log in found.unread:
+        if log.unread:
+            yield (
+                f"Inbox {log.inbox} has yet to read {log.unread:,} of its messages in log {log.log}, from clock "
+                f"{log.first}: it has read lane {log.lane} up to clock {log.clock}."
+            )
+        else:
+            yield f"Inbox {log.inbox} has read all of its messages in log {log.log}, those that it retries aside."
 
 
 def described(place: Location) -> str:
