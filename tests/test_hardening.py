@@ -730,6 +730,8 @@ OF_STATEMENT = {
     "mailroom.doctor.workers.FULLEST": {"is_read": "true"},
     "inbox.by_log.log_claim.READ_PLAIN": {"held": "rows > 0"},
     "inbox.by_log.log_claim.READ": {"held": "EXISTS (SELECT FROM given)"},
+    "inbox.by_log.log_claim.READ_PLAIN_TOPICS": {"held": "wanted > 0"},
+    "inbox.by_log.log_claim.READ_TOPICS": {"held": "EXISTS (SELECT FROM given)"},
     "inbox.worker.in_flight.ADD": OF_ROWS,
     "inbox.worker.in_flight.TAKE_OVER": OF_ROWS,
     "mailroom.figures.waiting.OLDEST": {"each": "SELECT 'a'::text, clock_timestamp()"},

@@ -105,7 +105,7 @@ def test_what_nobody_wants_is_passed_over_and_does_not_hold_the_commit(
         write(node, "order.paid", key="failing")
         reader.fail(reader.claim().messages[0], node.connection)
         assert reader.take_all() == []
-    write(node, "order.sent " * 40 + "order.paid " + "order.sent " * 40 + "order.paid order.sent")
+    write(node, "order.sent " * 40 + "order.paid " + "order.sent " * 40 + "order.paid " * 12 + "order.sent")
     claims = 0
     clocks: list[int] = []
     while not (claimed := reader.claim(5, hold=True)).is_all or claimed.messages:
