@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 from mailroom.doctor import examine
-from mailroom.figures.logs import READER, LogState, ReaderState, reading_logs, reading_readers
+from mailroom.figures.logs import READER, LogReading, LogState, reading_logs, reading_readers
 from mailroom.figures.statistics import EXACT
 from mailroom.metrics.leader import Added, sampling
 from mailroom.metrics.look import Watch
@@ -24,7 +24,7 @@ from tests.support.node import SCHEMA, Node
 from tests.support.roles import rights, role
 
 
-def readers(node: Node, now: datetime | None = None) -> dict[str, ReaderState]:
+def readers(node: Node, now: datetime | None = None) -> dict[str, LogReading]:
     found = run(node.connection, reading_readers(SCHEMA, run(node.connection, reading_locked(SCHEMA)), now))
     return {each.inbox: each for each in found}
 
