@@ -7,7 +7,7 @@ from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, duration, print_listing, say, size, table
 from mailroom.cli.parameters import INBOX, ORIGIN, PATTERN, WholeNumber
-from mailroom.figures.logs import LogState, ReaderState, reading_logs, reading_readers
+from mailroom.figures.logs import LogReading, LogState, reading_logs, reading_readers
 from mailroom.registry.logs import (
     KEEP_DAYS,
     LANES,
@@ -166,7 +166,7 @@ def status(call: Call, name: str | None) -> None:
             table(heading, map(_reader, readers), numbers=("unread",))
 
 
-def _standing(schema: str, name: str | None) -> Operation[tuple[list[LogState], list[ReaderState]]]:
+def _standing(schema: str, name: str | None) -> Operation[tuple[list[LogState], list[LogReading]]]:
     yield from checking(schema)
     of = None if name is None else (yield from finding_log(schema, name))
     locked = yield from reading_locked(schema)
@@ -179,7 +179,7 @@ def _state(each: LogState) -> tuple[object, ...]:
     return each.log, f"{each.keep_days} days", kept, each.segments, each.since, each.messages, size(each.bytes)
 
 
-def _reader(each: ReaderState) -> tuple[object, ...]:
+def _reader(each: LogReading) -> tuple[object, ...]:
     behind = f"{each.lane}: {duration(each.behind_s)}" if each.behind_s else None
     held = size(each.held_bytes) if each.held_segments else None
     oldest = duration(each.oldest_s) if each.unread else None

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from mailroom.doctor.finding import DoctorCheck, Found, Limits
-from mailroom.figures.logs import ReaderState, reading_readers
+from mailroom.figures.logs import LogReading, reading_readers
 from mailroom.sql.locked import reading_locked
 from mailroom.sql.operation import Operation, Sql
 
 NOW = Sql("SELECT clock_timestamp()", columns=("timestamptz",))
 
 
-def _holds(each: ReaderState, age_s: Callable[..., float], limits: Limits) -> str | None:
+def _holds(each: LogReading, age_s: Callable[..., float], limits: Limits) -> str | None:
     if each.held_since is None or age_s(each.held_since) < limits.held_s:
         return None
     return (
@@ -20,7 +20,7 @@ def _holds(each: ReaderState, age_s: Callable[..., float], limits: Limits) -> st
     )
 
 
-def _stands(each: ReaderState, age_s: Callable[..., float], limits: Limits) -> str | None:
+def _stands(each: LogReading, age_s: Callable[..., float], limits: Limits) -> str | None:
     if each.behind_s < limits.lane_s or each.is_paused:
         return None
     return (
@@ -29,7 +29,7 @@ def _stands(each: ReaderState, age_s: Callable[..., float], limits: Limits) -> s
     )
 
 
-def _lost(each: ReaderState, age_s: Callable[..., float], limits: Limits) -> str | None:
+def _lost(each: LogReading, age_s: Callable[..., float], limits: Limits) -> str | None:
     if each.lost_at is None or each.lost_since is None or age_s(each.lost_at) > limits.lost_s:
         return None
     return (
@@ -43,7 +43,7 @@ def _shown(seconds: float) -> timedelta:
 
 
 def _asking(
-    tells: Callable[[ReaderState, Callable[..., float], Limits], str | None],
+    tells: Callable[[LogReading, Callable[..., float], Limits], str | None],
 ) -> Callable[[str, Limits], Operation[Found]]:
     """Return how a check looks that asks the same of each inbox; not of those that cannot be read now."""
 

@@ -31,7 +31,7 @@ class LogState(NamedTuple):
     since: datetime | None
 
 
-class ReaderState(NamedTuple):
+class LogReading(NamedTuple):
     """An inbox that reads a log: what is unread, an estimate above 1,000, and for how long the oldest of that waits.
 
     `behind_s`: by so much another lane was read further than the oldest unread message, which is in `lane`; 0 where all
@@ -158,7 +158,7 @@ def reading_readers(
     locked: Collection[LockedTable],
     now: datetime | None = None,
     only: Collection[str] | None = None,
-) -> Operation[list[ReaderState]]:
+) -> Operation[list[LogReading]]:
     """Return the inboxes that read logs, or those of them in `only`; not those that cannot be read now.
 
     A statement each: in autocommit each lets its locks go. None is the database's clock.
@@ -169,5 +169,5 @@ def reading_readers(
             rows = yield READER.at(schema=schema, inbox=inbox, log=log, lanes=lanes)(now=now)
             for counted, estimate, oldest_s, behind_s, *rest in rows:  # none if it was just dropped
                 unread = estimated(counted, estimate)
-                found.append(ReaderState(inbox, log, unread, max(oldest_s, 0.0), max(behind_s, 0.0), *rest))
+                found.append(LogReading(inbox, log, unread, max(oldest_s, 0.0), max(behind_s, 0.0), *rest))
     return found

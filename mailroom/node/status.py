@@ -14,7 +14,7 @@ from mailroom.figures.leaders import (
     reading_set_back,
 )
 from mailroom.figures.links import reading_link_backlogs
-from mailroom.figures.logs import LogState, ReaderState, reading_logs, reading_readers
+from mailroom.figures.logs import LogReading, LogState, reading_logs, reading_readers
 from mailroom.figures.node import counting_waiting, reading_backlog, reading_place
 from mailroom.links.states import SourceState, reading_sources
 from mailroom.order.sequences import Numbers, finding_behind
@@ -277,7 +277,7 @@ def _reading_logs(schema: str, locked: list[LockedTable]) -> Operation[tuple[Log
     return tuple(_log(each, [of for of in readers if of.log == each.log and of.held_segments]) for each in logs)
 
 
-def _log(found: LogState, holders: list[ReaderState]) -> LogStatus:
+def _log(found: LogState, holders: list[LogReading]) -> LogStatus:
     # Who holds the most holds all that the others hold, but for segments of which each reads another part.
     return LogStatus(
         name=found.log,

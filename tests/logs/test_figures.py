@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 from mailroom.doctor import examine
-from mailroom.figures.logs import READER, LogState, ReaderState, reading_logs, reading_readers
+from mailroom.figures.logs import READER, LogReading, LogState, reading_logs, reading_readers
 from mailroom.figures.statistics import EXACT
 from mailroom.metrics.leader import Added, sampling
 from mailroom.metrics.look import Watch
@@ -16,6 +16,7 @@ from mailroom.registry.logs import set_log
 from mailroom.sql import locks
 from mailroom.sql.locked import reading_locked
 from mailroom.sql.runner import run
+from tests.dashboard.conftest import browsing
 from tests.logs.support import DAY, NOW, Reader, days, make, write
 from tests.support.command import done, json_of
 from tests.support.databases import Connect
@@ -23,7 +24,7 @@ from tests.support.node import SCHEMA, Node
 from tests.support.roles import rights, role
 
 
-def readers(node: Node, now: datetime | None = None) -> dict[str, ReaderState]:
+def readers(node: Node, now: datetime | None = None) -> dict[str, LogReading]:
     found = run(node.connection, reading_readers(SCHEMA, run(node.connection, reading_locked(SCHEMA)), now))
     return {each.inbox: each for each in found}
 
@@ -160,3 +161,15 @@ def test_a_log_that_is_locked_costs_no_other_its_figures_and_roles_see_them(node
     for purpose in ("metrics", "auditor", "dispatcher"):
         with role(node.dsn, *rights(purpose)) as (_, dsn), psycopg.connect(dsn, autocommit=True) as session:
             assert len(run(session, reading_readers(SCHEMA, []))) == len(run(session, reading_logs(SCHEMA, []))) == 2
+            if purpose != "metrics":
+                run(session, sampling(SCHEMA, Added(SCHEMA)))
+            if purpose != "dispatcher":
+                assert len(json_of("log", "status", dsn=dsn)) == len(json_of("log", "list", dsn=dsn)) == 2
+                assert len(status(session).logs) == 2
+            if purpose == "auditor":
+                with browsing(dsn) as browser:
+                    assert "/inboxes/search" in browser.get("/logs/clicks").text
+                    assert "/logs/orders" in browser.get("/logs").text
+                with session.transaction():
+                    unseen = [line for each in examine(session) if each.id == "M000" for line in each.evidence]
+                assert [line for line in unseen if re.search("M027|M05[3456]", line)] == []

@@ -123,8 +123,9 @@ ATTRIBUTES = {
     "NewId": "before id links origins rows",
     "Finding": "command evidence id what",
     "Limits": (
-        "batch_s behind_xids bulk_s connections_share dead_times failing_s frozen_xids late_s lease_s lock_s "
-        "queue_share sequence_share set_back_s silent_s snapshot_s unled_s unread_s vacuum_s waiting_s wal_bytes"
+        "batch_s behind_xids bulk_s connections_share dead_times failing_s frozen_xids held_s lane_s late_s "
+        "lease_s lock_s lost_s queue_share sequence_share set_back_s silent_s snapshot_s unled_s unread_s "
+        "vacuum_s waiting_s wal_bytes"
     ),
     "DispatcherStatus": "counts epoch failing host leads lease_left_s origins pid role state",
     "InboxStatus": (
