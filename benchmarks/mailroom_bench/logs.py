@@ -44,6 +44,7 @@ LANES = 64
 LOG = "bench_log"
 ROUNDS = 20
 SHARE = Share(WORKER_BATCH, WORKER_BATCH, WORKER_BATCH, due_too=False)
+FEW = Share(WORKER_BATCH // 10, WORKER_BATCH // 10, WORKER_BATCH // 10, due_too=False)
 AT_ONCE = 50  # inboxes created in a transaction
 
 
@@ -98,11 +99,11 @@ class _Server:
             await self._deliverer.drain()
         self.wal["deliver"] += self._written() - before
 
-    def claim(self, claims: Claims) -> int:
+    def claim(self, claims: Claims, share: Share = SHARE) -> int:
         """Take and commit a batch, as a worker does."""
         before = self._written()
         with self.claimed.running(), self._claiming.transaction():
-            taken = len(run(self._claiming, claims.claiming(SHARE)).messages)
+            taken = len(run(self._claiming, claims.claiming(share)).messages)
         self.wal["claim"] += self._written() - before
         return taken
 
@@ -120,21 +121,30 @@ def _claiming(node: Node) -> Iterator[psycopg.Connection]:
 
 async def _fan_out(setup: Setup, kind: str, inboxes: int) -> dict[str, float]:
     messages = max(1, setup.messages // 10)
-    with _node(setup, kind, inboxes) as (node, names), _claiming(node) as claiming:
+    read_s, written, copies = 0.0, 0, 0
+    with _node(setup, kind, inboxes) as (node, names):
         async with await settings.connect_async(node.dsn, "dispatcher", DRAIN) as delivering:
-            server = _Server(node, delivering, claiming)
-            await server.deliver(messages)
+            with _claiming(node) as claiming:
+                server = _Server(node, delivering, claiming)
+                await server.deliver(WORKER_BATCH)
+                begun_s, begun = server.delivered.used_s["deliver"], server.wal["deliver"]
+                await server.deliver(messages)
             for name in names:
-                claims = Claims(node.schema, name)
-                left = messages
-                while left > 0:
-                    left -= server.claim(claims)
-    copies = messages * inboxes
-    used_s = server.delivered.used_s["deliver"] + server.claimed.used_s["claim"]
+                with _claiming(node) as claiming:  # as each worker has sessions of its own
+                    claims, server_of_it = Claims(node.schema, name), _Server(node, delivering, claiming)
+                    # So often that the session has prepared its statements.
+                    first = sum(server_of_it.claim(claims, FEW) for _ in range(WORKER_BATCH // FEW.most))
+                    reading, left = _Server(node, delivering, claiming), WORKER_BATCH + messages - first
+                    copies += left
+                    while left > 0:
+                        left -= reading.claim(claims)
+                    read_s += reading.claimed.used_s["claim"]
+                    written += reading.wal["claim"]
+    delivered_s = (server.delivered.used_s["deliver"] - begun_s) / messages / inboxes
     return {
-        f"server, {inboxes} inboxes, {kind}": used_s / copies * 1e6,
-        f"WAL of a delivery, {inboxes} inboxes, {kind}": server.wal["deliver"] / messages,
-        f"WAL of a read, {inboxes} inboxes, {kind}": server.wal["claim"] / copies,
+        f"server, {inboxes} inboxes, {kind}": (delivered_s + read_s / copies) * 1e6,
+        f"WAL of a delivery, {inboxes} inboxes, {kind}": (server.wal["deliver"] - begun) / messages,
+        f"WAL of a read, {inboxes} inboxes, {kind}": written / copies,
     }
 
 
