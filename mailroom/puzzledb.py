@@ -118,8 +118,8 @@ class MessageObject:
 
         Its value is the object, as bytes; who sent it is in its headers. It is stamped later than `clock`, the clock of
         its cause: `after_clock`. Sending it raises `InvalidMessage` if that is above 2^62, since Mailroom's clocks do
-        not begin again at 0; and the database refuses one that is too far beyond the node's clock
-        (docs/understand/time-and-order.md). The other arguments are those of `Outgoing`.
+        not begin again at 0; and the database refuses one that is too far beyond the node's clock. The other arguments
+        are those of `Outgoing`.
         """
         headers = {FROM_ID: str(self.from_id), FROM_CLUSTER: self.from_cluster, FROM_HOST: self.from_host}
         event = self.event if self.event in EVENTS else None

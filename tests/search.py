@@ -69,6 +69,7 @@ QUERIES = {
     "cancel": "sending",
     "expire": "sending",
     "priority": "coming-from",
+    "sharding": "scale",
     # Nothing that has a name got lost.
     "Outbox.cancel": "api-outbox",
     "max_attempts": "api-inbox",

@@ -14,7 +14,7 @@ LogFormat: TypeAlias = Literal["text", "json"]
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TIME = "%Y-%m-%d %H:%M:%S%z"  # which time it is, also where programs on several machines log into one place
-# What our records may say beside their text (docs/operate/logs.md).
+# What our records may say beside their text: the page on logs has them.
 FIELDS = ("inbox", "lane", "message_id", "topic", "key", "attempt", "attempts", "outcome", "error", "code", "command")
 
 

@@ -1,4 +1,4 @@
-"""What each finding means, and what to do: the text of `mailroom explain` and of docs/operate/doctor.md."""
+"""What each finding means, and what to do: the text of `mailroom explain` and of the page on the doctor's findings."""
 
 from dataclasses import dataclass
 

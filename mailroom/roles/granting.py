@@ -55,7 +55,7 @@ def granting(
 ) -> Operation[RightsChange]:
     """Give a database role exactly the rights that it needs for a purpose, and return the statements that did it.
 
-    `purpose` is one of those in docs/operate/roles.md, such as `writer` or `reaper`. A `reaper` and a `spark-reader`
+    `purpose` is one of those that `mailroom grant` lists, such as `writer` or `reaper`. A `reaper` and a `spark-reader`
     need `inboxes`; an `operator` may be limited to some, by default it gets all. Other purposes take none: a
     `dispatcher` gets all that exist. An inbox that is created later needs another grant for those that have single
     inboxes: repeating one is harmless. `staging_schema` is where a `spark-writer` makes its tables, if not in the

@@ -1,7 +1,7 @@
 """The matrix: which privileges each purpose needs on the objects of a node, and no others.
 
-This is the one place where they stand. `mailroom grant` makes its statements of it, docs/operate/roles.md shows it, and
-a test holds it against the server's catalog. For a new table of the schema add a right to the purposes that use it: a
+This is the one place where they stand. `mailroom grant` makes its statements of it, the page on roles shows it, and a
+test holds it against the server's catalog. For a new table of the schema add a right to the purposes that use it: a
 test says so if it is in none. Then run `python -m tests.roles_page`.
 """
 

@@ -1,4 +1,4 @@
-"""`format("inbox")`: reads an inbox, or reaps it as a stream; see docs/guides/spark-reading.md."""
+"""`format("inbox")`: reads an inbox, or reaps it as a stream."""
 
 # ruff: noqa: N802 - names of pyspark's
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class OutboxSource(DataSource):
-    """The data source `outbox`; it writes only. Options: see `docs/guides/spark.md`."""
+    """The data source `outbox`; it writes only."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)

@@ -255,3 +255,16 @@ def test_the_picture_is_seen_whole_on_a_phone_and_on_a_screen_in_both_themes(tmp
         icon = window.find_element("css selector", "link[rel=icon]").get_attribute("href")
     assert icon == f"{address}/assets/icon.svg"
     assert not seen["light"] & seen["dark"], "the picture has colours for each theme"
+
+
+@needs_site
+def test_an_async_form_and_its_sync_form_lead_to_each_other() -> None:
+    griffe = pytest.importorskip("griffe")
+    made = griffe.load_extensions(str(ROOT / "tests" / "api_reference.py"))
+    package = griffe.load("outbox", search_paths=[ROOT], extensions=made)
+    for name, link in {
+        "AsyncOutbox.cancel": "See [`Outbox.cancel`][outbox.Outbox.cancel].",
+        "AsyncOutbox": "[`Outbox`][outbox.Outbox]",
+        "Outbox": "[`AsyncOutbox`][outbox.AsyncOutbox]",
+    }.items():
+        assert link in package[name].docstring.value

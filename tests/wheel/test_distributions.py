@@ -83,6 +83,7 @@ def test_the_wheel_holds_all_of_the_packages_and_says_that_they_are_typed(in_whe
 def test_the_description_has_no_link_that_needs_the_repository(metadata: Metadata) -> None:
     assert metadata.description is not None
     assert "docs/understand/guarantees.md" in metadata.description
+    assert "docs/assets/" not in metadata.description  # a picture would be a broken one there
     assert not [target for target in re.findall(r"\]\(([^)]*)\)", metadata.description) if "://" not in target]
 
 

@@ -1,6 +1,7 @@
 """`mailroom explain`: what a page says of an error's code, and what a finding of the doctor means."""
 
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from mailroom.cli.output import say
 from mailroom.doctor.kinds import KINDS
 from mailroom.errors.codes import CODES
 
+# Most of the pages that they lead to are not installed.
+_LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:)[^)\s]*\)")
 _PACKAGE = Path(__file__).parents[2]
 _INSTALLED = _PACKAGE / "_errors"
 PAGES = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "docs" / "errors"
@@ -50,7 +53,8 @@ def explain(code: str | None) -> None:
         kind = KINDS[code]
         say(f"# {code}: {kind.what}\n\n{kind.means}\n\n{kind.remedy}")
     elif code in CODES:
-        say(f"# {code}\n\n{sections()[code].text}")
+        text = _LINK.sub(r"\1", sections()[code].text)
+        say(f"# {code}\n\n{text}")
     else:
         near = difflib.get_close_matches(code, [*CODES, *KINDS])
         meant = f" Did you mean {', '.join(near)}?" if near else ""
