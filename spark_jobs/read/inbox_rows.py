@@ -195,7 +195,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PagePlace:
     """Where the messages of a page are: in an inbox, or in a segment of a log, in one of its lanes."""
 
     names: Mapping[str, str]
@@ -203,14 +203,14 @@ class Place:
 
 
 def paging(
-    schema: str, inbox: str | Place, above: int, upto: int, chosen: Chosen, rows: int, *, digested: bool = True,
+    schema: str, inbox: str | PagePlace, above: int, upto: int, chosen: Chosen, rows: int, *, digested: bool = True,
     even: bool = True,
 ) -> Operation[Page]:  # fmt: skip
     """Read the first messages above a clock and up to another, at most that many: a page.
 
     If it should be `even`, it ends before a message with more than its share, unless that is the first one.
     """
-    place = Place({"inbox": inbox}) if isinstance(inbox, str) else inbox
+    place = PagePlace({"inbox": inbox}) if isinstance(inbox, str) else inbox
     names = {"schema": schema, **place.names}
     kind = {"is_of_key": chosen.key is not None, "is_of_lane": place.lane is not None, "is_digested": digested}
     wanted: dict[str, object] = {"above": above, "upto": upto, "topic": chosen.topic, "rows": rows, "bytes": PAGE_BYTES}
@@ -245,7 +245,9 @@ def batches(
         connection.read_only = True
         read = Read()
         is_digested = wanted.planned is not None
-        yield from pages(connection, node.schema, Place({"inbox": inbox}), wanted, chosen, read, digested=is_digested)
+        yield from pages(
+            connection, node.schema, PagePlace({"inbox": inbox}), wanted, chosen, read, digested=is_digested
+        )
         if wanted.planned is not None:
             demand_all(inbox, wanted.planned, read)
             connection.read_only = False
@@ -276,7 +278,7 @@ class Clocks(Protocol):
 
 
 def pages(
-    connection: psycopg.Connection, schema: str, place: Place, clocks: Clocks, chosen: Chosen, read: Read,
+    connection: psycopg.Connection, schema: str, place: PagePlace, clocks: Clocks, chosen: Chosen, read: Read,
     *, digested: bool,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """Read the messages of a place page by page, each in a transaction of its own; count them in `read`."""

@@ -12,7 +12,7 @@ from mailroom.order.clock import MAX_CLOCK
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
 from spark_jobs.node import Node
-from spark_jobs.read.inbox_rows import ALL, Chosen, Place, Planned, Range, Read, demand_all, pages, reporting
+from spark_jobs.read.inbox_rows import ALL, Chosen, PagePlace, Planned, Range, Read, demand_all, pages, reporting
 from spark_jobs.read.numbers import taking_number
 from spark_jobs.seen import Seen
 
@@ -126,7 +126,7 @@ def lane_batches(
                 run(connection, taking_number(node.schema, reader, planned.checkpoint, planned.batch, number))
         connection.read_only = True
         for part in wanted.parts:
-            place = Place({"log": wanted.log, "segment": str(part.segment)}, part.lane)
+            place = PagePlace({"log": wanted.log, "segment": str(part.segment)}, part.lane)
             yield from pages(connection, node.schema, place, part, chosen, read, digested=planned is not None)
         # After all was read: what is there now was there before.
         with connection.transaction():
