@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from inbox.by_key.paused_keys import PausedKey
     from inbox.by_log.rewind import Rewound
     from inbox.exceptions import Park, Reject, Retry, Skip, Unavailable
+    from inbox.failing import AsyncFailingKeys, FailingKeys
     from inbox.handling.batch_handler import AsyncBatchHandler, BatchHandler
     from inbox.handling.handlers import AsyncHandlers, Handlers
     from inbox.inbox import AsyncInbox, Inbox
     from inbox.parked import AsyncParked, Attempt, Parked
     from inbox.worker.worker import AsyncWorker, Worker
     from mailroom.errors import NoHandler
+    from mailroom.figures.failing_keys import FailingError, FailingKey
     from mailroom.message.message import Message
 
 # Imported on demand: an import of any module of the package imports this one, also in each worker process of Spark.
@@ -26,6 +28,7 @@ _HOMES = {
     "inbox.by_key.parked_keys": ("Changed", "ParkedKey"),
     "inbox.by_key.paused_keys": ("PausedKey",),
     "inbox.by_log.rewind": ("Rewound",),
+    "inbox.failing": ("AsyncFailingKeys", "FailingKeys"),
     "inbox.exceptions": ("Park", "Reject", "Retry", "Skip", "Unavailable"),
     "inbox.handling.batch_handler": ("AsyncBatchHandler", "BatchHandler"),
     "inbox.handling.handlers": ("AsyncHandlers", "Handlers"),
@@ -33,6 +36,7 @@ _HOMES = {
     "inbox.parked": ("AsyncParked", "Attempt", "Parked"),
     "inbox.worker.worker": ("AsyncWorker", "Worker"),
     "mailroom.errors": ("NoHandler",),
+    "mailroom.figures.failing_keys": ("FailingError", "FailingKey"),
     "mailroom.message.message": ("Message",),
 }
 
@@ -40,6 +44,7 @@ __all__ = [
     "Archive",
     "AsyncArchive",
     "AsyncBatchHandler",
+    "AsyncFailingKeys",
     "AsyncHandlers",
     "AsyncInbox",
     "AsyncParked",
@@ -50,6 +55,9 @@ __all__ = [
     "BatchHandler",
     "Changed",
     "ErrorReply",
+    "FailingError",
+    "FailingKey",
+    "FailingKeys",
     "Handlers",
     "Inbox",
     "Message",

@@ -89,7 +89,7 @@ class _Operations:
         self, keys: Key | Collection[Key] | None = None, *, matching: str | None = None, limit: int | None = 100
     ) -> Operation[list[ParkedKey]]:
         """Return at most `limit` parked keys (None: all), the longest parked first, and count their messages."""
-        chosen = _chosen(keys, matching, limit)
+        chosen = chosen_keys(keys, matching, limit)
         order = yield from self._order(keys)
         return (yield from order.listing_parked(chosen))
 
@@ -124,7 +124,7 @@ class _Operations:
         soon: until then the floors of the inbox cannot rise.
         """
         check_actor(actor, why)
-        chosen = _chosen(keys, matching, limit)
+        chosen = chosen_keys(keys, matching, limit)
         yield IN_TRANSACTION
         if dry_run:
             found = yield from self._keys(keys, matching=matching, limit=limit)
@@ -158,7 +158,7 @@ class _Operations:
         """
         check_actor(actor, why)
         per_key = count_or_all(per_key, "per_key")
-        chosen = _chosen(keys, matching, limit)
+        chosen = chosen_keys(keys, matching, limit)
         yield IN_TRANSACTION
         if dry_run:
             numbers = [each.messages for each in (yield from self._keys(keys, matching=matching, limit=limit))]
@@ -225,7 +225,8 @@ class AsyncParked(_Operations):
     discard = on_async_connection(_Operations._discard)
 
 
-def _chosen(keys: Key | Collection[Key] | None, matching: str | None, limit: int | None) -> dict[str, object]:
+def chosen_keys(keys: Key | Collection[Key] | None, matching: str | None, limit: int | None) -> dict[str, object]:
+    """Return what statements are given of a choice of keys, checked."""
     if matching is not None:
         utf8(matching, "matching")
     texts = None if keys is None else list(_texts(keys))

@@ -11,6 +11,7 @@ import click
 
 from inbox.by_key.claim import Share
 from inbox.claims import Claims
+from inbox.cli.failing import failing, retry
 from inbox.cli.settings import check_settings, settings_options
 from inbox.inbox import Inbox
 from inbox.worker.process import serve
@@ -98,6 +99,10 @@ def inbox() -> None:
 
 # Inboxes created per transaction: each takes six of the server's locks until it ends.
 AT_ONCE = 100
+
+
+inbox.add_command(failing)
+inbox.add_command(retry)
 
 
 @inbox.command()

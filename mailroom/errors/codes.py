@@ -166,6 +166,7 @@ CODES: Mapping[str, str] = {
     "MR-no-such-role": "There is no database role of that name on this server.",
     "MR-node-moved": "The node is in another database or on another server than before, and that was not confirmed.",
     "MR-not-a-worker": "The name given to `mailroom worker run` is not a worker.",
+    "MR-not-failing": "No failing key that waits for its next attempt is chosen.",
     "MR-not-in-transaction": "The connection is in autocommit mode, and no transaction is open.",
     "MR-not-parked": "The key is not parked, or no parked key matches.",
     "MR-not-reaped": "The archive of the inbox has no such message.",

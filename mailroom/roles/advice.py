@@ -22,6 +22,7 @@ COMMANDS = {
     "inbox peek": "reaper",
     "inbox list": "metrics",
     "inbox paused": "auditor",
+    "inbox failing": "auditor",
     "tail": "reaper",
     "periodic list": "auditor",
     "periodic next": "operator",

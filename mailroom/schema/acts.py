@@ -38,6 +38,7 @@ INBOX_RENAME = Act("inbox rename")
 INBOX_DROP = Act("inbox drop")
 INBOX_PAUSE = Act("inbox pause", "operator")
 INBOX_RESUME = Act("inbox resume", "operator")
+INBOX_RETRY = Act("inbox retry", "operator")
 INBOX_REWIND = Act("inbox rewind")
 
 PARKED_REPLAY = Act("parked replay", "operator")

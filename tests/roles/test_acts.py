@@ -23,7 +23,8 @@ LOOKS = {
     "dead-letter list",
     "dead-letter show", "dispatcher status", "doctor", "embedded dsn", "embedded psql", "embedded status",
     "embedded stop", "executor function list", "executor status", "executor target list", "explain", "health",
-    "inbox list", "inbox paused", "inbox peek", "link report", "link status", "log list", "parked list", "parked show",
+    "inbox failing", "inbox list", "inbox paused", "inbox peek", "link report", "link status", "log list",
+    "parked list", "parked show",
     "periodic list", "periodic next", "statistics", "status", "tail", "top", "trace",
 }  # fmt: skip
 

@@ -1,0 +1,112 @@
+"""Which keys are failing: tried, not yet done, and tried again; of one inbox or of all, and by their errors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from mailroom.figures.keys import TRIED
+from mailroom.sql.operation import Operation, Sql, filled
+
+COUNTED = 100_000  # failing keys of an inbox that are looked through for their errors
+LONGEST = 200  # characters of an error by which keys are grouped
+
+# The row of a key that is well again may stay, with a time of -infinity.
+IS_FAILING = filled(f"{TRIED} AND {{row}}.retry_at > '-infinity'", row="s")
+# An error begins with its class, and what follows is of one message. What a handler says itself may have no class.
+ERROR = f"pg_catalog.left(pg_catalog.split_part(s.last_error, ':'::text, 1), {LONGEST})"
+CHOSEN = """(%(keys)s::text[] IS NULL OR s.key = ANY (%(keys)s::text[]))
+      AND (%(error)s::text IS NULL OR {error} = %(error)s::text)
+      AND (%(matching)s::text IS NULL OR position(%(matching)s::text IN s.last_error) > 0)""".replace("{error}", ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class FailingKey:
+    """A key that is tried again at `retry_at`, or at once if that is over; `reason` is its last failure.
+
+    `attempts` is how often its message has failed. The key '' stands for the whole of a total inbox.
+    """
+
+    inbox: str
+    key: str
+    attempts: int
+    retry_at: datetime
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailingError:
+    """An error with which keys of an inbox fail: how many, the most attempts of one, and when the first is tried.
+
+    `error` is what the failures of these keys begin with, up to the first colon: the class of what was raised. `reason`
+    is one of them.
+    """
+
+    inbox: str
+    error: str
+    keys: int
+    attempts: int
+    retry_at: datetime
+    reason: str
+
+
+# Inbox by inbox through key_state_due, in the order in which they are tried.
+KEYS = Sql(
+    """
+SELECT k.inbox, k.key, k.attempts::bigint, k.retry_at, k.last_error FROM (
+    SELECT name FROM {schema}.inbox_registry WHERE %(inbox)s::text IS NULL OR name = %(inbox)s::text) AS r
+CROSS JOIN LATERAL (
+    SELECT s.inbox, s.key, s.attempts, s.retry_at, coalesce(s.last_error, '') AS last_error FROM {schema}.key_state AS s
+    WHERE s.inbox = r.name AND {is_failing} AND {chosen}
+      AND s.retry_at >= coalesce(%(at)s::timestamptz, '-infinity')
+      AND (%(at)s::timestamptz IS NULL
+           OR (s.retry_at, s.inbox, s.key) > (%(at)s::timestamptz, %(after_inbox)s::text, %(after)s::text))
+    ORDER BY s.retry_at, s.key LIMIT %(limit)s::bigint) AS k
+ORDER BY k.retry_at, k.inbox, k.key LIMIT %(limit)s::bigint
+""",
+    into=FailingKey,
+    is_failing=IS_FAILING,
+    chosen=CHOSEN,
+)
+ERRORS = Sql(
+    """
+SELECT k.inbox, k.error, count(*), max(k.attempts)::bigint, min(k.retry_at), min(k.last_error) FROM (
+    SELECT name FROM {schema}.inbox_registry WHERE %(inbox)s::text IS NULL OR name = %(inbox)s::text) AS r
+CROSS JOIN LATERAL (
+    SELECT s.inbox, coalesce({error}, '') AS error, s.attempts, s.retry_at, coalesce(s.last_error, '') AS last_error
+    FROM {schema}.key_state AS s
+    WHERE s.inbox = r.name AND {is_failing}
+      AND (%(matching)s::text IS NULL OR position(%(matching)s::text IN s.last_error) > 0)
+    ORDER BY s.retry_at, s.key LIMIT {counted}) AS k
+GROUP BY k.inbox, k.error ORDER BY 3 DESC, 1, 2 LIMIT %(limit)s::bigint
+""",
+    into=FailingError,
+    error=ERROR,
+    is_failing=IS_FAILING,
+    counted=COUNTED,
+)
+
+
+def reading_failing(
+    schema: str, inbox: str | None, *, matching: str | None = None, error: str | None = None,
+    keys: Sequence[str] | None = None, limit: int | None = None, after: FailingKey | None = None,
+) -> Operation[list[FailingKey]]:  # fmt: skip
+    """Return the failing keys of an inbox or of all, the one that is tried next first, those `after` one of them."""
+    at, after_inbox, last = (None, None, None) if after is None else (after.retry_at, after.inbox, after.key)
+    found: list[FailingKey] = KEYS.named((yield KEYS.at(schema=schema)(
+        inbox=inbox, keys=None if keys is None else list(keys), matching=matching, error=error, limit=limit, at=at,
+        after_inbox=after_inbox, after=last,
+    )))  # fmt: skip
+    return found
+
+
+def reading_errors(
+    schema: str, inbox: str | None, *, matching: str | None = None, limit: int | None = None
+) -> Operation[list[FailingError]]:
+    """Return with which errors keys of an inbox or of all fail, that of the most keys first.
+
+    Of each inbox 100,000 failing keys are looked through.
+    """
+    found: list[FailingError] = ERRORS.named(
+        (yield ERRORS.at(schema=schema)(inbox=inbox, matching=matching, limit=limit))
+    )
+    return found
