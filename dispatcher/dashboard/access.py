@@ -13,7 +13,7 @@ from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.schema.audit import check_actor
 from mailroom.values.names import shown
 
-Action: TypeAlias = Literal["replay", "discard", "requeue", "pause", "resume", "cancel"]
+Action: TypeAlias = Literal["replay", "retry", "discard", "requeue", "pause", "resume", "cancel"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
 EVERYTHING: frozenset[Action] = frozenset(ACTIONS)
 READ_ONLY: frozenset[Action] = frozenset()

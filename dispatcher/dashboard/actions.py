@@ -9,6 +9,7 @@ from psycopg import Connection
 from dispatcher.dashboard.access import User
 from dispatcher.dashboard.guard import Refused
 from inbox.archive import Archive
+from inbox.failing import FailingKeys
 from inbox.inbox import Inbox
 from inbox.parked import Parked
 from mailroom.bridges.bridges import Bridges
@@ -48,6 +49,7 @@ class Acts:
             acts.DEAD_LETTER_DISCARD: self._discard_dead,
             acts.INBOX_PAUSE: self._pause,
             acts.INBOX_RESUME: self._resume,
+            acts.INBOX_RETRY: self._retry,
             acts.PERIODIC_PAUSE: self._pause_periodic,
             acts.PERIODIC_RESUME: self._resume_periodic,
             acts.BRIDGE_RESUME: self._resume_bridge,
@@ -98,6 +100,11 @@ class Acts:
     def _resume(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
         was_paused = Inbox(fields["inbox"], schema=self._schema).resume(connection, fields.get("key"), **by)
         return f"{_of(fields)} {'goes on' if was_paused else 'was not paused'}."
+
+    def _retry(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
+        chosen = _keys(fields) | {"error": fields.get("error")}
+        found = FailingKeys(fields["inbox"], schema=self._schema).retry(connection, **chosen, **by)
+        return f"{counted(len(found), 'key')} of inbox {fields['inbox']} will be tried at once."
 
     def _pause_periodic(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
         is_new = Periodic(schema=self._schema).pause(connection, fields["name"], **by)

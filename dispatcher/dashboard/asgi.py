@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from dispatcher.dashboard import inbox_pages, key_pages, message_pages, node_pages
+from dispatcher.dashboard import failing_pages, inbox_pages, key_pages, message_pages, node_pages
 from dispatcher.dashboard.access import READ_ONLY, Resolver, Tokens, User
 from dispatcher.dashboard.actions import Acts
 from dispatcher.dashboard.guard import (
@@ -114,6 +114,7 @@ class _Site:
             "/inboxes": ("inboxes", inbox_pages.inboxes),
             "/inboxes/{inbox}": ("inbox", inbox_pages.inbox),
             "/inboxes/{inbox}/key": ("key", inbox_pages.key),
+            "/failing": ("failing", failing_pages.failing),
             "/parked": ("parked", inbox_pages.parked),
             "/dead-letters": ("dead_letters", inbox_pages.dead_letters),
             "/message": ("message", message_pages.message),

@@ -57,6 +57,21 @@ def test_a_key_is_replayed_and_the_page_tells_it_once(node: Node, browser: Clien
     assert "replayed." not in browser.get("/parked").text
 
 
+def test_failing_keys_are_tried_now_one_or_all_of_an_error(node: Node, browser: Client) -> None:
+    node.inbox("shipping", backoff_s=3600, max_attempts=9)
+    for key in "ab":
+        node.send("order.paid", key=key)
+    node.deliver_all()
+    with node.connection.transaction():
+        for key in "ab":
+            [first] = Inbox("shipping").peek(node.connection, key)
+            run(node.connection, failing("shipping", first, OSError(key)))
+    act(browser, "/inboxes/shipping/key?key=b", "retry/inbox", "b")
+    assert "1 key of inbox shipping will be tried at once." in browser.get("/failing").text
+    act(browser, "/failing", "retry/inbox", "1")
+    assert audited(node) == [("ada@ops", "inbox retry", "shipping", key, 0, WHY) for key in "ba"]
+
+
 @pytest.mark.slow
 def test_the_first_message_of_a_key_is_discarded(node: Node, browser: Client) -> None:
     parked_key(node, messages=3)
