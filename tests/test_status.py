@@ -274,7 +274,14 @@ def test_status_for_people_shows_every_inbox(node: Node) -> None:
     text = done("status", dsn=node.dsn)
     assert "shipping" in text
     assert "1 waiting, the oldest sent" in text
-    assert json_of("status", dsn=node.dsn)["inboxes"][0]["on_the_way"] == 1
+    told = json_of("status", dsn=node.dsn)
+    assert told["inboxes"][0]["on_the_way"] == 1
+    [place] = node.rows("SELECT current_database()::text, 'port ' || current_setting('port')")
+    assert told["node"] == node.value("SELECT name FROM mailroom.node")
+    assert (told["database"], " ".join(told["server"].split()[-2:])) == place
+    assert f"{told['node']}, schema mailroom of database {told['database']} on {told['server']}" in " ".join(
+        text.split()
+    )
 
 
 def test_trace_follows_a_message_from_the_outbox_to_its_end(node: Node) -> None:

@@ -45,6 +45,37 @@ def reading_backlog(schema: str) -> Operation[NodeBacklog]:
     return backlog
 
 
+class NodePlace(NamedTuple):
+    """Which node this is, for people: its name, its schema, its database, and the address of the server."""
+
+    name: str
+    schema: str
+    database: str
+    server: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, schema {self.schema} of database {self.database} on {self.server}"
+
+
+# The address by which the server itself knows this session: what a client calls it may mean two servers.
+PLACE = Sql(
+    """
+SELECT n.name, '{schema_name}', current_database()::text,
+       coalesce(pg_catalog.host(pg_catalog.inet_server_addr()), 'a local socket'::text)
+       || ' port '::text || current_setting('port')
+FROM {schema}.node AS n
+""",
+    into=NodePlace,
+)
+
+
+def reading_place(schema: str) -> Operation[NodePlace]:
+    """Return which node this is."""
+    row = the_one((yield PLACE.at(schema=schema, schema_name=schema)()), NODE_ROW, schema)
+    place: NodePlace = PLACE.named([row])[0]
+    return place
+
+
 WAITING = Sql("SELECT count(*) FROM {schema}.{outbox}", columns=("bigint",))
 
 

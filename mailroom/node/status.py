@@ -14,7 +14,7 @@ from mailroom.figures.leaders import (
     reading_set_back,
 )
 from mailroom.figures.links import reading_link_backlogs
-from mailroom.figures.node import counting_waiting, reading_backlog
+from mailroom.figures.node import counting_waiting, reading_backlog, reading_place
 from mailroom.links.states import SourceState, reading_sources
 from mailroom.order.sequences import Numbers, finding_behind
 from mailroom.order.total import Waiting
@@ -112,7 +112,9 @@ class LinkStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A node. `outbox_backlog` counts committed messages that wait for the dispatcher, `scheduled` those not yet due.
+    """A node: its schema and name, and in which database on which server it is, by the address that the server has.
+
+    `outbox_backlog` counts committed messages that wait for the dispatcher, `scheduled` those not yet due.
 
     `bulk_backlog` counts messages of large batches of Spark that are decided and not yet moved into the outbox.
     `outbox_lag_s` is the age in seconds of the oldest message in the outbox, 0 if it is empty. `executable_backlog` and
@@ -126,6 +128,9 @@ class Status:
     """
 
     schema: str
+    node: str
+    database: str
+    server: str
     clock: int
     clock_ceiling: int
     outbox_backlog: int
@@ -217,10 +222,14 @@ def _reading_status(schema: str) -> Operation[Status]:
     yield from checking(schema)
     locked = yield from reading_locked(schema)
     leaders = {each.role: each for each in (yield from reading_leaders(schema, ["dispatcher", "executor"]))}
+    place = yield from reading_place(schema)
     node = yield from reading_backlog(schema)
     inboxes = yield from _reading_inboxes(schema, locked_inboxes(locked))
     return Status(
         schema=schema,
+        node=place.name,
+        database=place.database,
+        server=place.server,
         clock=node.clock,
         clock_ceiling=node.clock_ceiling,
         outbox_backlog=node.outbox,

@@ -7,6 +7,7 @@ import click
 
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import as_json, document, duration, facts, say, table, working
+from mailroom.figures.node import NodePlace
 from mailroom.links.states import SourceState
 from mailroom.node import status as node_status
 from mailroom.node.status import ClockSetBack, DispatcherStatus, InboxStatus, LinkStatus, Status
@@ -17,7 +18,7 @@ from mailroom.node.status import ClockSetBack, DispatcherStatus, InboxStatus, Li
 def status(call: Call) -> None:
     """Show the status of a node.
 
-    First: which dispatcher and executor lead, what waits for them, and the clock.
+    First: which node this is, on which server, which dispatcher and executor lead, what waits for them, and the clock.
 
     Then for each inbox: how many messages are on the way to it (committed, not yet delivered) and in its backlog
     (delivered, not yet reaped), each with the age of the oldest. The first age is the dispatcher's part of the lag, the
@@ -97,7 +98,8 @@ SOURCE_COLUMNS: dict[str, Callable[[SourceState], object]] = {
 def _show(found: Status) -> None:
     lines = [
         *(("Locked", str(each)) for each in found.locked),
-        ("Node", f"{found.schema}, clock {found.clock:,} (ceiling {found.clock_ceiling:,})"),
+        ("Node", str(NodePlace(found.node, found.schema, found.database, found.server))),
+        ("Clock", f"{found.clock:,} (ceiling {found.clock_ceiling:,})"),
         ("Dispatcher", _leader(found.dispatcher)),
         ("Executor", _leader(found.executor)),
         ("Outbox", f"{_waiting(found.outbox_backlog, found.outbox_lag_s)}; {found.scheduled:,} scheduled for later"),
@@ -111,7 +113,7 @@ def _show(found: Status) -> None:
             ("Behind", f"{each.table}.{each.column}: its sequence is behind its rows: mailroom migrate")
             for each in found.behind
         ),
-        *([("Clock", _set_back(found.set_back))] if found.set_back else ()),
+        *([("Set back", _set_back(found.set_back))] if found.set_back else ()),
         ("Dead", f"{found.dead_letters:,} dead letters{': mailroom dead-letter list' if found.dead_letters else ''}"),
     ]
     if not found.inboxes:
@@ -133,7 +135,9 @@ def _show(found: Status) -> None:
 
 
 def _set_back(found: ClockSetBack) -> str:
-    return f"the server's was set back by about {duration(found.by_s)}, noticed at {found.at}: mailroom explain M052"
+    return (
+        f"the server's clock was set back by about {duration(found.by_s)}, noticed at {found.at}: mailroom explain M052"
+    )
 
 
 def _waiting(number: int, lag_s: float) -> str:
