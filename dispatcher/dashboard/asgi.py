@@ -163,6 +163,7 @@ class _Site:
             may=user.may if user else READ_ONLY,
             csrf=self._browsers.token(browser, user) if user else "",
             node=self._node,
+            whose=self._node.looks.place if user else None,
             option=option(self._node.schema),
             told=told,
             can_log_out=self._logins is not None,

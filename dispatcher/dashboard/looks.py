@@ -13,6 +13,7 @@ import psycopg
 
 from dispatcher.dashboard.sessions import NodeSessions
 from mailroom.errors import MailroomError
+from mailroom.figures.node import NodePlace, reading_place
 from mailroom.metrics.look import Look, Watch
 from mailroom.sql.runner import run
 
@@ -35,6 +36,7 @@ class Looks:
         self._watch = Watch(schema, monotonic)
         self._look: tuple[float, Look] | None = None
         self._looked_at = float("-inf")
+        self.place: NodePlace | None = None  # which node it is, once a look was taken
         self.rates: deque[tuple[float, float, float]] = deque(maxlen=KEPT)
 
     def newest(self) -> Look:
@@ -67,6 +69,8 @@ class Looks:
                 self.rates.clear()
             with self._sessions.reading() as connection:
                 look = run(connection, self._watch.looking())
+                if self.place is None or self.place.name != look.node:
+                    self.place = run(connection, reading_place(self._schema))
             self._looked_at = self._monotonic()
             self._look = self._looked_at, look
             if look.sent_per_s is not None:

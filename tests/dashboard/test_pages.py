@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
+from urllib.parse import quote
 from uuid import uuid4
 
 import psycopg
@@ -68,6 +69,21 @@ def test_a_page_shows_what_it_should(browser: Client) -> None:
         missing += [(path, answer.status_code, text) for text in shown if text not in answer.text]
         assert answer.status_code == 200, answer.text
     assert missing == []
+
+
+def test_each_page_and_each_dialog_says_which_node_it_is(browser: Client, trouble: Trouble) -> None:
+    name, database = trouble.node.rows("SELECT name, current_database()::text FROM mailroom.node")[0]
+    at = f"node <b>{name}</b>: schema mailroom of database {database} on"
+    for path in ("/", "/parked", "/dead-letters", "/waiting", "/inboxes/shipping/key?key=" + quote(KEY), "/nothing"):
+        page = browser.get(path).text
+        assert f" · {name} · Mailroom</title>" in page, path
+        assert f'<span class="whose"><b>{name}</b> <span class="unit">{database} on' in page, path
+        assert page.count(at) == page.count(" popover aria-label="), path
+    parked = browser.get("/parked").text
+    assert parked.count("2 messages of key") == 2
+    assert "Inbox <b>shipping</b>, node" in parked
+    assert parked.count("No archive keeps what is discarded.") == 1
+    assert "2 messages of key" in browser.get("/inboxes/shipping/key", key=KEY).text
 
 
 def test_a_locked_inbox_takes_no_page_of_others(browser: Client, trouble: Trouble) -> None:
