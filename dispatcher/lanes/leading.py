@@ -8,6 +8,8 @@ fails on a server that has become a standby. Once the work has begun, no error e
 import asyncio
 import contextlib
 import logging
+import os
+import platform
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -26,6 +28,7 @@ from dispatcher.lanes.waits import telling
 from mailroom import events
 from mailroom import schema as node
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
+from mailroom.figures.workers import keeper_name
 from mailroom.health import Health
 from mailroom.roles.advice import advise, noted
 from mailroom.session import backoff, settings
@@ -88,6 +91,7 @@ class Leading(ABC):
         self._home = dsn if isinstance(dsn, Home) else Home(settings.dsn(dsn))
         self._schema = schema_name(schema)
         self._lease = Lease(self._schema, self._role)
+        self._keeper = keeper_name(self._role, self._schema, os.getpid(), platform.node())
         self._leading = asyncio.Event()
         self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -141,7 +145,7 @@ class Leading(ABC):
             try:
                 async with (
                     open_session(self._home, self._role, self._session) as session,
-                    open_session(self._home, self._role, KEEPER) as keeper,
+                    open_session(self._home, self._keeper, KEEPER) as keeper,
                 ):
                     if is_pooled(session):
                         raise ConfigurationError(

@@ -32,6 +32,7 @@ from inbox.handling.told import told
 from inbox.order import reading_order
 from inbox.sessions.alive import HOLDS, WATCH_SESSION, Processes, terminating
 from inbox.sessions.unawaited import WITHIN_S, NoSession, Unanswered, Unawaited
+from mailroom.figures.workers import worker_name
 from mailroom.message.message import Message
 from mailroom.session import settings
 from mailroom.session.home import Home, HomeDatabase
@@ -146,8 +147,9 @@ class InFlight:
         self._home = home = Home.of(home)
         # An entry that is lost in a crash of the server is not missed: the crash ended its batch too.
         session = settings.UNATTENDED | PINNED | {"synchronous_commit": "off", "lock_timeout": "100ms"}
-        self._watcher = Unawaited(home, f"worker in flight {inbox}", session | WATCH_SESSION)
-        self._apart = Unawaited(home, f"worker in flight {inbox}", session)
+        name = worker_name(inbox, os.getpid(), platform.node())
+        self._watcher = Unawaited(home, name, session | WATCH_SESSION)
+        self._apart = Unawaited(home, name, session)
         self._names = {"schema": schema, "inbox": inbox}
         self._mine: set[UUID] = set()
         self._removed: set[UUID] = set()  # nobody waits for that, so they may still be there
