@@ -8,8 +8,6 @@ fails on a server that has become a standby. Once the work has begun, no error e
 import asyncio
 import contextlib
 import logging
-import os
-import platform
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -28,7 +26,6 @@ from dispatcher.lanes.waits import telling
 from mailroom import events
 from mailroom import schema as node
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
-from mailroom.figures.workers import keeper_name
 from mailroom.health import Health
 from mailroom.roles.advice import advise, noted
 from mailroom.session import backoff, settings
@@ -91,7 +88,7 @@ class Leading(ABC):
         self._home = dsn if isinstance(dsn, Home) else Home(settings.dsn(dsn))
         self._schema = schema_name(schema)
         self._lease = Lease(self._schema, self._role)
-        self._keeper = keeper_name(self._role, self._schema, os.getpid(), platform.node())
+        self._keeper = settings.of_this_process(f"{self._role} keeper {self._schema}")
         self._leading = asyncio.Event()
         self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -32,7 +32,6 @@ from inbox.handling.told import told
 from inbox.order import reading_order
 from inbox.sessions.alive import HOLDS, WATCH_SESSION, Processes, terminating
 from inbox.sessions.unawaited import WITHIN_S, NoSession, Unanswered, Unawaited
-from mailroom.figures.workers import worker_name
 from mailroom.message.message import Message
 from mailroom.session import settings
 from mailroom.session.home import Home, HomeDatabase
@@ -147,7 +146,7 @@ class InFlight:
         self._home = home = Home.of(home)
         # An entry that is lost in a crash of the server is not missed: the crash ended its batch too.
         session = settings.UNATTENDED | PINNED | {"synchronous_commit": "off", "lock_timeout": "100ms"}
-        name = worker_name(inbox, os.getpid(), platform.node())
+        name = settings.of_this_process(f"worker in flight {inbox}")
         self._watcher = Unawaited(home, name, session | WATCH_SESSION)
         self._apart = Unawaited(home, name, session)
         self._names = {"schema": schema, "inbox": inbox}

@@ -15,7 +15,7 @@ from mailroom.sql.operation import Operation, Sql, filled
 from mailroom.sql.waits import APPLICATION
 
 NAME_BYTES = 63  # of an application's name; the rest is cut off
-IN_FLIGHT = "worker in flight"
+IN_FLIGHT = "worker in flight"  # `inbox.worker.in_flight` calls its sessions so, and `dispatcher.lanes.leading` keepers
 KEEPER = "keeper"
 
 
@@ -98,16 +98,6 @@ WHERE a.datname = current_database() ORDER BY 1, 3
     application=APPLICATION,
     keeper=KEEPER,
 )
-
-
-def worker_name(inbox: str, pid: int, host: str) -> str:
-    """Return what the session by which a worker is alive is called, without what all names begin with."""
-    return f"{IN_FLIGHT} {inbox} {pid}@{host}"
-
-
-def keeper_name(role: str, schema: str, pid: int, host: str) -> str:
-    """Return what the session of a process of a lane is called, without what all names begin with."""
-    return f"{role} {KEEPER} {schema} {pid}@{host}"
 
 
 def reading_workers(schema: str) -> Operation[list[WorkerSeen]]:
