@@ -13,7 +13,7 @@ import psycopg
 
 from dispatcher.dashboard.sessions import NodeSessions
 from mailroom.errors import MailroomError
-from mailroom.figures.node import NodePlace, reading_place
+from mailroom.figures.node import WhichNode, reading_place
 from mailroom.metrics.look import Look, Watch
 from mailroom.sql.runner import run
 
@@ -36,7 +36,7 @@ class Looks:
         self._watch = Watch(schema, monotonic)
         self._look: tuple[float, Look] | None = None
         self._looked_at = float("-inf")
-        self.place: NodePlace | None = None  # which node it is, once a look was taken
+        self.place: WhichNode | None = None  # which node it is, once a look was taken
         self.rates: deque[tuple[float, float, float]] = deque(maxlen=KEPT)
 
     def newest(self) -> Look:

@@ -20,6 +20,7 @@ from mailroom.doctor.finding import Finding
 from mailroom.links.links import Links
 from mailroom.metrics import minute_statistics
 from mailroom.node.status import executor_status
+from mailroom.node.workers import at_work
 from mailroom.sql.runner import run
 from mailroom.values.names import topic_name
 from outbox.periodic.periodic import Periodic
@@ -51,8 +52,10 @@ def overview(node: ShownNode, asked: Asked) -> dict[str, Any]:
 
 
 def workers(node: ShownNode, asked: Asked) -> dict[str, Any]:
-    """Return who leads, and the batches that workers have in hand."""
-    return {"look": node.look()}
+    """Return who leads and who stands by, the workers, and the batches that they have in hand."""
+    look = node.look()
+    with node.reading() as connection:
+        return {"look": look, "found": at_work(connection, schema=node.schema)}
 
 
 def waiting(node: ShownNode, asked: Asked) -> dict[str, Any]:

@@ -88,6 +88,7 @@ class Leading(ABC):
         self._home = dsn if isinstance(dsn, Home) else Home(settings.dsn(dsn))
         self._schema = schema_name(schema)
         self._lease = Lease(self._schema, self._role)
+        self._keeper = settings.of_this_process(f"{self._role} keeper {self._schema}")
         self._leading = asyncio.Event()
         self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -141,7 +142,7 @@ class Leading(ABC):
             try:
                 async with (
                     open_session(self._home, self._role, self._session) as session,
-                    open_session(self._home, self._role, KEEPER) as keeper,
+                    open_session(self._home, self._keeper, KEEPER) as keeper,
                 ):
                     if is_pooled(session):
                         raise ConfigurationError(

@@ -13,6 +13,7 @@ from inbox.by_key.claim import Share
 from inbox.claims import Claims
 from inbox.cli.failing import failing, retry
 from inbox.cli.settings import check_settings, settings_options
+from inbox.cli.workers import list_ as list_workers
 from inbox.inbox import Inbox
 from inbox.worker.process import serve
 from inbox.worker.worker import AsyncWorker, Worker, home_of, limit
@@ -685,7 +686,10 @@ def _hand_over(messages: list[Message], *, as_json: bool) -> None:
 
 @click.group(cls=Group)
 def worker() -> None:
-    """Run services that reap an inbox."""
+    """Run services that reap an inbox, and list those that run."""
+
+
+worker.add_command(list_workers)
 
 
 @worker.command("run")

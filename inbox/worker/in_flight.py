@@ -146,8 +146,9 @@ class InFlight:
         self._home = home = Home.of(home)
         # An entry that is lost in a crash of the server is not missed: the crash ended its batch too.
         session = settings.UNATTENDED | PINNED | {"synchronous_commit": "off", "lock_timeout": "100ms"}
-        self._watcher = Unawaited(home, f"worker in flight {inbox}", session | WATCH_SESSION)
-        self._apart = Unawaited(home, f"worker in flight {inbox}", session)
+        name = settings.of_this_process(f"worker in flight {inbox}")
+        self._watcher = Unawaited(home, name, session | WATCH_SESSION)
+        self._apart = Unawaited(home, name, session)
         self._names = {"schema": schema, "inbox": inbox}
         self._mine: set[UUID] = set()
         self._removed: set[UUID] = set()  # nobody waits for that, so they may still be there

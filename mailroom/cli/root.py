@@ -52,7 +52,7 @@ ABOUT = {
     "trace": "Tell where a message is, what caused it and what it caused, by its id; or find the messages of a key.",
     "unwatch": "Stop sending messages about a table.",
     "watch": "Send a message for each row of a table that is inserted, updated or deleted.",
-    "worker": "Run services that reap an inbox.",
+    "worker": "Run services that reap an inbox, and list those that run.",
 }
 
 

@@ -1,7 +1,7 @@
 """Rights: too many of PUBLIC's, too few of the roles that work, and rows that policies hide."""
 
 from mailroom.doctor.finding import FOUND, DoctorCheck, asking
-from mailroom.doctor.workers import ALIVE, DATABASE
+from mailroom.figures.alive import ALIVE, DATABASE
 from mailroom.figures.leaders import WITH_SESSIONS
 from mailroom.sql import locks
 from mailroom.sql.operation import Sql

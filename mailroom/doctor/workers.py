@@ -3,23 +3,13 @@
 from datetime import timedelta
 
 from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Limits, asking
+from mailroom.figures.alive import ALIVE, DATABASE, HOLDER, IS_ALIVE
 from mailroom.figures.logs import reading_readers
 from mailroom.figures.waiting import reading_names, reading_oldest
 from mailroom.sql import locks
 from mailroom.sql.locked import reading_locked
 from mailroom.sql.operation import Operation, Sql
 
-DATABASE = "(SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())"
-# Each worker process holds an advisory lock on its number as long as it is alive. Looked up, and never taken here: who
-# takes it would count as alive.
-ALIVE = """alive AS MATERIALIZED (
-    SELECT l.objid::bigint AS number, l.pid FROM pg_locks AS l
-    WHERE l.locktype = 'advisory' AND l.granted AND l.classid = {alive_lock}::oid AND l.objsubid = 2
-      AND l.database = {database})"""
-IS_ALIVE = "EXISTS (SELECT FROM alive WHERE alive.number = w.process_number::bigint & 4294967295)"
-# The session that has the batch's transaction; the entry knows the lower half of its id.
-HOLDER = """LEFT JOIN pg_locks AS l ON l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
-     AND l.pid IS NOT NULL AND l.transactionid::text::bigint = w.xact & 4294967295"""
 ENTRY = """pg_catalog.format('inbox %%s, worker %%s pid %%s: %%s messages since %%s, %%s', w.inbox, w.host, w.pid,
     w.messages,
        date_trunc('second'::text, clock_timestamp() - w.claimed_at),

@@ -45,7 +45,7 @@ def reading_backlog(schema: str) -> Operation[NodeBacklog]:
     return backlog
 
 
-class NodePlace(NamedTuple):
+class WhichNode(NamedTuple):
     """Which node this is, for people: its name, its schema, its database, and the address of the server."""
 
     name: str
@@ -65,14 +65,14 @@ SELECT n.name, '{schema_name}', current_database()::text,
        || ' port '::text || current_setting('port')
 FROM {schema}.node AS n
 """,
-    into=NodePlace,
+    into=WhichNode,
 )
 
 
-def reading_place(schema: str) -> Operation[NodePlace]:
+def reading_place(schema: str) -> Operation[WhichNode]:
     """Return which node this is."""
     row = the_one((yield PLACE.at(schema=schema, schema_name=schema)()), NODE_ROW, schema)
-    place: NodePlace = PLACE.named([row])[0]
+    place: WhichNode = PLACE.named([row])[0]
     return place
 
 

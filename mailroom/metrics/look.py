@@ -15,7 +15,7 @@ from uuid import UUID
 from mailroom.doctor.examining import NOT_SEEN, telling
 from mailroom.doctor.finding import Finding, Limits
 from mailroom.doctor.kinds import KINDS
-from mailroom.doctor.workers import ALIVE, DATABASE, IS_ALIVE
+from mailroom.figures.alive import ALIVE, DATABASE, IS_ALIVE
 from mailroom.figures.keys import KeyLook, reading_worst
 from mailroom.figures.leaders import DispatcherStatus, reading_leaders
 from mailroom.metrics import catalog, leader

@@ -42,6 +42,7 @@ COMMANDS = {
     "statistics": "metrics",
     "top": "auditor",
     "trace": "auditor",
+    "worker list": "auditor",
 }
 
 

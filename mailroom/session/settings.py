@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import platform
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -146,6 +147,11 @@ def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION, *, 
         client_encoding="UTF8",  # no other encoding can represent every key
         **{name: value for name, value in client.items() if name not in kept},
     )
+
+
+def of_this_process(role: str) -> str:
+    """Return the role of a session by which others find this process, with its process id and host (`worker list`)."""
+    return f"{role} {os.getpid()}@{platform.node()}"
 
 
 def connect(

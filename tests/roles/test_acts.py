@@ -25,7 +25,7 @@ LOOKS = {
     "embedded stop", "executor function list", "executor status", "executor target list", "explain", "health",
     "inbox failing", "inbox list", "inbox paused", "inbox peek", "link report", "link status", "log list", "log status",
     "parked list",
-    "parked show", "periodic list", "periodic next", "statistics", "status", "tail", "top", "trace",
+    "parked show", "periodic list", "periodic next", "statistics", "status", "tail", "top", "trace", "worker list",
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import click
 
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import as_json, document, duration, facts, say, size, table, working
-from mailroom.figures.node import NodePlace
+from mailroom.figures.node import WhichNode
 from mailroom.links.states import SourceState
 from mailroom.node import status as node_status
 from mailroom.node.status import ClockSetBack, DispatcherStatus, InboxStatus, LinkStatus, LogStatus, Status
@@ -109,7 +109,7 @@ SOURCE_COLUMNS: dict[str, Callable[[SourceState], object]] = {
 def _show(found: Status) -> None:
     lines = [
         *(("Locked", str(each)) for each in found.locked),
-        ("Node", str(NodePlace(found.node, found.schema, found.database, found.server))),
+        ("Node", str(WhichNode(found.node, found.schema, found.database, found.server))),
         ("Clock", f"{found.clock:,} (ceiling {found.clock_ceiling:,})"),
         ("Dispatcher", _leader(found.dispatcher)),
         ("Executor", _leader(found.executor)),
