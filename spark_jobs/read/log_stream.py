@@ -70,10 +70,11 @@ SELECT r.paused_at IS NULL, r.epoch, l.drop_unread,
        EXISTS (SELECT FROM {positions} WHERE at.clock > greatest(%(start)s::bigint, (
            SELECT a.clock FROM ROWS FROM (pg_catalog.unnest(%(lanes)s::bigint[]),
                                           pg_catalog.unnest(%(clocks)s::bigint[])) AS a (lane, clock)
-           WHERE a.lane = at.lane)))
+           WHERE a.lane = at.lane))),
+       EXISTS (SELECT FROM {schema}.log_topic WHERE inbox = '{inbox}')
 FROM {schema}.inbox_registry AS r JOIN {schema}.log_registry AS l ON l.name = r.log WHERE r.name = '{inbox}'
 """,
-    columns=("boolean", "bigint", "boolean", "boolean", "boolean"),
+    columns=("boolean", "bigint", "boolean", "boolean", "boolean", "boolean"),
     positions=POSITIONS,
 )
 # D-logs-18: An offset of Spark's stream is one clock.
@@ -219,11 +220,18 @@ class LogStreamed:
     def planning(self, reached: BatchEnd, number: int | None, target: BatchEnd | None) -> Operation[BatchEnd]:
         """By the deliveries after `reached`."""
         yield PIN.at()()
-        [(is_open, epoch, drops, has_apart, is_passed)] = yield STATE.at(**self._names)(
+        [(is_open, epoch, drops, has_apart, is_passed, has_topics)] = yield STATE.at(**self._names)(
             start=reached.clock, lanes=[lane for lane, _ in reached.ahead], clocks=[at for _, at in reached.ahead]
         )
         if epoch != self._epoch:
             raise set_back(self._inbox)
+        if has_topics:
+            raise ConfigurationError(
+                f"Inbox {self._inbox!r} reads some topics of its log only, and a stream reads all of the log. Have the "
+                f"inbox read all (mailroom inbox set {self._inbox} --topics '#'), and filter the stream by its column "
+                "topic.",
+                code="MR-log-inbox-setting",
+            )
         if has_apart:
             raise ConfigurationError(
                 f"Keys of inbox {self._inbox!r} fail, are parked or paused, and a stream reads the log only, not what "

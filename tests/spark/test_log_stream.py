@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from inbox import Inbox
-from mailroom import create_inbox, set_log
+from mailroom import create_inbox, set_inbox, set_log
 from mailroom.errors import ConfigurationError
 from mailroom.logs.segments import emptying, listing_over, making_segment
 from mailroom.sql.runner import run
@@ -198,6 +198,16 @@ def test_a_worker_beside_the_stream_is_noticed(opened: Open, node: Node, connect
     Reader(connect(), "lake").take_all()
     with pytest.raises(ConfigurationError, match="A worker reads inbox 'lake'"):
         reader.latestOffset(end, ReadMaxRows(10))
+
+
+def test_a_stream_of_some_topics_is_refused(opened: Open, node: Node) -> None:
+    make(node, "lake")
+    reader = opened()
+    start = reader.initialOffset()
+    with node.connection.transaction():
+        set_inbox(node.connection, "lake", topics=["order.paid"])
+    with pytest.raises(ConfigurationError, match="a stream reads all of the log"):
+        reader.latestOffset(start, ReadMaxRows(10))
 
 
 def test_what_left_the_log_ends_the_stream(opened: Open, node: Node, connect: Connect) -> None:
