@@ -180,7 +180,7 @@ ORDER BY clock
 # While breakers of prefixes are open, their keys leave the log too, and wait there as failing keys do. Who claims has
 # them put off before each claim (`inbox.breakers`). So they may be due soon, and are, if the breaker was closed while
 # this transaction was open.
-# D-logs-15: Keys of open prefixes leave the log as failing keys do.
+# D-logs-12: Keys of open prefixes leave the log as failing keys do.
 IS_OPEN = "split_part(k.key, %(separator)s::text, 1) = ANY (%(prefixes)s::text[])"
 SOON_S = 60
 MADE = f"""

@@ -17,7 +17,7 @@ SWEPT_ROWS = 10_000
 
 NOW = "coalesce(%(now)s::timestamptz, statement_timestamp())"
 DAY = "interval '1 day'"
-# D-logs-21: Whether a segment was read is asked without bitmaps.
+# D-logs-14: Whether a segment was read is asked without bitmaps.
 ALONE = Sql(
     """
 SELECT pg_try_advisory_xact_lock({lock}, hashtext('{node}')), set_config('lock_timeout', '{patience}ms', true),

@@ -77,7 +77,7 @@ FROM {schema}.inbox_registry AS r JOIN {schema}.log_registry AS l ON l.name = r.
     columns=("boolean", "bigint", "boolean", "boolean", "boolean", "boolean"),
     positions=POSITIONS,
 )
-# D-logs-18: An offset of Spark's stream is one clock.
+# D-logs-13: An offset of Spark's stream is one clock.
 # The delivery with which a batch is full, else the last one. Each has a row that counts its messages, so that no others
 # are looked at. `missing`: how many of its messages the batch takes.
 STEP = Sql(
