@@ -369,19 +369,3 @@ def _diverted_and_handed_out() -> None:
     from inbox.by_log import log_claim
 
     _rewrite(log_claim.READ, "FROM picked WHERE key NOT IN (SELECT key FROM apart))", "FROM picked)")
-
-
-@_mutant("a segment of a log goes once there is a newer one, whatever is unread")
-def _segment_gone_unread() -> None:
-    from mailroom.logs import segments
-
-    _rewrite(segments.OVER, "l.keep_days::float8", "0::float8")
-    _rewrite(segments.HOLDS, segments.HOLDS.template, "SELECT false")
-
-
-@_mutant("an inbox that is set back forgets none of what had left the log since then", habits=Habits(failing=0.02))
-def _diverted_stays() -> None:
-    from inbox.by_log import rewind
-
-    diverted = "inbox_{inbox} AS i WHERE "
-    _rewrite(rewind.REWIND, diverted, f"{diverted}false AND ")
