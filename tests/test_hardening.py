@@ -727,9 +727,11 @@ STAGED = f"(SELECT 1::bigint AS {NTH}, * FROM mailroom.dead_letter) AS staged"
 OF_STATEMENT = {
     "dispatcher.housekeeping.janitor.IDLE_KEYS": {"is_read": ""},
     "mailroom.registry.logs.FORGET": {"table": "log_tick", "column": "log"},
-    "mailroom.doctor.workers.FULLEST": {"is_read": "true"},
+    "mailroom.doctor.workers.FULLEST": {"is_read": "true", "kind": "r.log IS NULL"},
     "inbox.by_log.log_claim.READ_PLAIN": {"held": "rows > 0"},
     "inbox.by_log.log_claim.READ": {"held": "EXISTS (SELECT FROM given)"},
+    "inbox.by_log.log_claim.READ_OPEN": {"held": "EXISTS (SELECT FROM given)"},
+    "inbox.by_log.log_claim.READ_TOPICS_OPEN": {"held": "EXISTS (SELECT FROM given)"},
     "inbox.by_log.log_claim.READ_PLAIN_TOPICS": {"held": "wanted > 0"},
     "inbox.by_log.log_claim.READ_TOPICS": {"held": "EXISTS (SELECT FROM given)"},
     "inbox.worker.in_flight.ADD": OF_ROWS,

@@ -151,7 +151,7 @@ CODES: Mapping[str, str] = {
     "MR-log-in-use": "The log that is to be dropped is read by an inbox.",
     "MR-log-inbox-setting": "An inbox that reads a log cannot have this setting.",
     "MR-log-inbox-subscribes": "An inbox that reads a log is to subscribe to topics.",
-    "MR-log-messages-gone": "Messages of a log that Spark wants are gone: they were older than the log keeps them.",
+    "MR-log-messages-gone": "Messages of a log that Spark wants are gone: they are older than the log keeps them.",
     "MR-log-name-taken": "The new log would have the name of an inbox, or its table that of another one.",
     "MR-log-not-in-parts": "Spark is to drain an inbox that reads a log, or to read it with `spark.read`.",
     "MR-log-set-otherwise": "The log exists, and has other settings than you make it with.",

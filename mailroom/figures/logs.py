@@ -57,7 +57,7 @@ class LogReading(NamedTuple):
 
 LOGS = Sql(
     """
-SELECT l.name, l.lanes::bigint, l.keep_days::bigint, l.drop_unread, count(s.segment),
+SELECT l.name, l.lanes::bigint, l.keep_days::bigint, l.drop_unread, pg_catalog.count(s.segment),
        coalesce(sum(pg_catalog.pg_stat_get_live_tuples(s.place)), 0::numeric)::bigint,
        coalesce(sum(pg_catalog.pg_total_relation_size(s.place)), 0::numeric)::bigint, min(s.opened_at)
 FROM {schema}.log_registry AS l LEFT JOIN (

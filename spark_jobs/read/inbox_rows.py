@@ -261,7 +261,7 @@ class Read:
 
     messages: int = 0
     digest: int = 0
-    limit: int = FIRST_ROWS
+    limit: int = 0
     even: bool = True
 
 
