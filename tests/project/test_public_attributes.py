@@ -136,10 +136,21 @@ ATTRIBUTES = {
     "LinkStatus": "backlog lag_s name on_the_way state",
     "LogStatus": "bytes held_by held_bytes held_since name segments",
     "Status": (
-        "behind bulk_backlog clock clock_ceiling dead_letters dispatcher executable_backlog executable_lag_s "
-        "executor inboxes links locked logs outbox_backlog outbox_lag_s scheduled schema set_back sources waits"
+        "behind bulk_backlog clock clock_ceiling database dead_letters dispatcher executable_backlog "
+        "executable_lag_s executor inboxes links locked logs node outbox_backlog outbox_lag_s scheduled schema server "
+        "set_back sources waits"
     ),
     "ClockSetBack": "at by_s keys",
+    "AtWork": "lanes workers",
+    "LaneSeen": "process role since state",
+    "WorkerSeen": "address backend host inbox last_batch_at messages pid since state",
+    "FailingKeys": "errors inbox keys retry schema",
+    "FailingKey": "attempts inbox key reason retry_at",
+    "FailingError": "attempts error inbox keys reason retry_at",
+    "KeyPlaces": "is_nowhere key places states unread unseen",
+    "KeyStanding": "attempts error inbox key paused_by retry_at since state",
+    "LogUnread": "clock first inbox lane log unread",
+    "Unseen": "place why",
     "Location": (
         "ahead attempts causation clock id inbox is_one_queue key link reason retry_at sent_at since topic where"
     ),
