@@ -74,7 +74,8 @@ READERS = Sql(
     """
 SELECT r.name, l.name, l.lanes::text,
        ARRAY['log', 'log_receipt', 'receipts_' || r.name, 'log_' || l.name]
-       OPERATOR(pg_catalog.||) ARRAY(SELECT 'log_' || s.segment::text FROM {schema}.log_segment AS s WHERE s.log = l.name)
+       OPERATOR(pg_catalog.||) ARRAY(
+           SELECT 'log_' || s.segment::text FROM {schema}.log_segment AS s WHERE s.log = l.name)
 FROM {schema}.inbox_registry AS r JOIN {schema}.log_registry AS l ON l.name = r.log ORDER BY r.name
 """,
     columns=("text", "text", "text", "text[]"),
