@@ -153,11 +153,21 @@ class Lanes:
     range: SegmentRange = field(default_factory=SegmentRange)
     has_apart: bool = True  # the inbox's own table may have messages, or keys may fail
     avoided: frozenset[int] = frozenset()  # until the death of the worker that had them is counted
+    aside: frozenset[int] = frozenset()  # read to the end of `range`, which other lanes are not
     told_to: int = 0  # up to this clock it was logged that messages were dropped unread
 
     def wanted(self) -> list[int]:
-        """The lanes to try."""
-        return sorted(self._dirty())
+        """The lanes to try.
+
+        Where many days are unread, few lanes may have most of it. The others wait at the end of the range for them, and
+        take no part of the batches. Once all are there, or nobody else can be locked, all are tried.
+        """
+        dirty = self._dirty()
+        return sorted(dirty - self.aside or dirty)
+
+    def within(self, segments: SegmentRange) -> "Lanes":
+        """Return what is known when other segments are read."""
+        return replace(self, range=segments, aside=frozenset())
 
     def _dirty(self) -> frozenset[int]:
         return self.dirty if self.is_counted else self.dirty | self.given
@@ -191,4 +201,5 @@ class Lanes:
             depth=max(1.0, min(depth, DEEP)),
             sparse=min(sparse, SPARSE),
             has_apart=end.has_apart,
+            aside=frozenset() if self.range.end is None else self.aside | (mine - frozenset(end.left)),
         )

@@ -282,7 +282,8 @@ def reaping_log(
     else:
         known = known.told(lock.news, lock.seen)
     if not lock.mine:
-        return Claimed([], lock.due_in_s, is_all=not is_anew), known
+        is_all = not (is_anew or known.aside)
+        return Claimed([], lock.due_in_s, is_all=is_all), replace(known, aside=frozenset())
     if share.hold and lock.was_lost:
         avoided = yield from _orphaned(schema, inbox, lanes, share)
         if avoided.intersection(lock.mine):
@@ -291,7 +292,7 @@ def reaping_log(
             return Claimed([], lock.due_in_s, is_all=False), replace(known, avoided=avoided)
     if known.newest != lock.newest:
         newest = yield from covering(schema, log, lock.newest_first - 1)
-        known = replace(known, newest=lock.newest, range=newest)
+        known = replace(known.within(newest), newest=lock.newest)
         if not newest.first:
             known = yield from telling_lost(names, -1, known)
     return (yield from _reading(names, share, known, lock))
@@ -334,14 +335,16 @@ def _reading(names: dict[str, str], share: Share, known: Lanes, lock: Any) -> Op
         wanted = end.wanted if lock.has_topics else end.rows
         known = known.read(lock, end, per_lane, wanted)
         if end.elsewhere is not None:
-            known = replace(known, range=(yield from covering(names["schema"], names["log"], end.elsewhere)))
-            if not known.range.first:
-                known = yield from telling_lost(names, end.elsewhere, known)
+            # Older segments come first, and newer ones once nothing is left in these.
+            if end.elsewhere < within.first - 1 or not end.left:
+                known = known.within((yield from covering(names["schema"], names["log"], end.elsewhere)))
+                if not known.range.first:
+                    known = yield from telling_lost(names, end.elsewhere, known)
             if not end.rows and known.range != within:
                 yield PIN.at()()
                 continue
         elif end.lowest is not None and end.lowest >= lock.newest_first - 1:
             newest = yield from covering(names["schema"], names["log"], lock.newest_first - 1)
-            known = replace(known, range=newest)
+            known = known.within(newest)
         is_all = not (known.dirty or end.diverted)
         return Claimed(messages(taken), lock.due_in_s, is_all, has_diverted=end.diverted > 0), known

@@ -14,10 +14,11 @@ from inbox.by_log import lanes, log_claim
 from inbox.by_log.log_order import LogCourse
 from mailroom import create_inbox, drop_inbox
 from mailroom.errors import ConfigurationError, UnknownInbox
+from mailroom.message.message import Message
 from mailroom.node.dead_letter import DeadLetters
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
-from tests.logs.support import Reader, in_order, keys_of, make, write
+from tests.logs.support import Reader, days, in_order, keys_of, make, write
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import wait_until_blocked
@@ -354,3 +355,37 @@ def test_a_refused_transaction_holds_no_lane_and_keeps_its_settings(node: Node, 
         Inbox("billing").reap_any(connection)
     assert connection.execute("SHOW enable_seqscan").fetchall() == [("on",)]
     assert keys_of(Reader(connect(), "billing").take_all()) == ["a"]
+
+
+def test_a_lane_with_most_of_what_is_unread_gets_whole_batches(node: Node, connect: Connect) -> None:
+    """Also where more days are unread than one claim reads; another worker goes on with the other lanes meanwhile."""
+    make(node, "billing", lanes=8)
+    days(node, 12, keys=["hot"] * 40 + [f"k{n}" for n in range(7)])
+    reader, claims, taken = Reader(connect(), "billing"), 0, list[Message]()
+    while (claimed := reader.claim(40)).messages or not claimed.is_all:
+        taken += claimed.messages
+        reader.connection.commit()
+        claims += 1
+    assert len(taken) == 12 * 47
+    assert in_order(taken)
+    assert claims <= 24  # 15 would be enough; a batch that all lanes share has 5 messages of this key
+
+
+def test_lanes_that_wait_for_a_deep_one_are_read_while_another_worker_has_that(node: Node, connect: Connect) -> None:
+    make(node, "billing", lanes=8)
+    [deep, *lanes] = [node.value("SELECT mailroom.lane_of(%s, 8)", key) for key in ("hot", *KEYS[:7])]
+    others = [key for key, lane in zip(KEYS, lanes, strict=False) if lane != deep]
+    days(node, 12, keys=["hot"] * 10 + others)
+    one, two = Reader(connect(), "billing"), Reader(connect(), "billing")
+    taken = one.claim(60).messages
+    while taken[-1].key != "hot" or {each.key for each in taken[-20:]} != {"hot"}:
+        one.connection.commit()
+        taken += one.claim(20).messages
+    one.connection.commit()
+    two.connection.execute("SELECT FROM mailroom.lanes_billing WHERE lane = %s FOR UPDATE", [deep])
+    rest = one.take_all()
+    assert set(keys_of(rest)) == set(others)
+    two.connection.rollback()
+    everything = [*taken, *rest, *two.take_all()]
+    assert len(everything) == 12 * (10 + len(others))
+    assert in_order(everything)
