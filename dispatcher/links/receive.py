@@ -267,7 +267,8 @@ def _receive(of: dict[str, Any], *, spread: str = "", read: str = "", sender: st
 RECEIVED: dict[str, str] = {
     "sender": "(SELECT id FROM source)", "letter": "stage, reason", "told": "'receive', coalesce(reason, {why})"
 }  # fmt: skip
-RECEIVE, RECEIVE_LOGS = _receive(WITHOUT_LOGS, **RECEIVED), _receive(WITH_LOGS, **RECEIVED)
+RECEIVE = _receive(WITHOUT_LOGS, **RECEIVED)
+RECEIVE_LOGS = _receive(WITH_LOGS, **RECEIVED)
 # From a broker, where messages of several nodes may stand in one log, and others that no node has sent. What cannot be
 # decoded has a reason.
 # D-bridges-19: A bridge in receives by the statement of links.
@@ -278,7 +279,8 @@ TAKEN_IN: dict[str, str] = {
     "letter": "stage, reason, bridge",
     "told": "'take in', coalesce(reason, {why}), {name}",
 }
-TAKE_IN, TAKE_IN_LOGS = _receive(WITHOUT_LOGS, **TAKEN_IN), _receive(WITH_LOGS, **TAKEN_IN)
+TAKE_IN = _receive(WITHOUT_LOGS, **TAKEN_IN)
+TAKE_IN_LOGS = _receive(WITH_LOGS, **TAKEN_IN)
 
 Outcome: TypeAlias = Literal["taken", "elsewhere", "closed", "logs", "waits", "hole", "clock", "ceiling"]
 

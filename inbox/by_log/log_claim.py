@@ -193,16 +193,11 @@ made AS (
     ON CONFLICT (inbox, key) DO NOTHING),"""
 
 
-def _read(of: dict[str, Any], ending: dict[str, str], and_wanted: str = "", **parts: Any) -> tuple[Sql, Sql]:
-    """Return the statement, and the one for claims while breakers of prefixes are open."""
-    read, read_open = (
-        _read_one(of, ending, and_wanted, apart=apart, made=made, **parts)
-        for apart, made in ((APART, ""), (f"{APART} OR {IS_OPEN}", MADE))
-    )
-    return read, read_open
+CLOSED = {"apart": APART, "made": ""}
+WHILE_OPEN = {"apart": f"{APART} OR {IS_OPEN}", "made": MADE}
 
 
-def _read_one(of: dict[str, Any], ending: dict[str, str], and_wanted: str, **parts: Any) -> Sql:
+def _read(of: dict[str, Any], ending: dict[str, str], and_wanted: str = "", **parts: Any) -> Sql:
     return Sql(
         FULL,
         COLUMNS | ending,
@@ -221,22 +216,24 @@ def _read_one(of: dict[str, Any], ending: dict[str, str], and_wanted: str, **par
     )
 
 
-READ, READ_OPEN = _read(
-    OF_ALL, ENDING,
-    ahead=f"(\n        SELECT o.clock, o.key, octet_length(o.value) AS bytes, o.value_json {NEXT}) AS o",
-    is_wanted="", of_wanted="", wanted="",
-)  # fmt: skip
+AHEAD = {
+    "ahead": f"(\n        SELECT o.clock, o.key, octet_length(o.value) AS bytes, o.value_json {NEXT}) AS o",
+    "is_wanted": "", "of_wanted": "", "wanted": "",
+}  # fmt: skip
 # What is not wanted is never diverted: it is passed over, whatever becomes of its key.
-READ_TOPICS, READ_TOPICS_OPEN = _read(
-    OF_TOPICS, ENDING_OF_TOPICS,
-    ahead=_through(
+AHEAD_OF_TOPICS = {
+    "ahead": _through(
         "o.key, octet_length(o.value) AS bytes, o.value_json",
         "clock, key, CASE WHEN is_wanted THEN bytes ELSE 0 END AS bytes, "
         "CASE WHEN is_wanted THEN value_json END AS value_json, is_wanted",
     ),
-    is_wanted=", is_wanted", of_wanted=" WHERE is_wanted", and_wanted=" AND is_wanted",
-    wanted=", (SELECT count(*) FROM picked WHERE is_wanted)",
-)  # fmt: skip
+    "is_wanted": ", is_wanted", "of_wanted": " WHERE is_wanted", "and_wanted": " AND is_wanted",
+    "wanted": ", (SELECT count(*) FROM picked WHERE is_wanted)",
+}  # fmt: skip
+READ = _read(OF_ALL, ENDING, **AHEAD, **CLOSED)
+READ_OPEN = _read(OF_ALL, ENDING, **AHEAD, **WHILE_OPEN)
+READ_TOPICS = _read(OF_TOPICS, ENDING_OF_TOPICS, **AHEAD_OF_TOPICS, **CLOSED)
+READ_TOPICS_OPEN = _read(OF_TOPICS, ENDING_OF_TOPICS, **AHEAD_OF_TOPICS, **WHILE_OPEN)
 
 
 # D-logs-9: The lanes of a dead worker wait until its death is counted.

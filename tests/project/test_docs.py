@@ -357,7 +357,8 @@ def test_every_command_named_in_a_sentence_exists() -> None:
         while words and isinstance(command, click.Group):
             command = command.get_command(click.Context(command), words.pop(0))
             assert command is not None, f"{page}: {match['command']}"
-        options = {option for parameter in command.params for option in parameter.opts} if command else set()
+        given = command.params if command else []
+        options = {option for each in given for option in (*each.opts, *each.secondary_opts)}
         assert {word for word in words if word.startswith("--")} <= options, f"{page}: {match['command']}"
 
 

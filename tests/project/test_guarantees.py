@@ -126,7 +126,7 @@ def test_invariants_are_those_that_the_fault_suite_checks() -> None:
     checked = set()
     for file in (ROOT / "tests" / "faults").glob("*.py"):
         if not file.name.startswith("test_"):
-            checked |= set(re.findall(r'"(I\d+)[a-z]?"', file.read_text()))
+            checked |= set(re.findall(r'"([IL]\d+)[a-z]?"', file.read_text()))
     assert set(invariants()) == checked
     assert len(invariants()) == len(checked), "one is listed twice"
 

@@ -155,6 +155,15 @@ READING_LOGS = {
     "log-read-plain-of-segments": Hot(log_claim.READ_PLAIN, LOG | SEGMENTS | {"held": "false"}, PINNED),
     "log-read": Hot(log_claim.READ, LOG | ONE_SEGMENT | {"held": "EXISTS (SELECT FROM given)"}, PINNED),
     "log-read-of-segments": Hot(log_claim.READ, LOG | SEGMENTS | {"held": "false"}, PINNED),
+    "log-read-plain-of-topics": Hot(log_claim.READ_PLAIN_TOPICS, LOG | ONE_SEGMENT | {"held": "wanted > 0"}, PINNED),
+    "log-read-of-topics": Hot(
+        log_claim.READ_TOPICS, LOG | ONE_SEGMENT | {"held": "EXISTS (SELECT FROM given)"}, PINNED
+    ),
+    "log-read-while-open": Hot(log_claim.READ_OPEN, LOG | ONE_SEGMENT | {"held": "EXISTS (SELECT FROM given)"}, PINNED),
+    "log-read-of-topics-while-open": Hot(
+        log_claim.READ_TOPICS_OPEN, LOG | ONE_SEGMENT | {"held": "EXISTS (SELECT FROM given)"}, PINNED
+    ),
+    "log-lost": Hot(lanes.LOST, LOG),
     "log-unpin": Hot(log_claim.UNPIN, session=PINNED),
     "log-orphaned": Hot(log_claim.ORPHANED, LOG, PINNED),
     "log-peek": Hot(log_peek.PEEK, LOG),
@@ -186,6 +195,9 @@ ENDING = {
     "silent-processes": Hot(alive.UNLOCKED, session=PINNED),
     "fall-asleep": Hot(wakeup.FALL_ASLEEP),
     "wake-up": Hot(wakeup.WAKE_UP),
+    "fall-asleep-on-log": Hot(wakeup.FALL_ASLEEP_ON_LOG, LOG),
+    "wake-up-on-log": Hot(wakeup.WAKE_UP_ON_LOG, LOG),
+    "reads-a-log": Hot(wakeup.READS),
 }
 PARKING = {
     "park-behind": Hot(parked_keys.MOVE),
@@ -229,6 +241,10 @@ KEEPING_HOUSE = {
     "segments-make": Hot(segments.MAKE, LOG),
     "segments-over": Hot(segments.OVER),
     "segments-holds": Hot(segments.HOLDS, LOG | {"segment": "1"}, {"enable_bitmapscan": "off"}),
+    "segments-unread": Hot(segments.UNREAD, LOG | {"segment": "1"}),
+    "segments-lock": Hot(segments.LOCK, {"segment": "1"}),
+    "segments-read-since": Hot(segments.READ_SINCE, LOG | {"segment": "1"}),
+    "segments-lose": Hot(segments.LOSE, LOG | {"segment": "1"}),
     "segments-empty": Hot(segments.EMPTY, {"segment": "1"}),
     "segments-drop": Hot(segments.DROP, {"segment": "1"}),
     "segments-ticks": Hot(segments.TICKS),
@@ -242,6 +258,8 @@ LINKING = {
     "link-fetch-undecoded": Hot(fetch.FETCH_UNDECODED),
     "link-receive": Hot(receive.RECEIVE, session=DELIVERY),
     "bridge-take-in": Hot(receive.TAKE_IN, session=DELIVERY),
+    "link-receive-with-logs": Hot(receive.RECEIVE_LOGS, session=DELIVERY),
+    "bridge-take-in-with-logs": Hot(receive.TAKE_IN_LOGS, session=DELIVERY),
     "link-forms": Hot(link_refusal.FORMS),
     "link-ask": Hot(link_refusal.ASK),
     "link-sift": Hot(link_refusal.TRY),

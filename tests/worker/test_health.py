@@ -290,12 +290,12 @@ async def test_error_that_ends_a_worker_beside_an_api_is_known_and_logged_at_onc
         async with worker:
             await eventually_async(lambda: worker.healthy and is_asleep(node), WITHIN_S)
             # In a thread: it waits for the worker's transaction, which goes on in this event loop.
-            await asyncio.to_thread(node.connection.execute, "ALTER VIEW mailroom.my_due RENAME TO away")
+            await asyncio.to_thread(node.connection.execute, "ALTER VIEW mailroom.my_key_state RENAME TO away")
             await eventually_async(lambda: not worker.healthy and errors(caplog), WITHIN_S)
 
     with pytest.raises(psycopg.errors.UndefinedTable):
         await serve()
-    assert 'relation "mailroom.my_due" does not exist' in errors(caplog)[0]
+    assert 'relation "mailroom.my_key_state" does not exist' in errors(caplog)[0]
 
 
 def test_error_of_the_block_goes_before_that_of_the_worker(node: Node) -> None:
@@ -303,7 +303,7 @@ def test_error_of_the_block_goes_before_that_of_the_worker(node: Node) -> None:
 
     def serve() -> None:
         with worker:
-            node.connection.execute("ALTER VIEW mailroom.my_due RENAME TO away")
+            node.connection.execute("ALTER VIEW mailroom.my_key_state RENAME TO away")
             eventually(lambda: worker.failure, WITHIN_S)
             raise ZeroDivisionError
 

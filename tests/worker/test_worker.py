@@ -241,7 +241,7 @@ def test_error_that_no_retry_can_fix_ends_the_worker(node: Node) -> None:
     with contextlib.ExitStack() as running:
         thread = running.enter_context(working(worker))
         eventually(lambda: is_asleep(node))
-        node.connection.execute("ALTER VIEW mailroom.my_due RENAME TO away")
+        node.connection.execute("ALTER VIEW mailroom.my_key_state RENAME TO away")
         thread.join(WITHIN_S)
         with pytest.raises(psycopg.errors.UndefinedTable):
             running.close()
