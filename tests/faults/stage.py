@@ -37,6 +37,7 @@ from tests.support.port import free_port
 HIGH_WATER, LOW_WATER = 3_000, 1_500  # messages waiting at which writers rest, and go on
 RECEIVERS = Counter(topic for topic, _ in LOG_ROUTES)  # of a topic of a log
 WATCH_S = 0.25
+COUNT_EACH = 8  # looks: what is unread of logs is counted message by message
 WATCH_OPTIONS = "-c lock_timeout=1s"
 ORPHAN_S = 2.0
 HANDLED_WITHIN_S = 60.0  # I11: 30 s and what the backlog takes, with other faults meanwhile
@@ -88,6 +89,7 @@ class Stage:
         self._nursery: Nursery
         self._over = threading.Event()
         self._resting = False
+        self._looks = self._unread = 0  # of `_throttle`; and what logs had for their readers
         self._closing = contextlib.ExitStack()
         self._lock = threading.Lock()
 
@@ -128,7 +130,7 @@ class Stage:
             ("worker", "worker-b1", direct, "beta"), ("worker", "worker-b2", through, "beta"),
             ("reaper", "reaper-1", direct, "gamma"), ("reaper", "reaper-2", through, "gamma"),
             ("worker", "worker-d1", direct, "delta"), ("worker", "worker-d2", through, "delta"),
-            ("worker", "worker-v1", direct, "bravo"), ("worker", "worker-v2", through, "bravo"),
+            ("worker", "worker-v1", through, "bravo"),
             ("reaper", "reaper-e1", direct, "epsilon"), ("rewinder", "rewinder-1", direct, ""),
         ]  # fmt: skip
         if self.pooler is not None:
@@ -365,13 +367,17 @@ class Stage:
                 continue
 
     def _throttle(self, session: psycopg.Connection[Any]) -> None:
-        row = session.execute(
+        if self._looks % COUNT_EACH == 0:
+            [(self._unread,)] = session.execute(
+                f"SELECT count(*) FROM ({invariants.UNREAD} LIMIT {HIGH_WATER + 1}) AS u".encode()
+            ).fetchall()
+        self._looks += 1
+        [(waiting,)] = session.execute(
             "SELECT (SELECT count(*) FROM mailroom.outbox) + "
-            "(SELECT count(*) FROM mailroom.inbox WHERE key NOT LIKE %s) + "
-            f"(SELECT count(*) FROM ({invariants.UNREAD} LIMIT {HIGH_WATER + 1}) AS u)".encode(),
+            "(SELECT count(*) FROM mailroom.inbox WHERE key NOT LIKE %s)",
             [f"{POISON}%"],
-        ).fetchone()
-        waiting = row[0] if row else 0
+        ).fetchall()
+        waiting += self._unread
         if self._resting or waiting > HIGH_WATER:
             rests = True
         elif waiting < LOW_WATER:

@@ -18,7 +18,7 @@ SECTION = "## The first message\n"
 # The pages about frameworks, and what each needs beside the wheel, as pip takes it; their tests need pytest.
 PAGES = {
     "django.md": ["django"],
-    "fastapi.md": ["fastapi", "uvicorn", "httpx"],
+    "fastapi.md": ["fastapi", "uvicorn", "httpx", "pytest-asyncio", "sqlalchemy[asyncio]"],
     "flask.md": ["flask"],
     "litestar.md": ["litestar", "uvicorn", "httpx"],
     "asyncio.md": [],
