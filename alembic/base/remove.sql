@@ -26,4 +26,5 @@ DROP FUNCTION doorbell, check_message, refuse_without_node, take_dispatch_turn, 
     failing_keys, check_executable, check_executable_clock, link_topic_asked, acknowledged_less, greeted, bound_reader,
     link_hold, link_hello, link_ask, link_acknowledge, link_want, link_claim, link_match, outbox_jdbc_take, outbox_jdbc_copy, cbor_to_jsonb, sequences_behind,
     raise_sequence, raise_sequences, clock_of_rows, raise_copied, is_mine, delete_marked, refuse_others, make_reaped_days,
-    empty_reaped_day, drop_reaped_day, lane_of, make_log_segment, empty_log_segment, drop_log_segment, age_percentile;
+    empty_reaped_day, drop_reaped_day, lane_of, make_log_segment, lock_log_segment, empty_log_segment,
+    drop_log_segment, age_percentile;

@@ -308,8 +308,8 @@ OPERATOR = (
     on("lanes_{inbox}", "SELECT", "UPDATE (lane)", why="UPDATE to lock rows", of_readers=True),
     on("log_registry", "SELECT"),
     on("log_segment", "SELECT"),
-    on("log", "INSERT", why="where requeued messages of other nodes enter"),
-    on("log_tick", "INSERT"),
+    on("log", "SELECT (log, lane)", "INSERT", why="where requeued messages of other nodes enter"),
+    on("log_tick", "SELECT (log, rows)", "INSERT"),
     on("inbox", "SELECT", "INSERT", why="where requeued messages enter"),
     on("inbox_registry", "SELECT", "UPDATE (floor, healthy_floor, paused_at, paused_by)"),
     on(
