@@ -29,6 +29,7 @@ SCARCE_ROUND = 2  # not the last one, which a busy machine may not come to
 PACE = 1_500.0  # messages a second that writers would send; they rest while consumers lag
 ISOLATIONS = (READ_COMMITTED, "repeatable read", "serializable")
 SETTLED_WITHIN_S = 90.0
+LACKING_S = 600.0  # after its time, for the kinds that are missing
 # A lane's last step, with all that it may wait for: longer, and something waits that nobody bounds.
 LANE_ENDS_WITHIN_S = 600.0
 
@@ -38,16 +39,21 @@ class StandsStill(Exception):
 
 
 class Campaign:
-    """Faults for this many seconds; a seed gives the same faults in the same order."""
+    """Faults for this many seconds; a seed gives the same faults in the same order.
+
+    How many there are in that time is the machine's affair. So it goes on until the report has `floor` kinds of them.
+    """
 
     def __init__(
-        self, report: Report, seed: int, seconds: float, only: tuple[str, ...] = (), logs: str | None = None
-    ) -> None:
+        self, report: Report, seed: int, seconds: float, only: tuple[str, ...] = (), logs: str | None = None,
+        floor: int = 0,
+    ) -> None:  # fmt: skip
         self._report = report
         self._logs = logs
         self._seed = seed
         self._seconds = seconds
         self._only = only
+        self._floor = floor
         self._dice = random.Random(seed)
         self._over = threading.Event()
         self._say: Callable[[str], None] = lambda text: print(text, flush=True)  # noqa: T201 - its progress
@@ -62,15 +68,18 @@ class Campaign:
             faults = self._faults()
             end = time.monotonic() + self._seconds
             number, length_s = 0, min(ROUND_S, self._seconds / ROUNDS)
-            while (left := end - time.monotonic()) > 0:
+            while (left := end - time.monotonic()) > 0 or self._lacks_kinds(left):
                 stage.isolate(ISOLATIONS[number % len(ISOLATIONS)])
                 if number % len(ISOLATIONS):
                     self._report.did("F26", "worker")
                 number += 1
                 with self._conditions(stage, number):
-                    self._round(stage, cases, faults, min(left, length_s))
+                    self._round(stage, cases, faults, min(left, length_s) if left > 0 else length_s)
                 self._rest(stage, number)
             self._finish(stage)
+
+    def _lacks_kinds(self, left: float) -> bool:
+        return len(self._report.kinds) < self._floor and left > -LACKING_S
 
     def _conditions(self, stage: Stage, number: int) -> contextlib.AbstractContextManager[None]:
         """Have the machine too small for the second of each four rounds: its disk slow, and its cores busy."""

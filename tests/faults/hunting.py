@@ -12,7 +12,7 @@ from tests.faults.kinds import FAULTS, Fault, kill_listeners, slow_rows
 from tests.faults.misuse import Violated
 from tests.faults.mutants import MUTANTS, Mutant
 from tests.faults.report import unasked
-from tests.faults.stage import NotHandled, Stage, home_of_campaign
+from tests.faults.stage import PATIENCE_S, NotHandled, Stage, home_of_campaign
 
 AIMED: dict[str, Fault] = FAULTS | {"F29b": kill_listeners, "F37b": slow_rows}
 CAUGHT_WITHIN_S = 120.0  # of the five minutes that are allowed
@@ -44,6 +44,7 @@ def hunt(mutant: Mutant, seed: int, *, mutated: bool = True, within_s: float = C
             home, seed, pace=PACE, habits=replace(mutant.habits, mutant=mutant.name if mutated else ""),
             settings=LOSSY if mutant.lossy else None, durable=not mutant.lossy,
             roles=NOBODY_WRITES if mutant.quiet else (), handled_within_s=HANDLED_WITHIN_S if mutated else 30.0,
+            patience_s=0 if mutated else PATIENCE_S,
         )  # fmt: skip
         with stage:
             began = time.monotonic()
