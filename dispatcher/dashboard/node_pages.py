@@ -6,7 +6,7 @@ from typing import Any
 
 from dispatcher.dashboard import charts
 from dispatcher.dashboard.reading import (
-    reading_audit,
+    PAGE_ROWS,
     reading_executables,
     reading_routes,
     reading_scheduled,
@@ -17,6 +17,7 @@ from dispatcher.executor.targets.registration import Registrations
 from mailroom.bridges.bridges import Bridges
 from mailroom.doctor.examining import examine
 from mailroom.doctor.finding import Finding
+from mailroom.figures.audit import reading_audit
 from mailroom.links.links import Links
 from mailroom.metrics import minute_statistics
 from mailroom.node.status import executor_status
@@ -111,7 +112,7 @@ def audit(node: ShownNode, asked: Asked) -> dict[str, Any]:
     before = asked.number("before")
     look = node.look()
     with node.reading() as connection:
-        rows, more = page_of(run(connection, reading_audit(node.schema, before)))
+        rows, more = page_of(run(connection, reading_audit(node.schema, before=before, limit=PAGE_ROWS + 1)))
     return {"look": look, "rows": rows, "more": more, "first": before is None}
 
 

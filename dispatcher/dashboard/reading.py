@@ -229,40 +229,6 @@ def reading_executables(schema: str, after: int) -> Operation[list[WaitingExecut
     return [WaitingExecutable(*row) for row in (yield EXECUTABLES.at(schema=schema)(after=after))]
 
 
-# -- The audit --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Audited:
-    """What was done by hand."""
-
-    id: int
-    at: datetime
-    actor: str
-    role: str
-    action: str
-    inbox: str | None
-    key: str | None
-    messages: int
-    change: str | None
-    reason: str | None
-
-
-AUDIT = Sql(
-    """
-SELECT id, at, actor, role, action, inbox, key, messages, change, reason FROM {schema}.audit
-WHERE id < coalesce(%(before)s::bigint, 9223372036854775807) ORDER BY id DESC LIMIT {rows} + 1
-""",
-    columns=("bigint", "timestamptz", "text", "text", "text", "text", "text", "bigint", "text", "text"),
-    rows=PAGE_ROWS,
-)
-
-
-def reading_audit(schema: str, before: int | None) -> Operation[list[Audited]]:
-    """Return what was done by hand, the newest first; one more than a page."""
-    return [Audited(*row) for row in (yield AUDIT.at(schema=schema)(before=before))]
-
-
 # -- Routes -----------------------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ EXTRAS = {"bench": "bench"}
 ABOUT = {
     "archive": "Find what was reaped from an inbox that keeps it, and replay it.",
     "asyncapi": "Print an AsyncAPI 3.0 document of typed topics and of this node's bridges, as JSON.",
+    "audit": "Show who changed what by hand, and why, the newest first.",
     "bench": "Measure Mailroom on this machine and compare it with the limits of the machine.",
     "bridge": "Publish messages to other brokers, and take in messages from them.",
     "completion": "Print a script that lets a shell complete commands and options.",

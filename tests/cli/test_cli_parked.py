@@ -319,3 +319,17 @@ def test_user_without_a_name_acts_by_number(held: Node, monkeypatch: pytest.Monk
     monkeypatch.setattr(getpass, "getuser", nameless)
     done("parked", "replay", "shipping", "--all", dsn=held.dsn)
     assert {actor.partition(" ")[0] for (actor,) in audited(held, "actor")} == {"uid"}
+
+
+def test_audit_tells_who_did_what_and_why(held: Node) -> None:
+    done("parked", "replay", "shipping", "--key", "a", "--actor", "ann", "--why", "a new street", dsn=held.dsn)
+    done("parked", "discard", "shipping", "--key", "b", "--actor", "bob", dsn=held.dsn)
+    everything = json_of("audit", dsn=held.dsn)
+    assert [(each["actor"], each["action"], each["inbox"], each["key"]) for each in everything[:2]] == [
+        ("bob", "parked discard", "shipping", "b"), ("ann", "parked replay", "shipping", "a"),
+    ]  # fmt: skip
+    assert everything[1]["messages"] == 3
+    assert json_of("audit", "--inbox", "shipping", "--key", "a", dsn=held.dsn) == everything[1:2]
+    assert json_of("audit", "--limit", "1", dsn=held.dsn) == everything[:1]
+    assert "a new street" in done("audit", "--inbox", "shipping", dsn=held.dsn)
+    assert done("audit", "--inbox", "billing", dsn=held.dsn) == "Nothing was done by hand.\n"
