@@ -13,6 +13,7 @@ from mailroom.errors import SchemaError
 from mailroom.metrics.look import Watch
 from mailroom.node.status import (
     InboxStatus,
+    LinkStatus,
     dispatcher_status,
     executable_backlog,
     executor_status,
@@ -385,3 +386,21 @@ def test_trace_of_an_unknown_id_is_nowhere(node: Node) -> None:
     }  # fmt: skip
     result = mailroom("trace", str(message_id), dsn=node.dsn)
     assert (result.exit_code, result.stdout) == (1, "")
+
+
+@pytest.mark.inbox("shipping")
+def test_console_of_python_shows_a_line_for_each_thing_and_leaves_the_usual_out(node: Node) -> None:
+    for _ in range(2):
+        node.send("shipping", 1, key="k")
+    node.deliver_all()
+    lines = repr(status(node.connection)).splitlines()
+    assert (lines[0], lines[-1]) == ("Status(", ")")
+    assert max(map(len, lines)) <= 110
+    assert "    scheduled=0," in lines  # it has no usual value
+    [inbox] = [each for each in lines if "name='shipping'" in each]
+    assert inbox.startswith("            name=")
+    assert lines[lines.index(inbox) + 2] == "            backlog=2,"
+    assert not [each for each in lines if "breaker_opened_at" in each or "order=" in each]
+    assert repr(LinkStatus("lyon", "open", 0, 1, 2.5)) == (
+        "LinkStatus(name='lyon', state='open', on_the_way=0, backlog=1, lag_s=2.5)"
+    )

@@ -9,10 +9,11 @@ from mailroom.bridges.source import BrokerPosition
 from mailroom.links.states import reading_readers, reading_sources
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import Operation, Sql
+from mailroom.values.readable import Readable
 
 
-@dataclass(frozen=True, slots=True)
-class OutState:
+@dataclass(frozen=True, slots=True, repr=False)
+class OutState(Readable):
     """A bridge out of this node.
 
     `state` is open, or something is not published: `since` says since when, and `why` why and what to do. The state is
@@ -41,8 +42,8 @@ class OutState:
     max_rows: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class InState:
+@dataclass(frozen=True, slots=True, repr=False)
+class InState(Readable):
     """A bridge into this node.
 
     `state` is open, or nothing is taken in: `since` says since when, and `why` why and what to do. The state is then
@@ -71,8 +72,8 @@ class InState:
         return self.state in ("open", "excluded")
 
 
-@dataclass(frozen=True, slots=True)
-class BridgeStates:
+@dataclass(frozen=True, slots=True, repr=False)
+class BridgeStates(Readable):
     """The bridges of a node, by name: those `out` of it, and those `into` it."""
 
     out: tuple[OutState, ...]

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from mailroom.sql.operation import Operation, Sql, filled
+from mailroom.values.readable import Readable
 
 Role: TypeAlias = Literal["dispatcher", "executor", "links"]
 
@@ -29,8 +30,8 @@ class LaneFailure:
         return f"has failed {self.times:,} times in {self.for_s:.0f} s: {self.why}"
 
 
-@dataclass(frozen=True, slots=True)
-class DispatcherStatus:
+@dataclass(frozen=True, slots=True, repr=False)
+class DispatcherStatus(Readable):
     """The dispatcher, executor or lane `links` that leads; if `leads` is false, the last one that led.
 
     `role` says which of them it is. `state` is awake, asleep or stopped, as of its last renewal of the lease.

@@ -7,10 +7,11 @@ from uuid import UUID
 from mailroom.figures.links import DONE
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import Operation, Sql
+from mailroom.values.readable import Readable
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderState:
+@dataclass(frozen=True, slots=True, repr=False)
+class ReaderState(Readable):
     """A node that reads this one, as this node sees it.
 
     `state` is open, or cut: then nothing is stamped for it any more. `in_doubt`: the reader has not found its position
@@ -39,8 +40,8 @@ class ReaderState:
     max_rows: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class SourceState:
+@dataclass(frozen=True, slots=True, repr=False)
+class SourceState(Readable):
     """A node that this one reads, as this node sees it.
 
     `state` is open, or the source is not read: `since` says since when, and `why` says why and what to do. The state is
@@ -74,8 +75,8 @@ class SourceState:
         return self.state == "excluded" or (self.state == "open" and not self.refused)
 
 
-@dataclass(frozen=True, slots=True)
-class LinkStates:
+@dataclass(frozen=True, slots=True, repr=False)
+class LinkStates(Readable):
     """The links of a node: the `readers` that may read it, and the `sources` that it reads, each by name."""
 
     readers: tuple[ReaderState, ...]
