@@ -154,7 +154,7 @@ def _be_all(fields: Fields) -> None:
 
 def _be_sure(fields: Fields) -> None:
     if not fields.get("sure"):
-        raise Refused(400, "Tick that these messages are to be gone for good.")
+        raise Refused(400, "Tick that these messages are to be discarded.")
 
 
 def _of(fields: Fields) -> str:

@@ -5,6 +5,7 @@ from typing import Any, get_args
 from dispatcher.dashboard import charts
 from dispatcher.dashboard.chosen import AT_ONCE
 from dispatcher.dashboard.guard import Refused
+from dispatcher.dashboard.keeping import kept
 from dispatcher.dashboard.reading import (
     reading_key,
     reading_keys,
@@ -14,6 +15,7 @@ from dispatcher.dashboard.reading import (
 from dispatcher.dashboard.shown import Asked, ShownNode, page_of
 from inbox.parked import Parked
 from mailroom.errors import UnknownInbox
+from mailroom.figures.parked_keys import reading_keeping
 from mailroom.metrics import minute_statistics
 from mailroom.metrics.look import InboxLook
 from mailroom.node.dead_letter import DeadLetters, Stage
@@ -92,8 +94,10 @@ def key(node: ShownNode, asked: Asked) -> dict[str, Any]:
         state = run(connection, reading_key(node.schema, name, text))
         held, more = page_of([] if locked else run(connection, reading_of_key(node.schema, name, text, after or 0)))
         attempts = Parked(name, schema=node.schema).attempts(connection, text or None, ATTEMPTS_SHOWN)
+        keeping = run(connection, reading_keeping(node.schema, [name]))
     return {"look": node.look(), "name": name, "key": text, "state": state, "held": held, "more": more,
-            "attempts": attempts, "first": after is None, "locked": locked}  # fmt: skip
+            "attempts": attempts, "first": after is None, "locked": locked,
+            "kept": kept({each.inbox: each for each in keeping}, [name])}  # fmt: skip
 
 
 def dead_letters(node: ShownNode, asked: Asked) -> dict[str, Any]:

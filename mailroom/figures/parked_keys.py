@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias, get_args
 
 from mailroom.figures.failing_keys import COUNTED, ERROR, FITS
 from mailroom.figures.keys import PARKED
+from mailroom.order.traits import chosen
 from mailroom.sql.operation import Operation, Sql, filled
 
 # For less than an hour, for less than a day and not the last hour, and so on.
@@ -64,6 +65,15 @@ class ParkedGroup:
     what: str
     of: str
     keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """An inbox that keeps what is discarded for so many days, and whether it can be replayed from there."""
+
+    inbox: str
+    days: int
+    replays: bool
 
 
 FIELDS = "s.inbox, s.key, s.attempts::bigint AS attempts, s.parked_at, coalesce(s.last_error, '') AS reason"
@@ -150,6 +160,15 @@ SELECT count(*) FROM (
     held=HELD,
     most=MESSAGES,
 )
+# Of total order the archive keeps messages, and cannot replay them.
+KEEPING = Sql(
+    """
+SELECT name, keep_reaped_days::bigint, {replays} FROM {schema}.inbox_registry
+WHERE name = ANY (%(inboxes)s::text[]) AND keep_reaped_days IS NOT NULL ORDER BY name
+""",
+    into=Keeping,
+    replays=chosen(takes_replays=True),
+)
 
 
 def reading_parked(
@@ -179,6 +198,12 @@ def reading_groups(schema: str, of: ParkedFilter) -> Operation[list[ParkedGroup]
     At most 100,001 keys are looked through, and of each kind 20 are returned. Of ages there are four.
     """
     found: list[ParkedGroup] = GROUPS.named((yield GROUPS.at(schema=schema)(**of.values)))
+    return found
+
+
+def reading_keeping(schema: str, inboxes: Collection[str]) -> Operation[list[Keeping]]:
+    """Return which of these inboxes have an archive."""
+    found: list[Keeping] = KEEPING.named((yield KEEPING.at(schema=schema)(inboxes=sorted(set(inboxes)))))
     return found
 
 

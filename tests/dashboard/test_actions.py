@@ -78,11 +78,15 @@ def test_failing_keys_are_tried_now_one_or_all_of_an_error(node: Node, browser: 
 
 
 @pytest.mark.slow
-def test_the_first_message_of_a_key_is_discarded(node: Node, browser: Client) -> None:
+def test_the_first_message_of_a_key_is_discarded_and_replayed_from_the_archive(node: Node, browser: Client) -> None:
     parked_key(node, messages=3)
+    id = str(node.value("SELECT message_id FROM mailroom.parked ORDER BY clock LIMIT 1"))
     act(browser, "/inboxes/shipping/key?key=k", "discard/parked", "k", sure="1", first="1")
     assert audited(node) == [("ada@ops", "parked discard", "shipping", "k", 1, WHY)]
     assert "1 message of 1 parked key discarded; 0 keys no longer parked." in browser.get("/").text
+    assert "was discarded from inbox shipping" in browser.get("/message/path", id=id).text
+    act(browser, f"/message/path?id={id}", "replay/archive", id)
+    assert audited(node)[1:] == [("ada@ops", "archive replay", "shipping", "k", 1, WHY)]
 
 
 @pytest.mark.slow

@@ -89,7 +89,8 @@ def test_each_page_and_each_dialog_says_which_node_it_is(browser: Client, troubl
     parked = browser.get("/parked").text
     assert parked.count("2 messages of key") == 2
     assert "Inbox <b>shipping</b>. Node" in parked
-    assert parked.count("No archive keeps what is discarded.") == 2  # of one key, and of all
+    assert parked.count("The archive of shipping keeps what is discarded for 3 days, and can replay it.") == 3
+    assert browser.get("/dead-letters").text.count("No archive keeps what is discarded.") == 3
     assert "2 messages of key" in browser.get("/inboxes/shipping/key", key=KEY).text
 
 
