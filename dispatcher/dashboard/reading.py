@@ -92,6 +92,37 @@ ORDER BY clock + 0 LIMIT 10
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed attempt: of which message, with which text, what followed, and who recorded it."""
+
+    at: datetime
+    inbox: str
+    key: str
+    message_id: UUID
+    error: str | None
+    attempt: int
+    outcome: str
+    worker: str
+
+
+# Replays are in the history too: a hundred of its rows are read, whatever they are.
+FAILURES = Sql(
+    """
+SELECT a.at, a.inbox, a.key, a.message_id, a.error, a.attempt::bigint, a.outcome, a.worker
+FROM (SELECT * FROM {schema}.attempt ORDER BY id DESC LIMIT 100) AS a
+WHERE a.outcome <> 'replay' ORDER BY a.id DESC LIMIT 8
+""",
+    into=Failure,
+)
+
+
+def reading_failures(schema: str) -> Operation[list[Failure]]:
+    """Return the last eight failed attempts."""
+    found: list[Failure] = FAILURES.named((yield FAILURES.at(schema=schema)()))
+    return found
+
+
 def reading_keys(schema: str, inbox: str, after: str) -> Operation[list[KeyState]]:
     """Return the keys in trouble of an inbox above `after`, one more than a page has, without counts."""
     yield from finding(schema, inbox)

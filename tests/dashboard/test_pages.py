@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from markupsafe import escape
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -30,8 +31,11 @@ ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;"
 HTMX = "2.0.11", "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"
 
 SHOWS = {
-    "/": ("something waits, and no process leads", "inbox shipping: 1 parked keys", "mailroom parked list shipping",
-          "ValueError", "there are dead letters: stage deliver: 2", "messages/s", "<svg", "<dt>Paused</dt>",
+    "/": ("something waits, and no process leads", 'inbox <a href="/inboxes/shipping">shipping</a>: 1 parked keys',
+          "mailroom parked list shipping", '<a href="/workers">Workers</a>', '<a href="/parked">Parked keys</a>',
+          "ValueError: no such street", '<div class="scale" aria-hidden="true">',
+          '<div class="times" aria-hidden="true"><span>', "there are dead letters: stage deliver: 2",
+          "messages/s", "<svg", "<dt>Paused</dt>",
           '<span class="unit">inbox</span>'),
     "/inboxes": ("shipping", "billing", "quiet", "1 parked key", "paused"),
     "/inboxes?named=ship": ("shipping", "1 to 1 of 1"),
@@ -64,7 +68,9 @@ SHOWS = {
     "/workers": ("No dispatcher has run yet.", "mailroom dispatcher run", "No worker is at work."),
     "/links": ("lyon", "This node reads no other one.", "This node publishes to no broker."),
     "/doctor": ("Looking",),
-    "/doctor/findings": ("M040", "keys are parked", "mailroom explain M040", "mailroom dead-letter list"),
+    "/doctor/findings": ("M040", "keys are parked", "It and all later ones of its key wait until an operator acts.",
+                         "<code>mailroom parked replay</code>", '<a href="/parked">Parked keys</a>',
+                         'inbox <a href="/inboxes/shipping">shipping</a>', "mailroom dead-letter list"),
     "/audit": ("ada", "pause", "moving house", "the shop in Lyon"),
 }  # fmt: skip
 
@@ -92,6 +98,14 @@ def test_each_page_and_each_dialog_says_which_node_it_is(browser: Client, troubl
     assert parked.count("The archive of shipping keeps what is discarded for 3 days, and can replay it.") == 3
     assert browser.get("/dead-letters").text.count("No archive keeps what is discarded.") == 3
     assert "2 messages of key" in browser.get("/inboxes/shipping/key", key=KEY).text
+
+
+def test_no_two_buttons_of_a_page_have_one_name(browser: Client) -> None:
+    for path in ("/parked", "/failing", "/dead-letters", "/waiting", "/inboxes/billing/key?key=done"):
+        names = re.findall(r'class="opens[^>]*?aria-label="([^"]+)"', browser.get(path).text)
+        assert names, path
+        assert len(set(names)) == len(names), path
+    assert f"Replay key {escape(KEY)} of inbox shipping" in browser.get("/parked").text
 
 
 def test_a_locked_inbox_takes_no_page_of_others(browser: Client, trouble: Trouble) -> None:
@@ -432,8 +446,10 @@ def test_minutes_without_anything_have_no_bar() -> None:
     assert drawn.count("<rect") == 2
     assert SCRIPT not in drawn
     assert "12:00 UTC: 8 " in drawn
+    assert '<div class="scale" aria-hidden="true">8 a minute</div>' in drawn
+    assert "<span>11:01</span><span>11:30</span><span>12:00</span><span>UTC</span>" in drawn
     assert "<rect" not in str(charts.bars([], now, 60, "messages"))
-    assert str(charts.lines([[1.0, 2.0], [0.0, 0.0]], ("a", "b"), "x")).count("<polyline") == 2
+    assert str(charts.lines([[1.0, 2.0], [0.0, 0.0]], [values[0][0], now], ("a", "b"), "x")).count("<polyline") == 2
 
 
 @pytest.mark.slow
