@@ -1,4 +1,4 @@
-"""`Archive` and `AsyncArchive`: find what was reaped from an inbox that keeps it, and replay it."""
+"""`Archive` and `AsyncArchive`: find what was reaped or discarded from an inbox that keeps it, and replay it."""
 
 import logging
 from collections.abc import Collection
@@ -26,10 +26,14 @@ log = logging.getLogger("mailroom.choice")
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """A message of the archive, as it was when it was reaped at `reaped_at`, by the database's clock."""
+    """A message of the archive, as it was when it was reaped at `reaped_at`, by the database's clock.
+
+    `discarded`: no consumer was handed it, since an operator discarded it then, from a parked key.
+    """
 
     message: Message
     reaped_at: datetime
+    discarded: bool = False
 
 
 # What is put in by one statement of a claim has one time.
@@ -42,16 +46,16 @@ CHOSEN = """
       AND reaped_at < coalesce(%(until)s::timestamptz, 'infinity'::timestamptz)
     ORDER BY reaped_at, clock LIMIT %(limit)s::bigint"""
 FIND = Sql(
-    "SELECT {selected}, reaped_at FROM {schema}.reaped {chosen}",
-    columns=COLUMNS | {"reaped_at": "timestamptz"},
+    "SELECT {selected}, reaped_at, discarded FROM {schema}.reaped {chosen}",
+    columns=COLUMNS | {"reaped_at": "timestamptz", "discarded": "boolean"},
     selected=SELECTED,
     chosen=CHOSEN,
 )
 # For who may not see what messages say: the values are not read.
 NO_VALUES = {"value": "''::bytea", "value_json": "NULL::text"}
 FIND_BARE = Sql(
-    "SELECT {selected}, reaped_at FROM {schema}.reaped {chosen}",
-    columns=COLUMNS | {"reaped_at": "timestamptz"},
+    "SELECT {selected}, reaped_at, discarded FROM {schema}.reaped {chosen}",
+    columns=COLUMNS | {"reaped_at": "timestamptz", "discarded": "boolean"},
     selected=", ".join((EXPRESSIONS | NO_VALUES).values()),
     chosen=CHOSEN,
 )
@@ -120,7 +124,7 @@ class _Operations:
         limit: int | None = 100,
         values: bool = True,
     ) -> Operation[list[Reaped]]:
-        """Return messages that were reaped, the ones that were reaped first first.
+        """Return messages that were reaped or discarded, the ones that were taken first first.
 
         Without `values` none is read, as for an auditor's role, which may not: then `value` of the messages raises
         `DecodeError`.
@@ -138,7 +142,7 @@ class _Operations:
         if not rows:
             # One that was dropped may have left some; of one that never was there can be none.
             yield from finding(self.schema, self.inbox)
-        return [Reaped(message, row[-1]) for message, row in zip(messages(rows), rows, strict=True)]
+        return [Reaped(message, *row[-2:]) for message, row in zip(messages(rows), rows, strict=True)]
 
     def _count(
         self,
@@ -149,7 +153,7 @@ class _Operations:
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> Operation[int]:
-        """Count messages that were reaped."""
+        """Count messages that were reaped or discarded."""
         return self._counting(_chosen(ids, key, topic, since, until, None))
 
     def _counting(self, chosen: dict[str, object]) -> Operation[int]:
@@ -172,7 +176,7 @@ class _Operations:
         why: str | None = None,
         dry_run: bool = False,
     ) -> Operation[int]:
-        """Put messages that were reaped into the inbox again, as new ones, and return how many.
+        """Put messages that were reaped or discarded into the inbox again, as new ones, and return how many.
 
         Each has an id of its own, and the one that it repeats is its cause (header `causation`): so `mailroom.effects`
         of that one finds it. Content, topic, key and other headers are the same, but for `reply_to`: what was answered
@@ -225,7 +229,8 @@ class Archive(_Operations):
     """What was reaped from an inbox that keeps it (`keep_reaped_days`). Threads may share an instance.
 
     A message is there if and only if the transaction that reaped it has committed, for as many whole days as the inbox
-    kept what was reaped then. What was parked, skipped, discarded or dropped is not there. An archive outlives its
+    kept what was reaped then; or the one that discarded it from a parked key (`Parked.discard`). What was parked,
+    skipped or dropped is not there. An archive outlives its
     inbox; a renamed inbox takes it along.
 
     Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`. `ids` (one message id, several,

@@ -1,6 +1,7 @@
 """Inboxes that keep what is reaped: their claims write it into the archive, in the statement that takes it.
 
-So it is there if and only if the transaction of the claim commits, and no row passes through Python. Only the text for
+So it is there if and only if the transaction of the claim commits, and no row passes through Python. What an operator
+discards from such an inbox is written there too, in the statement that deletes it, and marked. Only the text for
 such an inbox has that part: others pay for one comparison. A claim takes nothing if its text is not the one for the
 setting that its snapshot sees, says so, and is repeated with the other text. So a claim that began before the setting
 was changed may still go by the old one, as with a pause.
@@ -18,12 +19,12 @@ FITS = "keep_reaped_days {keeps}"
 ARCHIVED = filled(
     """,
 archived AS (
-    INSERT INTO {schema}.my_reaped ({delivered}, drop_on)
+    INSERT INTO {schema}.my_reaped ({delivered}, drop_on{mark})
     SELECT {delivered}, (
         SELECT d.day FROM {schema}.inbox_registry AS r, {schema}.reaped_day AS d
         WHERE r.name = '{inbox}' AND d.emptied_at IS NULL
           AND d.day <= (statement_timestamp() AT TIME ZONE 'UTC'::text)::date + r.keep_reaped_days + 1
-        ORDER BY d.day DESC LIMIT 1)
+        ORDER BY d.day DESC LIMIT 1){marked}
     FROM gone{but})""",
     delivered=DELIVERED,
 )
@@ -36,4 +37,14 @@ def keeping(keeps: bool, but: str = "") -> dict[str, str]:
     """
     if not keeps:
         return {"keeps": "IS NULL", "archived": ""}
-    return {"keeps": "IS NOT NULL", "archived": ARCHIVED.replace("{but}", but and f" WHERE {but}")}
+    return {"keeps": "IS NOT NULL", "archived": filled(ARCHIVED, but=but and f" WHERE {but}", mark="", marked="")}
+
+
+# A discard is rare, so it has one text: it opens the archive also where nothing goes into it.
+# D-reap-20: What is discarded from an inbox with an archive goes there.
+DISCARDED = filled(
+    ARCHIVED,
+    but=f" WHERE EXISTS (SELECT FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}' AND {KEEPS})",
+    mark=", discarded",
+    marked=", true",
+)

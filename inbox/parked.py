@@ -148,7 +148,10 @@ class _Operations:
         why: str | None = None,
         dry_run: bool = False,
     ) -> Operation[Changed]:
-        """Delete messages of parked keys for good: of each key the first `per_key` messages, or all with None.
+        """Delete messages of parked keys: of each key the first `per_key` messages, or all with None.
+
+        An inbox that keeps what is reaped (`keep_reaped_days`) keeps these too, and `Archive.replay` makes new messages
+        of them. From any other inbox they are gone for good.
 
         At most `limit` keys are chosen, the longest parked first. Of a total inbox the first `per_key` messages of all
         go. Commands among them that ask for a reply get one of status 500, in the same transaction.

@@ -1,13 +1,14 @@
--- The archive: what was reaped, of the inboxes that keep it. `mailroom.registry.archive_days` makes the partitions.
+-- The archive: what was reaped, or discarded by hand, of the inboxes that keep it. `mailroom.registry.archive_days` makes the partitions.
 
 -- By the day on which a message is dropped, and not by inbox or the day of its reaping: so all inboxes share the
 -- partitions, whatever they keep, and what is over is a whole partition. Without a default partition: with one, a new
 -- partition could not be attached beside open batches.
 -- D-reap-16: The archive's partitions are by the day of the drop.
-CREATE TABLE reaped (  -- Messages that were reaped, of inboxes that keep them; a partition per day.
+CREATE TABLE reaped (  -- Messages that were reaped or discarded, of inboxes that keep them; a partition per day.
     LIKE inbox INCLUDING DEFAULTS INCLUDING COMMENTS,
     reaped_at timestamptz NOT NULL DEFAULT statement_timestamp(),  -- When it was taken, in the transaction that reaped it.
-    drop_on   date        NOT NULL                                 -- The day, in UTC, at whose end it may be gone.
+    drop_on   date        NOT NULL,                                -- The day, in UTC, at whose end it may be gone.
+    discarded boolean     NOT NULL DEFAULT false                   -- Whether an operator discarded it: then nobody was handed it.
 ) PARTITION BY RANGE (drop_on);
 CREATE INDEX reaped_id ON reaped (message_id);
 CREATE INDEX reaped_cause ON reaped (((headers ->> 'causation'::text) COLLATE "C"));

@@ -7,11 +7,11 @@ from uuid import UUID
 from psycopg import Connection
 
 from dispatcher.dashboard.access import User
+from dispatcher.dashboard.chosen import AT_ONCE, chosen
 from dispatcher.dashboard.guard import Refused
 from inbox.archive import Archive
 from inbox.failing import FailingKeys
 from inbox.inbox import Inbox
-from inbox.parked import Parked
 from mailroom.bridges.bridges import Bridges
 from mailroom.cli.acting import counted
 from mailroom.node.dead_letter import DeadLetters
@@ -20,7 +20,6 @@ from mailroom.sql.runner import run
 from outbox.cancel import cancelling_by_hand
 from outbox.periodic.periodic import Periodic
 
-AT_ONCE = 1_000  # keys or dead letters that one click changes, within the time that a statement has
 Fields = Mapping[str, str]
 
 
@@ -63,14 +62,13 @@ class Acts:
     # -- Parked keys, and what was reaped -----------------------------------------------------------------------------
 
     def _replay_parked(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
-        chosen = _keys(fields)
-        changed = Parked(fields["inbox"], schema=self._schema).replay(connection, **chosen, **by)
+        changed = chosen(connection, self._schema, fields).replay(connection, self._schema, by)
         return f"{counted(changed.messages, 'message')} of {counted(changed.keys, 'parked key')} replayed."
 
     def _discard_parked(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
         _be_sure(fields)
-        chosen = _keys(fields) | {"per_key": 1 if fields.get("first") else None}
-        changed = Parked(fields["inbox"], schema=self._schema).discard(connection, **chosen, **by)
+        per_key = 1 if fields.get("first") else None
+        changed = chosen(connection, self._schema, fields).discard(connection, self._schema, by, per_key)
         return (
             f"{counted(changed.messages, 'message')} of {counted(changed.keys, 'parked key')} discarded; "
             f"{counted(changed.freed, 'key')} no longer parked."
@@ -102,8 +100,8 @@ class Acts:
         return f"{_of(fields)} {'goes on' if was_paused else 'was not paused'}."
 
     def _retry(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
-        chosen = _keys(fields) | {"error": fields.get("error")}
-        found = FailingKeys(fields["inbox"], schema=self._schema).retry(connection, **chosen, **by)
+        which = _keys(fields) | {"error": fields.get("error")}
+        found = FailingKeys(fields["inbox"], schema=self._schema).retry(connection, **which, **by)
         return f"{counted(len(found), 'key')} of inbox {fields['inbox']} will be tried at once."
 
     def _pause_periodic(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
@@ -127,7 +125,7 @@ class Acts:
 
 
 def _keys(fields: Fields) -> dict[str, Any]:
-    """Return which parked keys are meant: one, or all of the inbox whose reason contains a text."""
+    """Return which failing keys are meant: one, or all of the inbox whose reason contains a text."""
     if "key" in fields:
         return {"keys": fields["key"]}
     _be_all(fields)
@@ -156,7 +154,7 @@ def _be_all(fields: Fields) -> None:
 
 def _be_sure(fields: Fields) -> None:
     if not fields.get("sure"):
-        raise Refused(400, "Tick that these messages are to be gone for good.")
+        raise Refused(400, "Tick that these messages are to be discarded.")
 
 
 def _of(fields: Fields) -> str:

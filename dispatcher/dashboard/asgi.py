@@ -14,7 +14,15 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from dispatcher.dashboard import failing_pages, inbox_pages, key_pages, log_pages, message_pages, node_pages
+from dispatcher.dashboard import (
+    failing_pages,
+    inbox_pages,
+    key_pages,
+    log_pages,
+    message_pages,
+    node_pages,
+    parked_pages,
+)
 from dispatcher.dashboard.access import READ_ONLY, Resolver, Tokens, User
 from dispatcher.dashboard.actions import Acts
 from dispatcher.dashboard.guard import (
@@ -117,7 +125,7 @@ class _Site:
             "/logs": ("logs", log_pages.logs),
             "/logs/{log}": ("log", log_pages.log),
             "/failing": ("failing", failing_pages.failing),
-            "/parked": ("parked", inbox_pages.parked),
+            "/parked": ("parked", parked_pages.parked),
             "/dead-letters": ("dead_letters", inbox_pages.dead_letters),
             "/message": ("message", message_pages.message),
             "/message/path": ("path", message_pages.path),

@@ -29,11 +29,12 @@ def bars(values: Sequence[tuple[datetime, float]], until: datetime, minutes: int
                 )
             )  # fmt: skip
     label = f"{what}, a bar a minute, the last {minutes} minutes; at most {most:,.0f} a minute"
-    return _svg(label, Markup("").join(drawn))
+    times = [last - timedelta(minutes=minutes - 1), last - timedelta(minutes=minutes // 2), last]
+    return _svg(label, Markup("").join(drawn), f"{most:,.0f} a minute", [f"{at:%H:%M}" for at in times])
 
 
-def lines(series: Sequence[Sequence[float]], names: Sequence[str], unit: str) -> Markup:
-    """Return a line for each series, the newest value at the right; all have one scale."""
+def lines(series: Sequence[Sequence[float]], times: Sequence[datetime], names: Sequence[str], unit: str) -> Markup:
+    """Return a line for each series, the newest value at the right; all have one scale, and their values the times."""
     most = max((value for each in series for value in each), default=0.0) or 1.0
     drawn = []
     for nth, each in enumerate(series):
@@ -45,11 +46,16 @@ def lines(series: Sequence[Sequence[float]], names: Sequence[str], unit: str) ->
         )
         drawn.append(Markup('<polyline class="line {}" points="{}"/>').format(LINES[nth], points))
     label = f"{', '.join(names)}; at most {most:,.1f} {unit}"
-    return _svg(label, Markup("").join(drawn))
+    ends = [f"{at:%H:%M:%S}" for at in (times[0], times[-1])] if times else []
+    return _svg(label, Markup("").join(drawn), f"{most:,.1f} {unit}", ends)
 
 
-def _svg(label: str, inside: Markup) -> Markup:
+def _svg(label: str, inside: Markup, most: str, times: Sequence[str]) -> Markup:
+    """Return the chart below its scale and above its times. Texts stand beside it: within, they would be stretched."""
+    below = Markup("").join(Markup("<span>{}</span>").format(each) for each in times)
     return Markup(
+        '<div class="scale" aria-hidden="true">{}</div>'
         '<svg class="chart" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" aria-label="{}">'
         '<line class="axis" x1="0" x2="{}" y1="{}" y2="{}"/>{}</svg>'
-    ).format(WIDTH, HEIGHT, escape(label), WIDTH, HEIGHT - 0.5, HEIGHT - 0.5, inside)
+        '<div class="times" aria-hidden="true">{}<span>UTC</span></div>'
+    ).format(most, WIDTH, HEIGHT, escape(label), WIDTH, HEIGHT - 0.5, HEIGHT - 0.5, inside, below)

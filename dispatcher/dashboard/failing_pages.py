@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dispatcher.dashboard.actions import AT_ONCE
+from dispatcher.dashboard.chosen import AT_ONCE
 from dispatcher.dashboard.reading import PAGE_ROWS
 from dispatcher.dashboard.shown import Asked, ShownNode, page_of
 from mailroom.figures.failing_keys import FailingKey, reading_errors, reading_failing

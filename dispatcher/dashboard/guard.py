@@ -23,8 +23,9 @@ from dispatcher.dashboard.access import Resolver, Tokens, User, named, user_of
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 SAFE = ("GET", "HEAD")
 FORM = "application/x-www-form-urlencoded"
-MOST_BYTES = 64 * 1024
-MOST_FIELDS = 20
+# A form has a page of ticked keys at most, of 1 KiB each, whose bytes may become five each.
+MOST_BYTES = 320 * 1024
+MOST_FIELDS = 70
 SESSION_S = 12 * 3600
 BROWSER, LOGIN = "mailroom_browser", "mailroom_login"
 

@@ -1,27 +1,28 @@
-"""The pages about inboxes and keys: what waits, what is in trouble, parked keys and dead letters."""
+"""The pages about inboxes and keys: what waits, what is in trouble, and dead letters."""
 
 from typing import Any, get_args
 
 from dispatcher.dashboard import charts
-from dispatcher.dashboard.actions import AT_ONCE
+from dispatcher.dashboard.chosen import AT_ONCE
 from dispatcher.dashboard.guard import Refused
+from dispatcher.dashboard.keeping import kept
 from dispatcher.dashboard.reading import (
     reading_key,
     reading_keys,
     reading_of_key,
     reading_oldest,
-    reading_parked,
 )
 from dispatcher.dashboard.shown import Asked, ShownNode, page_of
 from inbox.parked import Parked
 from mailroom.errors import UnknownInbox
+from mailroom.figures.parked_keys import reading_keeping
 from mailroom.metrics import minute_statistics
 from mailroom.metrics.look import InboxLook
 from mailroom.node.dead_letter import DeadLetters, Stage
 from mailroom.order.traits import traits_of
 from mailroom.registry.listing import listing
 from mailroom.schema.checks import nearest_inbox
-from mailroom.sql.locked import locked_inboxes, reading_lock_of, reading_locked
+from mailroom.sql.locked import reading_lock_of
 from mailroom.sql.runner import run
 from mailroom.values.names import key_text
 
@@ -93,24 +94,10 @@ def key(node: ShownNode, asked: Asked) -> dict[str, Any]:
         state = run(connection, reading_key(node.schema, name, text))
         held, more = page_of([] if locked else run(connection, reading_of_key(node.schema, name, text, after or 0)))
         attempts = Parked(name, schema=node.schema).attempts(connection, text or None, ATTEMPTS_SHOWN)
+        keeping = run(connection, reading_keeping(node.schema, [name]))
     return {"look": node.look(), "name": name, "key": text, "state": state, "held": held, "more": more,
-            "attempts": attempts, "first": after is None, "locked": locked}  # fmt: skip
-
-
-def parked(node: ShownNode, asked: Asked) -> dict[str, Any]:
-    """Return parked keys, of an inbox or of all, by inbox and key."""
-    name, matching = asked.text("inbox"), asked.text("matching")
-    if name is not None:
-        name = asked.inbox()
-    after = asked.fields.get("of", ""), asked.fields.get("after", "")
-    look = node.look()
-    with node.reading() as connection:
-        locked = run(connection, reading_locked(node.schema))
-        but = locked_inboxes(locked)
-        keys, more = page_of(run(connection, reading_parked(node.schema, name, matching, after, but)))
-    return {"look": look, "locked": locked, "but": but,
-            "name": name, "matching": matching, "keys": keys, "more": more, "at_once": AT_ONCE,
-            "first": not after[0]}  # fmt: skip
+            "attempts": attempts, "first": after is None, "locked": locked,
+            "kept": kept({each.inbox: each for each in keeping}, [name])}  # fmt: skip
 
 
 def dead_letters(node: ShownNode, asked: Asked) -> dict[str, Any]:

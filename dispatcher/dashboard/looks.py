@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from datetime import datetime
 
 import psycopg
 
@@ -37,7 +38,7 @@ class Looks:
         self._look: tuple[float, Look] | None = None
         self._looked_at = float("-inf")
         self.place: WhichNode | None = None  # which node it is, once a look was taken
-        self.rates: deque[tuple[float, float, float]] = deque(maxlen=KEPT)
+        self.rates: deque[tuple[datetime, float, float, float]] = deque(maxlen=KEPT)
 
     def newest(self) -> Look:
         """Return the last look, and have the next one taken; who is the first after a while waits for it."""
@@ -74,5 +75,5 @@ class Looks:
             self._looked_at = self._monotonic()
             self._look = self._looked_at, look
             if look.sent_per_s is not None:
-                self.rates.append((look.sent_per_s, look.delivered_per_s or 0.0, look.reaped_per_s or 0.0))
+                self.rates.append((look.at, look.sent_per_s, look.delivered_per_s or 0.0, look.reaped_per_s or 0.0))
             return look

@@ -8,6 +8,7 @@ from dispatcher.dashboard import charts
 from dispatcher.dashboard.reading import (
     PAGE_ROWS,
     reading_executables,
+    reading_failures,
     reading_routes,
     reading_scheduled,
     reading_subscriptions,
@@ -36,7 +37,8 @@ def overview(node: ShownNode, asked: Asked) -> dict[str, Any]:
     look = node.look()
     with node.reading() as connection:
         minutes = minute_statistics(connection, None, since_m=MINUTES, schema=node.schema)
-    rates = list(zip(*node.looks.rates, strict=True))
+        failures = run(connection, reading_failures(node.schema))
+    times, *rates = zip(*node.looks.rates, strict=True) if node.looks.rates else ((),)
     return {
         "look": look,
         "in_trouble": [each for each in look.inboxes if each.is_in_trouble][:IN_TROUBLE],
@@ -45,10 +47,11 @@ def overview(node: ShownNode, asked: Asked) -> dict[str, Any]:
         "oldest_s": max((each.oldest_s for each in look.inboxes), default=0.0),
         "waiting": sum(each.waiting for each in look.inboxes),
         "minutes": minutes,
+        "failures": failures,
         "delivered": charts.bars(
             [(each.minute, float(each.delivered)) for each in minutes], look.at, MINUTES, "messages delivered"
         ),
-        "rates": charts.lines(rates, ("sent", "delivered", "reaped"), "messages/s"),
+        "rates": charts.lines(rates, times, ("sent", "delivered", "reaped"), "messages/s"),
     }
 
 
@@ -134,4 +137,5 @@ class Doctor:
                 with node.reading() as connection, connection.transaction():
                     found = examine(connection, schema=node.schema)
                 self._found = time.monotonic(), found
-            return {"look": node.look(), "findings": self._found[1]}
+            look = node.look()
+            return {"look": look, "findings": self._found[1], "inboxes": {each.name for each in look.inboxes}}

@@ -3,25 +3,23 @@
 All of it is bounded, whatever waits: by an index and a limit. None reads a value, so the role of an auditor is enough.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from mailroom.figures.keys import FIELDS, IN_TROUBLE, IS_PARKED, PARKED
+from mailroom.figures.keys import FIELDS, IN_TROUBLE, IS_PARKED
 from mailroom.node.dead_letter import DeadLetterContent, content_of
 from mailroom.registry.routing import CARRIES, FITS, GETS, LINK_ROUTE, LOG_ROUTE, OF_THIS_NODE
 from mailroom.schema import finding
-from mailroom.sql.operation import Operation, Sql, columns_of, filled
+from mailroom.sql.operation import Operation, Sql, filled
 
 PAGE_ROWS = 50
-COUNTED = 1_000  # messages of a key that a page counts
 
 
 @dataclass(frozen=True, slots=True)
 class KeyState:
-    """A key that is failing, parked or paused; `messages` is None if more are held than a page counts."""
+    """A key that is failing, parked or paused."""
 
     inbox: str
     key: str
@@ -32,7 +30,6 @@ class KeyState:
     error: str | None
     paused_by: str | None
     is_parked: bool
-    messages: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,6 @@ class HeldMessage:
     is_parked: bool
 
 
-KEY_COLUMNS = columns_of(KeyState)[:-1]  # `messages` are counted apart
 KEY_FIELDS = f"{FIELDS}, last_error, paused_by, {filled(IS_PARKED, row='key_state')}"
 OF_A_KEY = filled(IN_TROUBLE, row="key_state")
 KEYS = Sql(
@@ -57,48 +53,16 @@ KEYS = Sql(
 SELECT {fields} FROM {schema}.key_state
 WHERE inbox = '{inbox}' AND key > %(after)s::text AND {in_trouble} ORDER BY key LIMIT {rows} + 1
 """,
-    columns=KEY_COLUMNS,
+    into=KeyState,
     fields=KEY_FIELDS,
     in_trouble=OF_A_KEY,
     rows=PAGE_ROWS,
 )
 KEY = Sql(
     "SELECT {fields} FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = %(key)s::text AND {in_trouble}",
-    columns=KEY_COLUMNS,
+    into=KeyState,
     fields=KEY_FIELDS,
     in_trouble=OF_A_KEY,
-)
-# Inbox by inbox through key_state_due: it reads no key that is only failing.
-PARKED_KEYS = Sql(
-    """
-SELECT k.* FROM (
-    SELECT name FROM {schema}.inbox_registry
-    WHERE name >= %(inbox_after)s::text AND (%(inbox)s::text IS NULL OR name = %(inbox)s::text) ORDER BY name) AS r
-CROSS JOIN LATERAL (
-    SELECT {fields} FROM {schema}.key_state
-    WHERE inbox = r.name AND {parked}
-      AND (r.name > %(inbox_after)s::text OR key > %(after)s::text)
-      AND (%(matching)s::text IS NULL OR position(%(matching)s::text IN last_error) > 0)
-    ORDER BY retry_at, key LIMIT {rows} + 1) AS k
-ORDER BY 1, 2 LIMIT {rows} + 1
-""",
-    columns=KEY_COLUMNS,
-    fields=KEY_FIELDS,
-    parked=filled(PARKED, row="key_state"),
-    rows=PAGE_ROWS,
-)
-# The inboxes are named in the text, so that the plan has their partitions alone.
-COUNTS = Sql(
-    """
-SELECT (SELECT count(*) FROM (
-    SELECT FROM {schema}.parked WHERE inbox = k.inbox AND key = k.key
-    UNION ALL
-    SELECT FROM {schema}.inbox WHERE inbox = k.inbox AND inbox IN ('{names}') AND key = k.key
-    LIMIT {counted} + 1) AS m)
-FROM unnest(%(inboxes)s::text[], %(keys)s::text[]) WITH ORDINALITY AS k (inbox, key, nth) ORDER BY nth
-""",
-    columns=("bigint",),
-    counted=COUNTED,
 )
 HELD_FIELDS = "message_id, topic, key, clock, kind::text, sent_at, delivered_at"
 HELD_COLUMNS = ("uuid", "text", "text", "bigint", "text", "timestamptz", "timestamptz", "boolean")
@@ -128,6 +92,37 @@ ORDER BY clock + 0 LIMIT 10
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed attempt: of which message, with which text, what followed, and who recorded it."""
+
+    at: datetime
+    inbox: str
+    key: str
+    message_id: UUID
+    error: str | None
+    attempt: int
+    outcome: str
+    worker: str
+
+
+# Replays are in the history too: a hundred of its rows are read, whatever they are.
+FAILURES = Sql(
+    """
+SELECT a.at, a.inbox, a.key, a.message_id, a.error, a.attempt::bigint, a.outcome, a.worker
+FROM (SELECT * FROM {schema}.attempt ORDER BY id DESC LIMIT 100) AS a
+WHERE a.outcome <> 'replay' ORDER BY a.id DESC LIMIT 8
+""",
+    into=Failure,
+)
+
+
+def reading_failures(schema: str) -> Operation[list[Failure]]:
+    """Return the last eight failed attempts."""
+    found: list[Failure] = FAILURES.named((yield FAILURES.at(schema=schema)()))
+    return found
+
+
 def reading_keys(schema: str, inbox: str, after: str) -> Operation[list[KeyState]]:
     """Return the keys in trouble of an inbox above `after`, one more than a page has, without counts."""
     yield from finding(schema, inbox)
@@ -139,25 +134,6 @@ def reading_key(schema: str, inbox: str, key: str) -> Operation[KeyState | None]
     yield from finding(schema, inbox)
     rows = yield KEY.at(schema=schema, inbox=inbox)(key=key)
     return KeyState(*rows[0]) if rows else None
-
-
-def reading_parked(
-    schema: str, inbox: str | None, matching: str | None, after: tuple[str, str], but: Collection[str]
-) -> Operation[list[KeyState]]:
-    """Return parked keys above `after`, by inbox and key, with how many messages each holds; one more than a page.
-
-    Of the inboxes in `but` nothing is counted.
-    """
-    rows = yield PARKED_KEYS.at(schema=schema)(inbox=inbox, matching=matching, inbox_after=after[0], after=after[1])
-    if not rows:
-        return []
-    inboxes, keys = [row[0] for row in rows], [row[1] for row in rows]
-    names = "', '".join(name for name in dict.fromkeys(inboxes) if name not in but)
-    counts = yield COUNTS.at(schema=schema, names=names)(inboxes=inboxes, keys=keys)
-    return [
-        replace(KeyState(*row), messages=number if number <= COUNTED and row[0] not in but else None)
-        for row, (number,) in zip(rows, counts, strict=True)
-    ]
 
 
 def reading_of_key(schema: str, inbox: str, key: str, after: int) -> Operation[list[HeldMessage]]:

@@ -11,9 +11,11 @@ from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from dispatcher.dashboard.findings import linked, page_of, worded
 from mailroom.cli.acting import counted
 from mailroom.cli.output import duration, shown, size
 from mailroom.cli.screen import rate
+from mailroom.doctor import kinds as findings
 from mailroom.values.names import DEFAULT_SCHEMA
 
 HERE = Path(__file__).parent
@@ -84,7 +86,17 @@ def environment() -> Environment:
         "ago": ago,
         "again": again,
         "of": unit,
+        "linked": linked,
+        "worded": worded,
     }
     found.filters.update(filters)
-    found.globals.update(counted=counted, query=query, digest=digest, kinds=KINDS, next_number=count().__next__)
+    found.globals.update(
+        counted=counted,
+        query=query,
+        digest=digest,
+        kinds=KINDS,
+        kinds_of=findings.KINDS,
+        page_of_finding=page_of,
+        next_number=count().__next__,
+    )
     return found

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from inbox.by_key.claim import FITTING
+from inbox.keeping import DISCARDED as ARCHIVED_DISCARDS
 from mailroom.errors import ConfigurationError
 from mailroom.message.answer import ASKS
 from mailroom.message.columns import DELIVERED
@@ -277,10 +278,11 @@ WITH doomed AS MATERIALIZED (
 parked AS (
     DELETE FROM {schema}.parked AS p USING doomed AS d
     WHERE p.inbox = '{inbox}' AND p.key = d.key AND p.clock <= d.last
-    RETURNING p.key, p.clock, p.message_id, p.kind, p.headers),
+    RETURNING p.*),
 waiting AS (
     DELETE FROM {schema}.inbox_{inbox} AS i USING doomed AS d WHERE i.key = d.key AND i.clock <= d.last
-    RETURNING i.key, i.clock, i.message_id, i.kind, i.headers),
+    RETURNING i.*),
+gone AS MATERIALIZED (SELECT {delivered} FROM parked UNION ALL SELECT {delivered} FROM waiting){archived},
 emptied AS MATERIALIZED (
     SELECT d.key FROM doomed AS d
     WHERE NOT EXISTS (SELECT FROM {schema}.parked AS p
@@ -299,10 +301,12 @@ UNION ALL
 SELECT key, NULL, NULL, clock, message_id, headers::text, (
     SELECT error_class FROM {schema}.attempt AS a
     WHERE a.inbox = '{inbox}' AND a.key = gone.key AND a.clock = gone.clock ORDER BY id DESC LIMIT 1)
-FROM (SELECT * FROM parked UNION ALL SELECT * FROM waiting) AS gone WHERE {asks}
+FROM gone WHERE {asks}
 ORDER BY key, clock
 """,
     columns=DISCARDED,
+    delivered=DELIVERED,
+    archived=ARCHIVED_DISCARDS,
     clocks=CLOCKS,
     unparked=UNPARKED,
     asks=ASKS,

@@ -48,7 +48,7 @@ def archive() -> None:
     """Find what was reaped from an inbox that keeps it, and replay it.
 
     An inbox keeps what is reaped if it is told to: then each message that a transaction reaps is written into the
-    archive by that transaction, and dropped after that many days.
+    archive by that transaction, and dropped after that many days. So is what is discarded from a parked key.
 
     \b
     What to do:
@@ -86,18 +86,21 @@ def list_(
         note("Values are left out: this role may not read them. An operator may: mailroom grant operator ROLE")
     print_listing(
         found,
-        ("reaped", "clock", "topic", "key", "sent", "id"),
+        ("reaped", "clock", "topic", "key", "sent", "id", "discarded"),
         _cells,
         none=f"Nothing that was reaped from inbox {inbox} and is kept{_such(ids, key, topic, since, until)}.",
         json=call.json,
-        entry=lambda each: message_json(each.message, value=values) | {"reaped_at": as_json(each.reaped_at)},
+        entry=lambda each: (
+            message_json(each.message, value=values)
+            | {"reaped_at": as_json(each.reaped_at), "discarded": each.discarded}
+        ),
         numbers=("clock",),
     )
 
 
 def _cells(each: Reaped) -> tuple[object, ...]:
     message = each.message
-    return each.reaped_at, str(message.clock), message.topic, message.key, message.sent_at, message.id
+    return each.reaped_at, str(message.clock), message.topic, message.key, message.sent_at, message.id, each.discarded
 
 
 @archive.command()

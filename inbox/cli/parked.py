@@ -187,10 +187,11 @@ def discard(
     call: Call, inbox: str, keys: tuple[str, ...], matching: str | None, every: bool, per_key: int | None,
     limit: int | None, dry_run: bool, actor: str, why: str | None,
 ) -> None:  # fmt: skip
-    """Delete messages of parked keys for good; or the first messages of a parked total inbox (--all --per-key N).
+    """Delete messages of parked keys; or the first messages of a parked total inbox (--all --per-key N).
 
-    A key with no messages left is no longer parked. Any other key stays parked until it is replayed. Deleted messages
-    cannot be restored: save them first (show --json), and try with --dry-run.
+    A key with no messages left is no longer parked. Any other key stays parked until it is replayed. An inbox that
+    keeps what is reaped keeps these too (mailroom archive). Those of any other inbox are gone for good: save them first
+    (show --json), and try with --dry-run.
 
     \b
     Examples:

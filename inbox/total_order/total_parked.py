@@ -7,6 +7,7 @@ or to delete messages, takes a lock on the row first.
 from typing import Any
 
 from inbox.by_key.parked_keys import CHOSEN, DISCARDED, NOTIFY, Changed
+from inbox.keeping import DISCARDED as ARCHIVED_DISCARDS
 from mailroom.figures.keys import HELD
 from mailroom.message.answer import ASKS
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
@@ -70,7 +71,7 @@ WITH doomed AS MATERIALIZED (
     SELECT ctid AS place FROM {schema}.inbox_{inbox} ORDER BY {in_order} LIMIT %(limit)s::bigint),
 gone AS (
     DELETE FROM {schema}.inbox_{inbox} AS i USING doomed WHERE i.ctid = doomed.place
-    RETURNING i.key, i.clock, i.message_id, i.kind, i.headers),
+    RETURNING i.*){archived},
 freed AS (
     DELETE FROM {schema}.key_state
     WHERE inbox = '{inbox}' AND key = '' AND (SELECT count(*) FROM doomed) = (
@@ -87,6 +88,7 @@ ORDER BY key, clock
 """,
     columns=DISCARDED,
     in_order=IN_ORDER,
+    archived=ARCHIVED_DISCARDS,
     asks=ASKS,
 )
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from mailroom.figures.keys import FIELDS, IN_TROUBLE, IS_PARKED, NEXT_TRY
-from mailroom.node.trace import Location, Where, cause_id
+from mailroom.node.trace import DISCARDED, Location, Where, cause_id
 from mailroom.order.traits import chosen
 from mailroom.schema import checking
 from mailroom.sql.locked import LockedTable, locked_inboxes, reading_locked
@@ -177,7 +177,7 @@ LEFT JOIN {schema}.key_state AS k ON k.inbox = r.name AND k.key IN (h.key, '')""
 )
 REAPED = _place(
     f"""SELECT t.* FROM {{schema}}.inbox_registry AS r CROSS JOIN LATERAL (
-    SELECT {_row("r.name", since="reaped_at", clock="clock")}
+    SELECT {_row("r.name", since="reaped_at", clock="clock", reason=DISCARDED)}
     FROM {{schema}}.reaped WHERE inbox = r.name ORDER BY reaped_at DESC, clock DESC LIMIT {{most}}) AS t
 WHERE r.keep_reaped_days IS NOT NULL"""
 )
@@ -282,7 +282,7 @@ PLACES = (
         "log_registry": "name lanes", "log": MESSAGE + "log lane clock delivered_at"
     }, "newest"),
     KeyPlace("reaped", "the archive of inbox", REAPED, {
-        "inbox_registry": "name keep_reaped_days", "reaped": MESSAGE + "inbox clock reaped_at",
+        "inbox_registry": "name keep_reaped_days", "reaped": MESSAGE + "inbox clock reaped_at discarded",
     }, "newest"),
 )  # fmt: skip
 STATES_NEED = {

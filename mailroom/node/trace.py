@@ -36,15 +36,15 @@ class Location:
     """One place where a message is.
 
     `since` is when it came there; for `scheduled`, when it is due; for `parked`, since when its key is parked; for
-    `reaped`, when it was taken out of `inbox`, which keeps what is reaped (`keep_reaped_days`): it is done. For `log`,
-    `inbox` is the name of the log, whatever has read it there. `clock` is its clock in an inbox. `ahead` counts the
-    messages before it: in an outbox all of them, in an inbox those of its key, which are reaped first, and in one that
-    is one queue (`is_one_queue`) all that stand before it. The topic of an executable is its target and operation, such
-    as store.put. If the key is failing, or the whole inbox of total order, `attempts`, `retry_at` and `reason` describe
-    that; what is parked has no `retry_at`. For a dead letter `reason` says why it is one, and `inbox` which inbox
-    skipped it. `id` is the message's, and `causation` that of its cause, if it has one. For `transit`, `link` is the
-    name of the node that is to read it and has not acknowledged it, `clock` its clock here, and `ahead` counts what is
-    read before it.
+    `reaped`, when it was taken out of `inbox`, which keeps what is reaped (`keep_reaped_days`): it is done, or, if
+    there is a `reason`, an operator discarded it. For `log`, `inbox` is the name of the log, whatever has read it
+    there. `clock` is its clock in an inbox. `ahead` counts the messages before it: in an outbox all of them, in an
+    inbox those of its key, which are reaped first, and in one that is one queue (`is_one_queue`) all that stand before
+    it. The topic of an executable is its target and operation, such as store.put. If the key is failing, or the whole
+    inbox of total order, `attempts`, `retry_at` and `reason` describe that; what is parked has no `retry_at`. For a
+    dead letter `reason` says why it is one, and `inbox` which inbox skipped it. `id` is the message's, and `causation`
+    that of its cause, if it has one. For `transit`, `link` is the name of the node that is to read it and has not
+    acknowledged it, `clock` its clock here, and `ahead` counts what is read before it.
     """
 
     where: Where
@@ -65,11 +65,14 @@ class Location:
 
 
 FIELDS = fields(Location)
+# The reason of a message of the archive, if no consumer was handed it.
+DISCARDED = "CASE WHEN discarded THEN 'discarded by hand'::text END"
 # The parts of `PLACES` about the inbox and the key of a message.
 OF_A_KEY: dict[str, Any] = {
     "is_one_queue": chosen("r", parks_one=False),
     "is_parked": filled(IS_PARKED, row="k"),
     "next_try": filled(NEXT_TRY, row="k"),
+    "discarded": DISCARDED,
 }
 
 # One statement is one snapshot: a message that moves between tables is in exactly one of them. The tables are scanned,
@@ -119,7 +122,8 @@ SELECT 'transit', NULL, topic, key, sent_at, stamped_at, sent_clock, seq - acked
        message_id, headers ->> 'causation'::text, name, false, NULL, NULL
 FROM {schema}.link JOIN {schema}.transit ON link = number AND seq > acked WHERE {wanted}
 UNION ALL
-SELECT 'reaped', inbox, topic, key, sent_at, reaped_at, clock, NULL, NULL, NULL, NULL, message_id,
+SELECT 'reaped', inbox, topic, key, sent_at, reaped_at, clock, NULL, NULL, NULL,
+       {discarded}, message_id,
        headers ->> 'causation'::text, NULL, false, NULL, NULL
 FROM {schema}.reaped WHERE {wanted}
 UNION ALL

@@ -327,6 +327,8 @@ OPERATOR = (
     on("key_state", "SELECT", "INSERT", "UPDATE", "DELETE"),
     on("parked", "SELECT", "DELETE"),
     on("reaped", "SELECT", why="what was reaped, to be replayed"),
+    on("my_reaped", "INSERT", why="a view: what is discarded from inboxes that keep it"),
+    on("reaped_day", "SELECT", why="the days of the archive"),
     on(
         "dead_letter",
         "SELECT",
@@ -419,7 +421,7 @@ AUDITOR = (
     on("scheduled", select(["position", *TELLING])),
     on("inbox", select([*DELIVERY, *TELLING]), why="all inboxes, new ones too"),
     on("parked", select([*DELIVERY, *TELLING])),
-    on("reaped", select([*DELIVERY, *TELLING, "reaped_at", "drop_on"])),
+    on("reaped", select([*DELIVERY, *TELLING, "reaped_at", "drop_on", "discarded"])),
     on(
         "log",
         select(

@@ -1,12 +1,17 @@
 """An operator acts from a page: it is done in the database, and the audit has who did it and why."""
 
+import re
 from collections.abc import Iterator
+from html import unescape
+from urllib.parse import parse_qsl, urlencode
 
 import httpx
 import pytest
 
 from dispatcher.dashboard import User
 from inbox import Inbox, Park
+from inbox.by_key.failure import failed
+from inbox.order import reading_order
 from mailroom.sql.runner import run
 from outbox import Periodic, PeriodicMessage
 from tests.dashboard.conftest import Client, browsing, forms
@@ -73,11 +78,15 @@ def test_failing_keys_are_tried_now_one_or_all_of_an_error(node: Node, browser: 
 
 
 @pytest.mark.slow
-def test_the_first_message_of_a_key_is_discarded(node: Node, browser: Client) -> None:
+def test_the_first_message_of_a_key_is_discarded_and_replayed_from_the_archive(node: Node, browser: Client) -> None:
     parked_key(node, messages=3)
+    id = str(node.value("SELECT message_id FROM mailroom.parked ORDER BY clock LIMIT 1"))
     act(browser, "/inboxes/shipping/key?key=k", "discard/parked", "k", sure="1", first="1")
     assert audited(node) == [("ada@ops", "parked discard", "shipping", "k", 1, WHY)]
     assert "1 message of 1 parked key discarded; 0 keys no longer parked." in browser.get("/").text
+    assert "was discarded from inbox shipping" in browser.get("/message/path", id=id).text
+    act(browser, f"/message/path?id={id}", "replay/archive", id)
+    assert audited(node)[1:] == [("ada@ops", "archive replay", "shipping", "k", 1, WHY)]
 
 
 @pytest.mark.slow
@@ -87,6 +96,44 @@ def test_all_keys_that_a_filter_chooses_are_replayed(node: Node, browser: Client
     node.connection.execute("UPDATE mailroom.key_state SET last_error = 'other' WHERE key = 'b'")
     act(browser, "/parked?inbox=shipping&matching=street", "replay/parked", "1")
     assert audited(node) == [("ada@ops", "parked replay", "shipping", "a", 2, WHY)]
+
+
+def test_ticked_keys_or_all_of_a_filter_are_changed_in_all_their_inboxes(node: Node, browser: Client) -> None:
+    node.inbox("ledger", "order.paid", order="total", max_attempts=1)
+    for key in ("a", "b\nc", "d e&f", "g"):
+        parked_key(node, key, 1)
+    with node.connection.transaction():
+        [first] = Inbox("ledger").peek(node.connection, limit=1)
+        order = run(node.connection, reading_order("mailroom", "ledger"))
+        run(node.connection, order.recording(failed(first, Park("no such account"))))
+        run(node.connection, order.claiming_due())  # which ends it
+    page = browser.get("/parked").text
+    assert re.findall(r"[\d,]+ messages of \d+ keys", page) == ["8 messages of 5 keys"] * 2  # also of the total inbox
+    boxes = re.findall(r'class="pick" form="ticked" name="([^"]+)" value="([^"]+)"', page)
+    values = {(of := dict(parse_qsl(unescape(value), keep_blank_values=True)))["key"]: (name, unescape(value), of)
+              for name, value in boxes}  # fmt: skip
+    assert {key: of["inbox"] for key, (_, _, of) in values.items()} == {
+        "": "ledger", "a": "shipping", "b\nc": "shipping", "d e&f": "shipping", "g": "shipping"
+    }  # fmt: skip
+
+    def change(action: str, *keys: str, **more: str) -> httpx.Response:
+        form = forms(browser.get("/parked").text)["replay/parked",]
+        return browser.post(f"/act/{action}/parked", **form, why=WHY, **dict(values[key][:2] for key in keys), **more)
+
+    assert change("replay").status_code == 400
+    assert change("discard", "a").status_code == 400  # not sure
+    forged = {"of-9": urlencode({"inbox": "shipping", "key": ""})}
+    assert change("replay", **forged).status_code == 400
+    assert audited(node) == []
+    assert change("replay", "", "b\nc").status_code == 303
+    assert "5 messages of 2 parked keys replayed." in browser.get("/").text
+    change("discard", "d e&f", sure="1")
+    act(browser, "/parked", "replay/parked", "1")
+    assert [each[1:5] for each in audited(node)] == [
+        ("parked replay", "ledger", "", 4), ("parked replay", "shipping", "b\nc", 1),
+        ("parked discard", "shipping", "d e&f", 1), ("parked replay", "shipping", "a", 1),
+        ("parked replay", "shipping", "g", 1),
+    ]  # fmt: skip
 
 
 def test_dead_letters_are_requeued_and_discarded(node: Node, browser: Client) -> None:

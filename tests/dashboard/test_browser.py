@@ -127,6 +127,73 @@ def test_acts_are_done_by_clicks(window: Any, at: str, trouble: Trouble, artefac
     ]  # fmt: skip
 
 
+LOOKS = [(scheme, width) for scheme in ("light", "dark") for width in (1400, 390)]
+
+
+def looked_at(window: Any, scheme: str, width: int) -> None:
+    """Have the window look like that. A phone is narrower than any window may be."""
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    window.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+# What is seen at the middle of an element is that element, or a part of it.
+IS_SEEN = """
+const each = [...document.querySelectorAll(arguments[0])].find(each => each.innerText.includes(arguments[1]));
+each.scrollIntoView({block: "center"});
+const place = each.getBoundingClientRect();
+const seen = document.elementFromPoint(place.left + place.width / 2, place.top + place.height / 2);
+return place.left >= 0 && place.right <= window.innerWidth && each.contains(seen);
+"""
+PARKED = """
+INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, parked_at, last_error)
+SELECT 'quiet', 'tick/' || n, 1, 1, 'infinity', now(), 'TimeoutError: no answer for 30 s' || repeat('!', 90)
+FROM generate_series(1, 9) AS n
+"""
+
+
+def test_parked_keys_are_read_ticked_and_acted_on_at_each_width_and_in_both_themes(
+    window: Any, at: str, trouble: Trouble, artefacts: Path
+) -> None:
+    node = trouble.node
+    node.connection.execute(PARKED)
+    left = 9
+    try:
+        for scheme, width in LOOKS:
+            looked_at(window, scheme, width)
+            window.get(f"{at}/parked")
+            window.find_element("partial link text", "TimeoutError").click()
+            shows(window, f"{left} keys")
+            assert "carrier said <script>" not in text_of(window, "main")
+            assert window.execute_script(IS_SEEN, "td.error", "TimeoutError"), width
+            assert window.execute_script(IS_SEEN, "button.opens", "Discard"), width
+            window.save_screenshot(str(artefacts / f"parked-{scheme}-{width}.png"))
+            # Nothing is ticked yet, and then two are: the page stays as it is.
+            assert not find(window, "[popovertarget=ticked]").is_enabled()
+            for each in window.find_elements("css selector", ".pick")[:2]:
+                each.click()
+            assert text_of(window, "#refresh-state") == "paused while keys are ticked"
+            find(window, "[popovertarget=ticked]").click()
+            eventually(lambda: text_of(window, "#ticked .ticked") == "2 keys with 0 messages")
+            window.save_screenshot(str(artefacts / f"ticked-{scheme}-{width}.png"))
+            find(window, "#ticked [name=why]").send_keys("by ticks")
+            if scheme == "light":
+                find(window, "#ticked .primary").click()
+                shows(window, "0 messages of 2 parked keys replayed.")
+            else:
+                find(window, "#ticked [type=submit].danger").click()  # which the browser refuses without a tick
+                find(window, "#ticked [name=sure]").click()
+                find(window, "#ticked [type=submit].danger").click()
+                shows(window, "2 keys no longer parked.")
+            left -= 2
+        done = node.rows("SELECT action, count(*) FROM mailroom.audit WHERE reason = 'by ticks' GROUP BY 1 ORDER BY 1")
+        assert done == [("parked discard", 4), ("parked replay", 4)]
+    finally:
+        node.connection.execute("DELETE FROM mailroom.key_state WHERE inbox = 'quiet' AND key <> ''")
+        window.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_a_page_refreshes_by_itself_but_not_under_a_form_that_is_open(window: Any, at: str, trouble: Trouble) -> None:
     window.get(f"{at}/dead-letters")
     assert "key-of-late" not in text_of(window, "main")

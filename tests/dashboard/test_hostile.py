@@ -11,7 +11,7 @@ import pytest
 
 from dispatcher.dashboard import EVERYTHING, READ_ONLY, ProxyHeader, Tokens, User, app
 from dispatcher.dashboard.access import Local, rights, user_of
-from dispatcher.dashboard.guard import BROWSER, LOGIN, MOST_BYTES, Browsers, Signer
+from dispatcher.dashboard.guard import BROWSER, LOGIN, MOST_BYTES, MOST_FIELDS, Browsers, Signer
 from mailroom.errors import ConfigurationError, InvalidMessage
 from tests.dashboard.conftest import ORIGIN, Client, browsing, forms
 from tests.dashboard.trouble import Trouble
@@ -53,7 +53,7 @@ HOSTILE: dict[str, tuple[int, str, str, Mapping[str, str], Mapping[str, Any]]] =
     "JSON": (415, "POST", "/act/pause/inbox", {"origin": ORIGIN, "content-type": "application/json"}, {}),
     "a form of another kind": (415, "POST", "/act/pause/inbox", {"origin": ORIGIN, "content-type": "text/plain"}, {}),
     "a form that is too large": (413, "POST", "/act/pause/inbox", FORM, {"more": "x" * MOST_BYTES}),
-    "too many fields": (400, "POST", "/act/pause/inbox", FORM, {f"f{n}": "1" for n in range(50)}),
+    "too many fields": (400, "POST", "/act/pause/inbox", FORM, {f"f{n}": "1" for n in range(MOST_FIELDS)}),
     "a field given twice": (400, "POST", "/act/pause/inbox", FORM, {"inbox": ["shipping", "billing"]}),
     "a GET that would change something": (404, "GET", "/act/pause/inbox?inbox=shipping&why=x", {}, {}),
     "PUT": (405, "PUT", "/act/pause/inbox", FORM, {}),

@@ -4,19 +4,23 @@ import hashlib
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from html.parser import HTMLParser
 from urllib.parse import quote
 from uuid import uuid4
 
 import psycopg
 import pytest
+from markupsafe import escape
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from dispatcher.dashboard import READ_ONLY, User, app, charts
-from dispatcher.dashboard.reading import COUNTED, PAGE_ROWS
+from dispatcher.dashboard.chosen import AT_ONCE
+from dispatcher.dashboard.reading import PAGE_ROWS
 from dispatcher.dashboard.rendering import STATIC
 from mailroom.doctor.examining import LOOK
+from mailroom.figures.parked_keys import KEY_MESSAGES
 from mailroom.sql.sqlstate import sqlstate
 from tests.dashboard.conftest import ADA, LIMITS_OF_THE_PRODUCT, Client, browsing, forms
 from tests.dashboard.trouble import KEY, SCRIPT, SECRET, Trouble
@@ -27,8 +31,11 @@ ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;"
 HTMX = "2.0.11", "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"
 
 SHOWS = {
-    "/": ("something waits, and no process leads", "inbox shipping: 1 parked keys", "mailroom parked list shipping",
-          "ValueError", "there are dead letters: stage deliver: 2", "messages/s", "<svg", "<dt>Paused</dt>",
+    "/": ("something waits, and no process leads", 'inbox <a href="/inboxes/shipping">shipping</a>: 1 parked keys',
+          "mailroom parked list shipping", '<a href="/workers">Workers</a>', '<a href="/parked">Parked keys</a>',
+          "ValueError: no such street", '<div class="scale" aria-hidden="true">',
+          '<div class="times" aria-hidden="true"><span>', "there are dead letters: stage deliver: 2",
+          "messages/s", "<svg", "<dt>Paused</dt>",
           '<span class="unit">inbox</span>'),
     "/inboxes": ("shipping", "billing", "quiet", "1 parked key", "paused"),
     "/inboxes?named=ship": ("shipping", "1 to 1 of 1"),
@@ -42,7 +49,7 @@ SHOWS = {
     "/failing": ("By error", "ValueError", "Try all now", "Try now", "up to 1"),
     "/failing?inbox=billing&error=ValueError": ("Try all shown by this filter now", "no such street"),
     "/failing?matching=nothing": ("No failing key fits.",),
-    "/parked": ("shipping", "ConnectionError", "Replay", "Discard"),
+    "/parked": ("shipping", "ConnectionError", "Replay", "Discard", "Replay all…", "With those ticked", "1 key</span>"),
     "/parked?inbox=shipping&matching=carrier": ("Replay all shown by this filter", "ConnectionError"),
     "/parked?matching=nothing": ("No parked key fits.",),
     "/dead-letters": ("nobody.wants", "no inbox gets this topic", "Requeue", "lost"),
@@ -61,7 +68,9 @@ SHOWS = {
     "/workers": ("No dispatcher has run yet.", "mailroom dispatcher run", "No worker is at work."),
     "/links": ("lyon", "This node reads no other one.", "This node publishes to no broker."),
     "/doctor": ("Looking",),
-    "/doctor/findings": ("M040", "keys are parked", "mailroom explain M040", "mailroom dead-letter list"),
+    "/doctor/findings": ("M040", "keys are parked", "It and all later ones of its key wait until an operator acts.",
+                         "<code>mailroom parked replay</code>", '<a href="/parked">Parked keys</a>',
+                         'inbox <a href="/inboxes/shipping">shipping</a>', "mailroom dead-letter list"),
     "/audit": ("ada", "pause", "moving house", "the shop in Lyon"),
 }  # fmt: skip
 
@@ -77,7 +86,7 @@ def test_a_page_shows_what_it_should(browser: Client) -> None:
 
 def test_each_page_and_each_dialog_says_which_node_it_is(browser: Client, trouble: Trouble) -> None:
     name, database = trouble.node.rows("SELECT name, current_database()::text FROM mailroom.node")[0]
-    at = f"node <b>{name}</b>: schema mailroom of database {database} on"
+    at = f"Node <b>{name}</b>: schema mailroom of database {database} on"
     for path in ("/", "/parked", "/dead-letters", "/waiting", "/inboxes/shipping/key?key=" + quote(KEY), "/nothing"):
         page = browser.get(path).text
         assert f" · {name} · Mailroom</title>" in page, path
@@ -85,9 +94,18 @@ def test_each_page_and_each_dialog_says_which_node_it_is(browser: Client, troubl
         assert page.count(at) == page.count(" popover aria-label="), path
     parked = browser.get("/parked").text
     assert parked.count("2 messages of key") == 2
-    assert "Inbox <b>shipping</b>, node" in parked
-    assert parked.count("No archive keeps what is discarded.") == 1
+    assert "Inbox <b>shipping</b>. Node" in parked
+    assert parked.count("The archive of shipping keeps what is discarded for 3 days, and can replay it.") == 3
+    assert browser.get("/dead-letters").text.count("No archive keeps what is discarded.") == 3
     assert "2 messages of key" in browser.get("/inboxes/shipping/key", key=KEY).text
+
+
+def test_no_two_buttons_of_a_page_have_one_name(browser: Client) -> None:
+    for path in ("/parked", "/failing", "/dead-letters", "/waiting", "/inboxes/billing/key?key=done"):
+        names = re.findall(r'class="opens[^>]*?aria-label="([^"]+)"', browser.get(path).text)
+        assert names, path
+        assert len(set(names)) == len(names), path
+    assert f"Replay key {escape(KEY)} of inbox shipping" in browser.get("/parked").text
 
 
 def test_a_locked_inbox_takes_no_page_of_others(browser: Client, trouble: Trouble) -> None:
@@ -103,7 +121,7 @@ def test_a_locked_inbox_takes_no_page_of_others(browser: Client, trouble: Troubl
         for path, shown in (
             ("/inboxes/shipping", "Its table cannot be read now"),
             (f"/inboxes/shipping/key?key={KEY}", "carrier said"),
-            ("/parked", '<td class="n">unknown'),
+            ("/parked", '<td class="n" data-label="Messages">unknown'),
         ):
             text = browser.get(path).text
             assert text.index("inbox_shipping cannot be read: pid") < text.index(shown), path
@@ -314,6 +332,55 @@ def test_who_gets_a_topic_goes_on_where_a_page_ended(node: Node) -> None:
     assert "From the beginning" in second
 
 
+PARKED = (
+    "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, parked_at, last_error) "
+    "SELECT %s, %s || n, 1, 1, 'infinity', now() - %s::interval - n * interval '1 ms', %s "
+    "FROM generate_series(1, %s) AS n"
+)
+
+
+def test_parked_keys_are_grouped_and_a_click_on_a_group_shows_it(node: Node) -> None:
+    for inbox in ("billing", "shipping"):
+        node.inbox(inbox)
+    for given in (
+        ("shipping", "c", "1 min", "ConnectionError: down", 104),
+        ("billing", "v", "3 days", "ValueError: no street", 3),
+        ("billing", "w", "9 days", "ValueError: no town", 2),
+    ):
+        node.connection.execute(PARKED, given)
+
+    def groups(page: str) -> list[tuple[str, str]]:
+        chips = re.findall(r'<a class="chip" href="([^"]+)">([^<]+) <span class="unit">([\d,]+ keys?)</span>', page)
+        return [(f"{name} {keys}", unescape(path)) for path, name, keys in chips]
+
+    with browsing(node.dsn) as browser:
+        page = browser.get("/parked").text
+        found = dict(groups(page))
+        assert list(found) == [
+            "ConnectionError 104 keys", "ValueError 5 keys", "less than an hour 104 keys", "days 3 keys",
+            "more than a week 2 keys", "shipping 104 keys", "billing 5 keys",
+        ]  # fmt: skip
+        assert '<span class="unit">109 keys</span>' in page
+        assert page.count("0 messages of 109 keys") == 2
+        of_error = browser.get(found["ValueError 5 keys"]).text
+        assert [name for name, _ in groups(of_error)] == ["days 3 keys", "more than a week 2 keys", "billing 5 keys"]
+        assert "0 messages of 5 keys" in of_error
+        assert ">c1</a>" not in of_error
+        oldest = browser.get(f"{found['ValueError 5 keys']}&by=age").text
+        assert re.findall(r">([vw]\d)</a>", oldest) == ["w2", "w1", "v3", "v2", "v1"]
+        of_age = browser.get(dict(groups(of_error))["more than a week 2 keys"]).text
+        assert re.findall(r">([vw]\d)</a>", of_age) == ["w1", "w2"]
+        pages, path = [], "/parked?by=age"
+        for _ in range(3):
+            pages.append(browser.get(path).text)
+            path = unescape("".join(re.findall(r'<a href="([^"]+)" rel="next">', pages[-1])))
+        shown = [key for each in pages for key in re.findall(r">([cvw]\d+)</a>", each)]
+        assert shown == ["w2", "w1", "v3", "v2", "v1", *(f"c{n}" for n in range(104, 0, -1))]
+        node.connection.execute(PARKED, ("billing", "x", "1 min", "KeyError", AT_ONCE))
+        assert f"messages of the {AT_ONCE:,} keys that are parked longest" in browser.get("/parked").text
+        assert browser.get("/parked?age=x").status_code == 400
+
+
 def test_a_page_counts_no_more_messages_of_a_key_than_it_may(trouble: Trouble, browser: Client) -> None:
     connection = trouble.node.connection
     connection.execute(
@@ -321,7 +388,7 @@ def test_a_page_counts_no_more_messages_of_a_key_than_it_may(trouble: Trouble, b
         "(inbox, clock, sent_clock, origin, message_id, topic, key, kind, message_type, sent_at, delivered_at) "
         "SELECT 'quiet', n, n, gen_random_uuid(), gen_random_uuid(), 'quiet', 'many', 'M', 'U', now(), now() "
         "FROM generate_series(1, %s) AS n",
-        [COUNTED + 1],
+        [KEY_MESSAGES + 1],
     )
     connection.execute(
         "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, parked_at, last_error) "
@@ -379,8 +446,10 @@ def test_minutes_without_anything_have_no_bar() -> None:
     assert drawn.count("<rect") == 2
     assert SCRIPT not in drawn
     assert "12:00 UTC: 8 " in drawn
+    assert '<div class="scale" aria-hidden="true">8 a minute</div>' in drawn
+    assert "<span>11:01</span><span>11:30</span><span>12:00</span><span>UTC</span>" in drawn
     assert "<rect" not in str(charts.bars([], now, 60, "messages"))
-    assert str(charts.lines([[1.0, 2.0], [0.0, 0.0]], ("a", "b"), "x")).count("<polyline") == 2
+    assert str(charts.lines([[1.0, 2.0], [0.0, 0.0]], [values[0][0], now], ("a", "b"), "x")).count("<polyline") == 2
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from inbox import (
     BatchHandler,
     Inbox,
     Message,
+    Park,
     Parked,
     Reaped,
     Retry,
@@ -162,7 +163,7 @@ def test_walk_over_many_keys_is_kept_too(node: Node, session: Session) -> None:
     assert number == SHIPPING.count(node.connection) == 300
 
 
-def test_what_is_not_handed_to_anybody_is_not_kept(node: Node, session: Session) -> None:
+def test_what_is_not_handed_to_anybody_is_not_kept_unless_it_is_discarded(node: Node, session: Session) -> None:
     node.inbox("skipping", keep_reaped_days=1, max_attempts=1, on_failure="skip")
     with node.connection.transaction():
         set_inbox(node.connection, "shipping", max_attempts=1, expire_s=0.000001)
@@ -178,7 +179,45 @@ def test_what_is_not_handed_to_anybody_is_not_kept(node: Node, session: Session)
         run(node.connection, failing("skipping", message, Skip("no")))
     assert node.dead()[0][:2] == ("skip", "reap")
     assert Inbox("skipping").backlog(node.connection) == Inbox("shipping").backlog(node.connection) == 0
-    assert kept(node) == kept(node, "skipping") == []
+    assert [(each.message.key, each.discarded) for each in SHIPPING.find(node.connection)] == [("park", True)]
+    assert kept(node, "skipping") == []
+
+
+def test_what_is_discarded_is_kept_if_the_transaction_commits_and_can_be_replayed(node: Node) -> None:
+    node.inbox("plain", "shipping")
+    node.inbox("ledger", "shipping", order="total", keep_reaped_days=1)
+    ids = deliver(node, "k", "k", "k", "other", headers={"saga": "s"})
+    of_ledger = run(node.connection, reading_order(SCHEMA, "ledger"))
+    with node.connection.transaction():
+        for inbox in ("shipping", "plain"):
+            run(node.connection, failing(inbox, Inbox(inbox).peek(node.connection, "k", 1)[0], Park("no")))
+        run(node.connection, of_ledger.recording(failed(Inbox("ledger").peek(node.connection)[0], Park("no"))))
+        run(node.connection, of_ledger.claiming_due())
+    held = Parked("shipping").messages(node.connection, "k")  # the first is in `parked`, and the others in the inbox
+    with (
+        role(node.dsn, *rights("operator", "shipping", "plain", "ledger")) as (_, dsn),
+        psycopg.connect(dsn) as operator,
+    ):
+        Parked("shipping").discard(operator, "k", actor="ada")
+        operator.rollback()
+        assert kept(node) == []
+        assert Parked("shipping").discard(operator, "k", actor="ada").messages == 3
+        assert Parked("plain").discard(operator, "k", actor="ada").messages == 3
+        assert Parked("ledger").discard(operator, None, actor="ada", per_key=1).messages == 1
+        operator.commit()
+        found = SHIPPING.find(operator)
+        assert [fields(each.message) for each in found] == [fields(each) for each in held]
+        assert all(each.discarded for each in found)
+        assert [each.discarded for each in Archive("ledger").find(operator)] == [True]
+        assert kept(node, "plain") == []
+        assert SHIPPING.replay(operator, ids, actor="ada") == 3
+        operator.commit()
+    again = Inbox("shipping").peek(node.connection, "k")
+    assert [(each.value, each.headers["causation"]) for each in again] == list(enumerate(map(str, ids[:3])))
+    places = trace(node.connection, ids[1])
+    assert [(each.where, each.inbox, each.reason) for each in places if each.where == "reaped"] == [
+        ("reaped", "shipping", "discarded by hand")
+    ]
 
 
 def test_nothing_is_kept_by_default(node: Node, session: Session) -> None:

@@ -197,7 +197,7 @@ ATTRIBUTES = {
     "Park": "",
     "Parked": "attempts discard inbox keys messages replay schema",
     "ParkedKey": "attempts clock key messages parked_at reason",
-    "Reaped": "message reaped_at",
+    "Reaped": "message reaped_at discarded",
     "Rewound": "clock is_short opened_at",
     "PausedKey": "is_parked key messages paused_at paused_by",
     "Pending": "id wait",

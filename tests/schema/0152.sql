@@ -2594,11 +2594,12 @@ CREATE TABLE mailroom.reaped (
     source text COLLATE pg_catalog."C",
     sent_at timestamp with time zone CONSTRAINT inbox_sent_at_not_null NOT NULL,
     reaped_at timestamp with time zone DEFAULT statement_timestamp() NOT NULL,
-    drop_on date NOT NULL
+    drop_on date NOT NULL,
+    discarded boolean DEFAULT false NOT NULL
 )
 PARTITION BY RANGE (drop_on);
 
-COMMENT ON TABLE mailroom.reaped IS 'Messages that were reaped, of inboxes that keep them; a partition per day.';
+COMMENT ON TABLE mailroom.reaped IS 'Messages that were reaped or discarded, of inboxes that keep them; a partition per day.';
 
 COMMENT ON COLUMN mailroom.reaped.inbox IS 'The inbox''s name.';
 
@@ -2640,6 +2641,8 @@ COMMENT ON COLUMN mailroom.reaped.reaped_at IS 'When it was taken, in the transa
 
 COMMENT ON COLUMN mailroom.reaped.drop_on IS 'The day, in UTC, at whose end it may be gone.';
 
+COMMENT ON COLUMN mailroom.reaped.discarded IS 'Whether an operator discarded it: then nobody was handed it.';
+
 CREATE VIEW mailroom.my_reaped WITH (security_barrier='true') AS
  SELECT inbox,
     clock,
@@ -2660,7 +2663,8 @@ CREATE VIEW mailroom.my_reaped WITH (security_barrier='true') AS
     source,
     sent_at,
     reaped_at,
-    drop_on
+    drop_on,
+    discarded
    FROM mailroom.reaped
   WHERE mailroom.is_mine(inbox)
   WITH CASCADED CHECK OPTION;

@@ -4,7 +4,15 @@ WITH doomed AS MATERIALIZED (
     SELECT ctid AS place FROM "mailroom".inbox_shipping ORDER BY (sent_clock + 0), origin LIMIT $1::bigint),
 gone AS (
     DELETE FROM "mailroom".inbox_shipping AS i USING doomed WHERE i.ctid = doomed.place
-    RETURNING i.key, i.clock, i.message_id, i.kind, i.headers),
+    RETURNING i.*),
+archived AS (
+    INSERT INTO "mailroom".my_reaped (inbox, clock, sent_clock, origin, delivered_at, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at, drop_on, discarded)
+    SELECT inbox, clock, sent_clock, origin, delivered_at, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at, (
+        SELECT d.day FROM "mailroom".inbox_registry AS r, "mailroom".reaped_day AS d
+        WHERE r.name = 'shipping' AND d.emptied_at IS NULL
+          AND d.day <= (statement_timestamp() AT TIME ZONE 'UTC'::text)::date + r.keep_reaped_days + 1
+        ORDER BY d.day DESC LIMIT 1), true
+    FROM gone WHERE EXISTS (SELECT FROM "mailroom".inbox_registry WHERE name = 'shipping' AND keep_reaped_days IS NOT NULL)),
 freed AS (
     DELETE FROM "mailroom".key_state
     WHERE inbox = 'shipping' AND key = '' AND (SELECT count(*) FROM doomed) = (

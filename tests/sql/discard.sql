@@ -9,10 +9,19 @@ WITH doomed AS MATERIALIZED (
 parked AS (
     DELETE FROM "mailroom".parked AS p USING doomed AS d
     WHERE p.inbox = 'shipping' AND p.key = d.key AND p.clock <= d.last
-    RETURNING p.key, p.clock, p.message_id, p.kind, p.headers),
+    RETURNING p.*),
 waiting AS (
     DELETE FROM "mailroom".inbox_shipping AS i USING doomed AS d WHERE i.key = d.key AND i.clock <= d.last
-    RETURNING i.key, i.clock, i.message_id, i.kind, i.headers),
+    RETURNING i.*),
+gone AS MATERIALIZED (SELECT inbox, clock, sent_clock, origin, delivered_at, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at FROM parked UNION ALL SELECT inbox, clock, sent_clock, origin, delivered_at, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at FROM waiting),
+archived AS (
+    INSERT INTO "mailroom".my_reaped (inbox, clock, sent_clock, origin, delivered_at, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at, drop_on, discarded)
+    SELECT inbox, clock, sent_clock, origin, delivered_at, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at, (
+        SELECT d.day FROM "mailroom".inbox_registry AS r, "mailroom".reaped_day AS d
+        WHERE r.name = 'shipping' AND d.emptied_at IS NULL
+          AND d.day <= (statement_timestamp() AT TIME ZONE 'UTC'::text)::date + r.keep_reaped_days + 1
+        ORDER BY d.day DESC LIMIT 1), true
+    FROM gone WHERE EXISTS (SELECT FROM "mailroom".inbox_registry WHERE name = 'shipping' AND keep_reaped_days IS NOT NULL)),
 emptied AS MATERIALIZED (
     SELECT d.key FROM doomed AS d
     WHERE NOT EXISTS (SELECT FROM "mailroom".parked AS p
@@ -31,6 +40,6 @@ UNION ALL
 SELECT key, NULL, NULL, clock, message_id, headers::text, (
     SELECT error_class FROM "mailroom".attempt AS a
     WHERE a.inbox = 'shipping' AND a.key = gone.key AND a.clock = gone.clock ORDER BY id DESC LIMIT 1)
-FROM (SELECT * FROM parked UNION ALL SELECT * FROM waiting) AS gone WHERE (kind = 'C' AND (headers ->> 'reply_to'::text) COLLATE pg_catalog."C" ~ '^[A-Za-z][A-Za-z0-9_.-]*$'::text
+FROM gone WHERE (kind = 'C' AND (headers ->> 'reply_to'::text) COLLATE pg_catalog."C" ~ '^[A-Za-z][A-Za-z0-9_.-]*$'::text
            AND octet_length(headers ->> 'reply_to'::text) <= 200)
 ORDER BY key, clock

@@ -10,11 +10,24 @@
     return document.getElementById("live");
   }
 
-  // A form that is open would be closed by what comes, and a text that is typed would be lost.
+  // A form that is open would be closed by what comes; a text that is typed would be lost, and so would ticks.
   function isUsed() {
     var of = live();
     var at = document.activeElement;
-    return Boolean(of && (of.querySelector(":popover-open") || (of.contains(at) && at.matches("input, select, textarea"))));
+    return Boolean(of && (of.querySelector(":popover-open, .pick:checked")
+      || (of.contains(at) && at.matches("input:not([type=checkbox]), select, textarea"))));
+  }
+
+  // What the form of ticked rows acts on. A row may not know how many messages it holds.
+  function tellTicked() {
+    var told = document.querySelector("#ticked .ticked");
+    if (!told) return;
+    var rows = document.querySelectorAll(".pick:checked");
+    var numbers = Array.prototype.map.call(rows, function (each) { return Number(each.dataset.holds); });
+    var most = numbers.reduce(function (one, other) { return one + other; }, 0);
+    var held = Number.isNaN(most) ? "an unknown number of messages" : most + (most === 1 ? " message" : " messages");
+    told.textContent = rows.length + " " + told.dataset.one + (rows.length === 1 ? "" : "s") + " with " + held;
+    document.querySelector("[popovertarget=ticked]").disabled = !rows.length;
   }
 
   function tell() {
@@ -23,6 +36,7 @@
     var text = "refreshes every 5 s";
     if (paused) text = "paused";
     else if (document.hidden) text = "paused while hidden";
+    else if (document.querySelector(".pick:checked")) text = "paused while keys are ticked";
     else if (isUsed()) text = "paused while you type";
     else if (failed) text = "not answered, trying again";
     if (state.textContent !== text) state.textContent = text;
@@ -71,6 +85,11 @@
   document.addEventListener("click", function (event) {
     var button = event.target.closest("button");
     if (!button) return;
+    // Only one of the two acts of this form needs it.
+    if (button.form && button.form.id === "ticked" && button.type === "submit") {
+      var sure = button.form.elements.sure;
+      if (sure) sure.required = button.classList.contains("danger");
+    }
     if (button.id === "refresh") {
       paused = !paused;
       button.setAttribute("aria-pressed", String(paused));
@@ -84,7 +103,17 @@
     }
   });
 
+  document.addEventListener("change", function (event) {
+    if (event.target.matches(".pick-all")) {
+      document.querySelectorAll(".pick").forEach(function (each) { each.checked = event.target.checked; });
+    }
+    tellTicked();
+    tell();
+  });
+
   function prepare() {
+    document.querySelectorAll(".pick-all[hidden]").forEach(function (each) { each.hidden = false; });
+    tellTicked();
     if (navigator.clipboard) {
       document.querySelectorAll("button.copy[hidden]").forEach(function (each) { each.hidden = false; });
     }

@@ -146,7 +146,8 @@ def described(place: Location) -> str:
         case "transit":
             return f"is on its way to {place.link} with clock {place.clock} since {shown(place.since)}{ahead} {about}."
         case "reaped":
-            return f"was reaped from inbox {place.inbox} with clock {place.clock} at {shown(place.since)} {about}."
+            taken = "reaped" if place.reason is None else "discarded"
+            return f"was {taken} from inbox {place.inbox} with clock {place.clock} at {shown(place.since)} {about}."
         case "log":
             return f"is in log {place.inbox} with clock {place.clock} since {shown(place.since)} {about}."
         case "dead_letter":
