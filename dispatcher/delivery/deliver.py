@@ -10,6 +10,7 @@ from typing import Any
 
 from dispatcher.delivery.floor import FIRST, START, ScanStart
 from dispatcher.delivery.plain import DELIVER_PLAIN, DELIVER_PLAIN_LOGS, PLAIN_RESULT
+from dispatcher.delivery.single import DELIVER_ONE
 from mailroom.links.marks import IS_WANTED
 from mailroom.logs.writing import HAS_LOGS, IS_INBOX, LOGGED, LOGGED_ROWS, WOKEN_BY_LOGS
 from mailroom.message.columns import MESSAGE
@@ -279,6 +280,11 @@ class Delivery:
         is_wide = self.has_many and self.more  # such a batch may meet many inboxes
         return not (self.has_links or is_wide or self.scheduled or self.expired or self.unrouted or self.dead)
 
+    @property
+    def is_single(self) -> bool:
+        """Whether it took the only message that waited."""
+        return self.taken == 1 and not self.more
+
 
 def delivering(
     schema: str,
@@ -292,17 +298,23 @@ def delivering(
     has_bounds: bool = False,
     has_logs: bool = False,
     is_plain: bool = True,
+    is_single: bool = False,
     partitions: int | None = None,
 ) -> Operation[Delivery]:
     """Deliver up to `rows` messages and `max_bytes` of values (at least one message) from `start` on.
 
     It meets at most `partitions` inboxes, None for as many as the server has room for: the rest `waits`, and
     is to be fanned out. `has_links`, `has_many`, `has_bounds`, `has_logs` and `is_plain`, as the delivery before has
-    found them, only save time.
+    found them, only save time. So does `is_single`: probably one message waits, or none.
 
     A plain batch is a transaction by itself where there is no total inbox, which has to be raised in the same one.
     """
     lock = DISPATCH_LOCK.at(schema=schema)()
+    if is_single and rows > 1 and is_plain and not (start.gaps or has_links or has_bounds or has_logs):
+        one = DELIVER_ONE.at(schema=schema)(start=start.position, partitions=partitions)
+        found = _the_result(DELIVER_ONE, schema, (yield Together((lock, one))))
+        if found.pop("is_plain"):
+            return Delivery(**found)
     values = {**start.values(), "rows": rows, "bytes": max_bytes, "now": now, "partitions": partitions}
     if is_plain and not has_links:
         is_whole = not has_bounds

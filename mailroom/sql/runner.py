@@ -546,18 +546,18 @@ async def _run_whole(connection: psycopg.AsyncConnection[Any], step: Together) -
 
 
 async def _executed(connection: psycopg.AsyncConnection[Any], step: Execute) -> bytes:
-    """Return the text that runs a statement; one with values is prepared under a name of our own first."""
+    """Return the text that runs a statement, which is prepared under a name of our own first."""
     query, names = step.statement.numbered
-    if not names:
-        return query
     named = _NAMED.setdefault(connection, _Named())
     if query not in named.names:
         name = f"mailroom_{next(named.numbers)}".encode()
         await AsyncPlainCursor(connection).execute(b"PREPARE " + name + b" AS " + query)
         named.names[query] = name
+    run = b"EXECUTE " + named.names[query]
+    if not names:
+        return run
     transformer = Transformer(connection)
-    values = (transformer.as_literal(step.values[name]) for name in names)
-    return b"EXECUTE " + named.names[query] + b"(" + b", ".join(values) + b")"
+    return run + b"(" + b", ".join(transformer.as_literal(step.values[name]) for name in names) + b")"
 
 
 def _refuse_lone_statements(autocommit: bool, status: int | None = None) -> None:

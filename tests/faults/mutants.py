@@ -204,9 +204,9 @@ def _clock_not_recovered() -> None:
 
 @_mutant("clocks are read off the wall")
 def _wall_clock() -> None:
-    from dispatcher.delivery import deliver, plain
+    from dispatcher.delivery import deliver, plain, single
 
-    for statement in (deliver.DELIVER, plain.DELIVER_PLAIN):
+    for statement in (deliver.DELIVER, plain.DELIVER_PLAIN, single.DELIVER_ONE):
         _rewrite(
             statement, "SELECT greatest(last_value, after_clock) FROM {schema}.clock",
             "SELECT (1000 * extract(epoch FROM clock_timestamp()))::bigint FROM {schema}.clock",

@@ -34,6 +34,7 @@ READ_LARGE_TABLES = (
     "reap-plain-of-one",
     "reap-any",
     "reap-any-of-one",
+    "deliver-one",
     "deliver-plain",
     "deliver",
     "look",

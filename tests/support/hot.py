@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 
-from dispatcher.delivery import deliver, fan_out, plain, refusal, sift, writers
+from dispatcher.delivery import deliver, fan_out, plain, refusal, sift, single, writers
 from dispatcher.executor.applying import delete_range, guarded
 from dispatcher.executor.batch import accounting, take
 from dispatcher.executor.targets import function, target
@@ -82,6 +82,7 @@ SENDING = {
 }
 DELIVERING = {
     "take-the-turn": Hot(clock.DISPATCH_LOCK, session=DELIVERY),
+    "deliver-one": Hot(single.DELIVER_ONE, session=DELIVERY),
     "deliver-plain": Hot(plain.DELIVER_PLAIN, session=DELIVERY),
     "deliver-plain-with-logs": Hot(plain.DELIVER_PLAIN_LOGS, session=DELIVERY),
     "deliver": Hot(deliver.DELIVER, session=DELIVERY),
