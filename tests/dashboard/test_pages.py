@@ -425,6 +425,22 @@ def test_sessions_read_only_and_end_a_statement_after_two_seconds(trouble: Troub
         assert connection.execute("SHOW transaction_read_only").fetchone() == ("off",)
 
 
+def test_after_a_crash_what_waits_is_not_known_until_there_are_statistics(node: Node) -> None:
+    waiting = re.compile(r"Waiting in inboxes</dt>\s*<dd><a [^>]+><span class=.number.>([^<]+)")
+    node.inbox("shipping", "order.paid")
+    node.inbox("empty")
+    node.send("order.paid", key="k")
+    node.deliver_all()
+    node.connection.execute("ANALYZE mailroom.inbox_shipping")
+    node.connection.execute("SELECT pg_stat_reset()")  # as a crash does, to this database
+    with browsing(node.dsn) as browser:
+        assert waiting.findall(browser.get("/").text) == ["?"]
+        rows = re.findall(r'<td class="n">([^<]+) <span class="unit">messages?</span>', browser.get("/inboxes").text)
+        assert sorted(rows) == ["0", "?"]
+        node.connection.execute("VACUUM mailroom.inbox_shipping")
+        eventually(lambda: waiting.findall(browser.get("/").text) == ["1"])
+
+
 def test_a_server_that_ended_the_sessions_is_met_again(trouble: Trouble) -> None:
     with browsing(trouble.node.dsn) as client:
         assert client.get("/audit").status_code == 200
