@@ -15,7 +15,7 @@ PAGES: Mapping[str, tuple[str, str]] = {
     "M045": ("/failing", "Failing keys"),
     **dict.fromkeys(("M054", "M055", "M056"), ("/logs", "Logs")),
 }
-NAMED = re.compile(r"\b(inbox|log) ([a-z][a-z0-9_]*)")
+NAMED = re.compile(r"\binbox ([a-z][a-z0-9_]*)")
 CODE = re.compile(r"`([^`]+)`")
 
 
@@ -25,14 +25,11 @@ def page_of(id: str) -> tuple[str, str]:
 
 
 def linked(line: str, base: str, inboxes: Collection[str]) -> Markup:
-    """Return a line of evidence, in which inboxes that there are lead to their pages, and logs to theirs."""
+    """Return a line of evidence, in which the `inboxes` that there are lead to their pages."""
 
     def link(match: re.Match[str]) -> str:
-        kind, name = match.groups()
-        if kind == "inbox" and name not in inboxes:
-            return match[0]
-        folder = "inboxes" if kind == "inbox" else "logs"
-        return f'{kind} <a href="{escape(base)}/{folder}/{name}">{name}</a>'
+        name = match[1]
+        return f'inbox <a href="{escape(base)}/inboxes/{name}">{name}</a>' if name in inboxes else match[0]
 
     return Markup(NAMED.sub(link, str(escape(line))))  # noqa: S704
 

@@ -45,7 +45,9 @@ def overview(node: ShownNode, asked: Asked) -> dict[str, Any]:
         "troubled": sum(each.is_in_trouble for each in look.inboxes),
         "paused": sum(each.paused for each in look.inboxes),
         "oldest_s": max((each.oldest_s for each in look.inboxes), default=0.0),
-        "waiting": sum(each.waiting for each in look.inboxes),
+        "waiting": None
+        if any(each.waiting is None for each in look.inboxes)
+        else sum(each.waiting or 0 for each in look.inboxes),
         "minutes": minutes,
         "failures": failures,
         "delivered": charts.bars(

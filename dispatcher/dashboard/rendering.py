@@ -41,6 +41,11 @@ def again(at: datetime, now: datetime) -> str:
     return f"again {ago(at, now)}" if at > now else "due"
 
 
+def estimate(number: int | None) -> str:
+    """Return an estimate, or that there is none."""
+    return "?" if number is None else shown(number)
+
+
 def unit(what: str, number: str) -> str:
     """Return a unit in the plural as it stands after this number: 1 message, 2 messages."""
     return (
@@ -86,6 +91,7 @@ def environment() -> Environment:
         "ago": ago,
         "again": again,
         "of": unit,
+        "estimate": estimate,
         "linked": linked,
         "worded": worded,
     }

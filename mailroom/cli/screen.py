@@ -110,7 +110,7 @@ def _leader(each: DispatcherStatus) -> str:
 def _inboxes(inboxes: Sequence[InboxLook]) -> list[ScreenColumn]:
     return [
         ScreenColumn("INBOX", [each.name for each in inboxes]),
-        ScreenColumn("WAITING", [f"{each.waiting:,}" for each in inboxes], True),
+        ScreenColumn("WAITING", ["?" if each.waiting is None else f"{each.waiting:,}" for each in inboxes], True),
         ScreenColumn("OLDEST", [duration(each.oldest_s) for each in inboxes], True),
         ScreenColumn("REAPED", [rate(each.reaped_per_s) for each in inboxes], True),
         ScreenColumn("DELIVERED", [rate(each.delivered_per_s) for each in inboxes], True, extra=True),

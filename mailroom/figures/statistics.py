@@ -106,6 +106,25 @@ def reading_tables(schema: str) -> Operation[tuple[list[TableStatistics], list[T
     return [each for each in found if each.is_paused is not None], [each for each in found if each.is_paused is None]
 
 
+# A crash takes the counts of VACUUM and ANALYZE along, and leaves in the catalog that one of them has been there. Of a
+# table that none has reached yet nothing at all is counted. Its size would tell more, and waits for who has locked it.
+UNKNOWN = Sql(
+    """
+SELECT r.name FROM {schema}.inbox_registry AS r
+JOIN pg_catalog.pg_class AS c ON c.oid = pg_catalog.to_regclass(pg_catalog.concat('{schema}.inbox_', r.name))::oid
+WHERE pg_catalog.pg_stat_get_vacuum_count(c.oid) + pg_catalog.pg_stat_get_autovacuum_count(c.oid)
+      + pg_catalog.pg_stat_get_analyze_count(c.oid) + pg_catalog.pg_stat_get_autoanalyze_count(c.oid) = 0
+  AND (c.reltuples >= 0::float4 OR pg_catalog.pg_stat_get_tuples_inserted(c.oid) = 0)
+""",
+    columns=("text",),
+)
+
+
+def reading_unknown(schema: str) -> Operation[set[str]]:
+    """Return the inboxes of which the server has no statistics: those that it lost in a crash, and those of no rows."""
+    return {name for (name,) in (yield UNKNOWN.at(schema=schema)())}
+
+
 class SequenceMargin(NamedTuple):
     """Which share of a sequence's numbers is left."""
 

@@ -18,6 +18,7 @@ from mailroom.doctor.kinds import KINDS
 from mailroom.figures.alive import ALIVE, DATABASE, IS_ALIVE
 from mailroom.figures.keys import KeyLook, reading_worst
 from mailroom.figures.leaders import DispatcherStatus, reading_leaders
+from mailroom.figures.statistics import reading_unknown
 from mailroom.metrics import catalog, leader
 from mailroom.metrics.catalog import reading_catalog
 from mailroom.metrics.changes import OUTBOX, Changes, came_and_went, reading_changes
@@ -47,8 +48,9 @@ NAMED = 3  # things with one trouble that a look names; of more it says how many
 
 @dataclass(frozen=True, slots=True)
 class InboxLook:
-    """An inbox. Rates are None at the first look. `waiting` is an estimate, and `oldest_s` how long it waits. Of one
-    that reads a log both count what is unread there, and rates only what was diverted from it.
+    """An inbox. Rates are None at the first look. `waiting` is an estimate, None if the server has no statistics, as
+    after a crash, and `oldest_s` is how long the oldest waits. Of one that reads a log both count what is unread there,
+    and rates only what was diverted from it.
 
     For `failing_s` seconds all attempts have failed, as far as it was looked at. If it is `unread`, no worker is there.
     That it is `paused` was chosen by a person: it is a state, and no trouble.
@@ -57,7 +59,7 @@ class InboxLook:
     name: str
     delivered_per_s: float | None
     reaped_per_s: float | None
-    waiting: int
+    waiting: int | None
     oldest_s: float
     failing: int
     parked: int
@@ -195,6 +197,7 @@ class Watch:
         node, now = yield from reading_node(at)
         changes = yield from reading_changes(at)
         cheap = yield from reading_catalog(at)
+        unknown = yield from reading_unknown(at)
         if self._monotonic() >= self._next_at:
             began = self._monotonic()
             self._sample = yield from sampling(at, self._added, self._failing)
@@ -211,7 +214,7 @@ class Watch:
         # Somebody may reap by hand, which a rate tells.
         unread = {part for part, told in self._findings if told.id == UNREAD and rates and not _reaped(part, rates)}
         findings = [told for part, told in self._findings if told.id != UNREAD or part in unread]
-        inboxes = _inboxes(cheap, self._sample, rates, unread)
+        inboxes = _inboxes(cheap, self._sample, rates, unread, unknown)
         outbox_oldest_s = _only(self._sample[leader.OUTBOX_OLDEST])
         return Look(
             node=node,
@@ -257,6 +260,7 @@ def _inboxes(
     sample: Mapping[Family, Samples],
     rates: Mapping[str | None, tuple[float, float]],
     unread: Collection[str],
+    unknown: Collection[str],
 ) -> list[InboxLook]:
     oldest, fails = _by_label(sample[leader.INBOX_OLDEST]), _by_label(sample[INBOX_FAILING])
     of_logs = _by_label(sample[leader.INBOX_UNREAD])
@@ -267,7 +271,8 @@ def _inboxes(
         delivered, reaped = rates.get(name, (0.0, 0.0)) if rates else (None, None)
         failing, parked = keys.get((name, "waiting"), 0), keys.get((name, "parked"), 0)
         waiting += of_logs.get(name, 0)
-        found.append(InboxLook(name, delivered, reaped, int(waiting), oldest.get(name, 0.0), failing, parked,
+        about = None if name in unknown and oldest.get(name) else int(waiting)  # something waits, and is not counted
+        found.append(InboxLook(name, delivered, reaped, about, oldest.get(name, 0.0), failing, parked,
                                bool(paused[name]), fails.get(name, 0.0), name in unread))  # fmt: skip
     return sorted(found, key=_rank)
 
@@ -281,7 +286,7 @@ def _rank(each: InboxLook) -> tuple[bool, bool, float, int, float, str]:
         not each.is_in_trouble,
         not each.paused,
         -each.oldest_s,
-        -each.waiting,
+        -(each.waiting or 0),
         -(each.reaped_per_s or 0.0),
         each.name,
     )

@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
+from dispatcher.dashboard import ProxyHeader, app
+from tests.dashboard.proxied import HEADER, proxied, served
 from tests.dashboard.test_cli_dashboard import running
 from tests.dashboard.test_pages import SHOWS
 from tests.dashboard.trouble import KEY, Trouble
 from tests.support.browser import browser, needs_browser
+from tests.support.node import Node
 from tests.support.waiting import eventually
 
 exceptions = pytest.importorskip("selenium.common.exceptions")
@@ -87,7 +92,7 @@ def test_every_page_is_drawn_and_nothing_is_refused_or_loaded_from_elsewhere(
         for number, path in enumerate(paths):
             window.get(at + path)
             if path == "/doctor":
-                shows(window, "M040")  # htmx has fetched the findings
+                shows(window, "What helps")  # htmx has fetched the findings
             window.save_screenshot(str(artefacts / f"{scheme}-{width}-{number:02}.png"))
             # Only tables scroll to the side, and the page does not.
             wide = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
@@ -229,3 +234,118 @@ def test_a_script_in_a_key_or_an_error_does_not_run(window: Any, at: str) -> Non
     for path in ("/", "/inboxes/billing", "/dead-letters"):
         window.get(at + path)
         assert window.title.endswith("Mailroom")
+
+
+# -- Who may use it ---------------------------------------------------------------------------------------------------
+
+POST = """
+const [path, fields, done] = arguments;
+const csrf = document.querySelector("[name=csrf]")?.value ?? "";
+fetch(path, {method: "POST", body: new URLSearchParams({csrf, why: "evil", ...fields}), redirect: "manual"})
+    .then(async answer => done([answer.status, await answer.text()]));
+"""
+TOKENS = {"ada": ("everything", "a" * 32), "bob": ("replay", "b" * 32), "wall": ("read-only", "w" * 32)}
+
+
+def posted(window: Any, path: str, **fields: str) -> tuple[int, str]:
+    """Have the page's own script send a form that the page does not show, with the token of one that it shows."""
+    status, text = window.execute_async_script(POST, path, fields)
+    return status, text
+
+
+def audited(node: Node) -> list[tuple[object, ...]]:
+    return node.rows("SELECT actor, action, inbox, reason FROM mailroom.audit ORDER BY id")
+
+
+def test_behind_a_proxy_users_are_those_that_it_names_and_do_no_more_than_they_may(
+    window: Any, at: str, trouble: Trouble
+) -> None:
+    before = len(audited(trouble.node))
+    window.delete_all_cookies()
+    with proxied(at, "ada@example.org") as through:  # without --auth everybody would be a user of this machine
+        window.get(f"{through}/inboxes/shipping")
+        assert "not known here" in text_of(window, "body")
+    arguments = "--auth", f"header:{HEADER}", "--may", "pause"
+    with running(trouble.node.dsn, *arguments) as (_, behind), proxied(behind, "ada@example.org") as through:
+        window.get(f"{behind}/inboxes/shipping")  # past the proxy
+        assert "not known here" in text_of(window, "body")
+        window.get(f"{through}/inboxes/shipping")
+        assert text_of(window, ".who .name") == "ada@example.org"
+        status, text = posted(window, "/act/resume/inbox", inbox="quiet")
+        assert status == 403
+        assert "ada@example.org may not resume here." in text
+        act(window, "Pause", "through a proxy")
+        shows(window, "Inbox shipping is paused.")
+        assert not window.find_elements("css selector", "main .opens")  # to resume it is not theirs
+    assert audited(trouble.node)[before:] == [("ada@example.org", "inbox pause", "shipping", "through a proxy")]
+    trouble.node.connection.execute("UPDATE mailroom.inbox_registry SET paused_at = NULL, paused_by = NULL "
+                                    "WHERE name = 'shipping'")  # fmt: skip
+
+
+def test_who_logs_in_with_a_token_does_what_its_line_says_and_who_may_only_read_does_nothing(
+    window: Any, trouble: Trouble, tmp_path: Path
+) -> None:
+    node = trouble.node
+    (file := tmp_path / "tokens").write_text(
+        "".join(f"{name} {may} {token}\n" for name, (may, token) in TOKENS.items())
+    )
+    node.connection.execute(PARKED)
+    before = audited(node)
+
+    def log_in(name: str) -> None:
+        window.get(f"{through}/parked")
+        find(window, "[name=token]").send_keys(TOKENS[name][1])
+        find(window, ".login button").click()
+        eventually(lambda: text_of(window, ".who .name") == name)
+        window.get(f"{through}/parked")
+        shows(window, "TimeoutError")
+
+    try:
+        window.delete_all_cookies()
+        with running(node.dsn, "--auth", f"tokens:{file}") as (_, own), proxied(own) as through:
+            window.get(f"{through}/parked")
+            find(window, "[name=token]").send_keys("x" * 32)
+            find(window, ".login button").click()
+            shows(window, "This token is not known.")
+            log_in("bob")
+            assert not window.find_elements("css selector", ".danger")
+            status, text = posted(window, "/act/discard/parked", inbox="quiet", key="tick/1", sure="1")
+            assert (status, "bob may not discard here." in text) == (403, True)
+            find(window, "[action$=logout] button").click()
+            eventually(lambda: find(window, "[name=token]").is_displayed())
+            log_in("wall")
+            assert "read-only" in text_of(window, ".who")
+            assert not window.find_elements("css selector", ".opens, .pick")
+            assert posted(window, "/act/replay/parked", inbox="quiet", key="tick/1")[0] == 403
+            assert audited(node) == before
+            find(window, "[action$=logout] button").click()
+            log_in("ada")
+            window.get(f"{through}/parked?inbox=quiet")
+            act(window, "Replay", "by a token")
+            shows(window, "replayed.")
+            assert audited(node)[len(before) :][0][::3] == ("ada", "by a token")
+    finally:
+        node.connection.execute("DELETE FROM mailroom.key_state WHERE inbox = 'quiet' AND key <> ''")
+
+
+def test_below_a_path_of_another_app_behind_a_proxy_it_is_drawn_refreshed_and_acted_on(
+    window: Any, trouble: Trouble
+) -> None:
+    made = app(trouble.node.dsn, auth=ProxyHeader(HEADER, ["127.0.0.1"], {"pause", "resume"}))
+    window.delete_all_cookies()
+    try:
+        with served(Starlette(routes=[Mount("/ops/mailroom", made)])) as address, proxied(address, "ada") as through:
+            window.get(f"{through}/ops/mailroom/inboxes/billing")
+            act(window, "Pause", "below a path")
+            shows(window, "Inbox billing is paused.")
+            window.execute_script("document.querySelector('#live').setAttribute('data-seen', '1')")
+            window.execute_script("htmx.trigger('#live', 'look')")
+            eventually(lambda: window.execute_script("return !document.querySelector('#live[data-seen]')"))
+            act(window, "Resume", "below a path")
+            shows(window, "Inbox billing goes on.")
+            assert window.current_url == f"{through}/ops/mailroom/inboxes/billing"
+            urls = window.execute_script("return performance.getEntriesByType('resource').map(each => each.name)")
+            assert all(each.startswith(f"{through}/ops/mailroom/") for each in urls)
+    finally:
+        made.state.sessions.close()
+    assert [each[1] for each in audited(trouble.node) if each[3] == "below a path"] == ["inbox pause", "inbox resume"]

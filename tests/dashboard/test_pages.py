@@ -32,7 +32,8 @@ HTMX = "2.0.11", "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f7
 
 SHOWS = {
     "/": ("something waits, and no process leads", 'inbox <a href="/inboxes/shipping">shipping</a>: 1 parked keys',
-          "mailroom parked list shipping", '<a href="/workers">Workers</a>', '<a href="/parked">Parked keys</a>',
+          "a log dropped messages", "mailroom parked list shipping", '<a href="/workers">Workers</a>',
+          '<a href="/parked">Parked keys</a>',
           "ValueError: no such street", '<div class="scale" aria-hidden="true">',
           '<div class="times" aria-hidden="true"><span>', "there are dead letters: stage deliver: 2",
           "messages/s", "<svg", "<dt>Paused</dt>",
@@ -422,6 +423,22 @@ def test_sessions_read_only_and_end_a_statement_after_two_seconds(trouble: Troub
     with sessions.operating() as connection:
         assert connection.execute("SHOW statement_timeout").fetchone() == ("1min",)
         assert connection.execute("SHOW transaction_read_only").fetchone() == ("off",)
+
+
+def test_after_a_crash_what_waits_is_not_known_until_there_are_statistics(node: Node) -> None:
+    waiting = re.compile(r"Waiting in inboxes</dt>\s*<dd><a [^>]+><span class=.number.>([^<]+)")
+    node.inbox("shipping", "order.paid")
+    node.inbox("empty")
+    node.send("order.paid", key="k")
+    node.deliver_all()
+    node.connection.execute("ANALYZE mailroom.inbox_shipping")
+    node.connection.execute("SELECT pg_stat_reset()")  # as a crash does, to this database
+    with browsing(node.dsn) as browser:
+        assert waiting.findall(browser.get("/").text) == ["?"]
+        rows = re.findall(r'<td class="n">([^<]+) <span class="unit">messages?</span>', browser.get("/inboxes").text)
+        assert sorted(rows) == ["0", "?"]
+        node.connection.execute("VACUUM mailroom.inbox_shipping")
+        eventually(lambda: waiting.findall(browser.get("/").text) == ["1"])
 
 
 def test_a_server_that_ended_the_sessions_is_met_again(trouble: Trouble) -> None:
