@@ -25,6 +25,7 @@ ENDED = (
 )
 
 RELEASE = Sql("CLOSE mailroom_batch")
+INERROR = int(TransactionStatus.INERROR)  # to look it up in its enumeration each time takes as long as to compare
 # D-workers-8: The server refuses the handler's COMMIT.
 COMMIT = f"{RELEASE.template}; COMMIT"  # one simple query, so that it takes one round trip, like COMMIT alone
 
@@ -50,7 +51,7 @@ class Hold:
         """Return why the transaction cannot be committed, "" if it can. Cheap: called after each message."""
         if self._in_transaction is not None and not self._in_transaction():
             return ENDED  # a SQLAlchemy session has returned its connection to the pool, where another loop may use it
-        if self._status() == TransactionStatus.INERROR:
+        if self._status() == INERROR:
             return ABORTED  # its COMMIT would roll back and report success
         return ENDED if self._mark() != self._claimed else ""
 

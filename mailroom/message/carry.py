@@ -82,19 +82,33 @@ class _InHand:
             )  # fmt: skip
 
 
-@dataclass(slots=True)
 class _Carrier:
     """What a send adds to its headers: those of `carrying`, then those of the message in hand, as far as they fit.
 
-    A `block` of `carrying` has made it, inside of which it took the place of `outer`.
+    A `block` of `carrying` has made it, inside of which it took the place of `outer`. `_cause` is the message in hand,
+    and `_in_hand` what is known of it, from the first send on: a worker makes a carrier for each message.
     """
 
-    explicit: Mapping[str, str]
-    in_hand: _InHand | None = None
-    block: object = None
-    outer: "_Carrier | None" = None
-    _alone: str | None = None
-    _is_known: bool = False
+    __slots__ = ("_alone", "_cause", "_in_hand", "_is_known", "block", "explicit", "outer")
+
+    def __init__(
+        self, explicit: Mapping[str, str], cause: Cause | None = None, block: object = None,
+        outer: "_Carrier | None" = None,
+    ) -> None:  # fmt: skip
+        self.explicit = explicit
+        self._cause = cause
+        self._in_hand: _InHand | None = None
+        self.block = block
+        self.outer = outer
+        self._alone: str | None = None
+        self._is_known = False
+
+    @property
+    def in_hand(self) -> _InHand | None:
+        """What is known of the message in hand; one for it and all blocks of `carrying` inside."""
+        if self._in_hand is None and self._cause is not None:
+            self._in_hand = _InHand(self._cause) if self.outer is None else self.outer.in_hand
+        return self._in_hand
 
     def as_json(self, given: Mapping[str, str] | None) -> str | None:
         """Return the headers of a message that is given these as JSON; computed once for all that are given none."""
@@ -113,21 +127,22 @@ class _Carrier:
                 "Put large data into a value.",
                 code="MR-headers-too-large",
             )
-        return _Carrier(explicit, self.in_hand, block, self)
+        return _Carrier(explicit, self._cause, block, self)
 
     def onto(self, given: dict[str, str]) -> dict[str, str]:
         """Return the headers of a message that is given these. Some may be left out: no handler may fail by them."""
         explicit = {name: value for name, value in self.explicit.items() if name not in given}
         headers = given | explicit
-        if self.in_hand is None:
+        in_hand = self.in_hand
+        if in_hand is None:
             return headers
         room, carried_room = MAX_HEADERS_BYTES - size(headers), MAX_CARRIED_BYTES - size(explicit)
-        cause = {CAUSATION: str(self.in_hand.cause.id)}
+        cause = {CAUSATION: str(in_hand.cause.id)}
         if CAUSATION not in headers and size(cause) <= room:
             headers |= cause
             room -= size(cause)
         left = []
-        for name, value, bytes_ in self.in_hand.carried:
+        for name, value, bytes_ in in_hand.carried:
             if name in headers:
                 continue
             if bytes_ > min(room, carried_room):
@@ -136,7 +151,7 @@ class _Carrier:
             headers[name] = value
             room, carried_room = room - bytes_, carried_room - bytes_
         if left:
-            self.in_hand.log_lost(left)
+            in_hand.log_lost(left)
         return headers
 
 
@@ -182,11 +197,10 @@ class handling(_Within):  # noqa: N801  # used as contextlib's are
         return self._turn_to
 
     def _turn_to(self, message: Cause) -> None:
-        self._cause = message
-        _carrier.set(self._made(_carrier.get()))
+        _carrier.set(_Carrier(NONE, message))
 
     def _made(self, outer: _Carrier) -> _Carrier:
-        return _Carrier(NONE, None if self._cause is None else _InHand(self._cause))
+        return _Carrier(NONE, self._cause)
 
 
 class answering(_Within):  # noqa: N801
@@ -198,7 +212,7 @@ class answering(_Within):  # noqa: N801
         self._cause = request
 
     def _made(self, outer: _Carrier) -> _Carrier:
-        return _Carrier(outer.explicit, _InHand(self._cause))
+        return _Carrier(outer.explicit, self._cause)
 
 
 class carrying:  # noqa: N801
