@@ -258,6 +258,7 @@ def test_values_for_peers_have_the_size_and_the_keys_of_ours() -> None:
     assert {len(text) for _, text in rows} == {workload.VALUE_BYTES}
     assert [workload.number(json.loads(text)) for _, text in rows] == [0, 1, 2]
     assert [key for key, _ in rows] == [message.key for message in workload.outgoing(3)]
+    assert list(workload.encoded(3)) == rows
 
 
 def test_the_hand_written_queue_is_the_one_that_the_page_shows() -> None:
