@@ -101,7 +101,7 @@ def test_another_checkout_is_measured_beside_ours(
     slow = (
         "def encode(value: object, *, max_bytes: int = MAX_VALUE_BYTES) -> bytes:\n    for _ in range(20_000): pass\n"
     )
-    codec_of_theirs = tmp_path / "mailroom" / "codec.py"
+    codec_of_theirs = tmp_path / "mailroom" / "values" / "codec.py"
     codec_of_theirs.write_text(re.sub(r"^def encode\(.*\n", slow, codec_of_theirs.read_text(), flags=re.M))
     few = ("--runs", "1", "--messages", str(messages))
     document = _bench("--dsn", dsn, "--only", name, "--against", str(tmp_path), *few)
