@@ -22,6 +22,7 @@ import psycopg
 from inbox import Message
 
 from . import logs, peer_handwritten, peer_pgq
+from .held import AHEAD
 from .live_side import SESSIONS
 from .measure import Setup
 from .node import Node, fresh_node
@@ -74,7 +75,8 @@ def handwritten_us(setup: Setup, readers: int = 1) -> float:
 
 def _spent_us(running: Callable[..., Running], setup: Setup, readers: int) -> float:
     messages = max(1, setup.messages // readers)
-    ahead = max(1, messages // 5)
+    # As far for ten readers as for one, or their batches would be smaller.
+    ahead = min(AHEAD, max(1, setup.messages // 5))
     with running(ahead=ahead) as (pipeline, sent):
         handled, had, before = _read(pipeline, sent, ahead * readers)
         handled_then, has, after = _read(pipeline, sent, handled + messages * readers)
