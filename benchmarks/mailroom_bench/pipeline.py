@@ -1,5 +1,6 @@
 """A node's own processes, as a service runs them: a dispatcher daemon, workers, and a publisher that feeds them."""
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -10,12 +11,12 @@ from itertools import islice
 from math import nan
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawValue
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import psycopg
 
 from dispatcher import daemon
-from inbox import Message, Worker
+from inbox import AsyncWorker, Message, Worker
 from mailroom.errors import MailroomError
 from mailroom.links.service import variable
 from outbox import Outbox
@@ -142,11 +143,16 @@ class Pipeline:
         *arguments: object,
         batch: int = WORKER_BATCH,
         inbox: str = INBOX,
+        on_a_loop: bool = False,
     ) -> None:
-        """Start worker processes with the handler that `handling(count, *arguments)` returns; do not wait for them."""
+        """Start worker processes with the handler that `handling(count, *arguments)` returns; do not wait for them.
+
+        Each is a `Worker`, or an `AsyncWorker` `on_a_loop` of its own.
+        """
+        work = _work_on_a_loop if on_a_loop else _work
         for _ in range(workers):
             self.workers.append(
-                self.start(_work, self.node, self._is_metered, inbox, batch, handling, self.counted(), *arguments)
+                self.start(work, self.node, self._is_metered, inbox, batch, handling, self.counted(), *arguments)
             )
 
     def publish(
@@ -256,6 +262,18 @@ def _work(
 ) -> None:
     _meter(node, is_metered)
     Worker(node.dsn, inbox, handling(*arguments), schema=node.schema, batch=batch).run()
+
+
+def _work_on_a_loop(
+    node: Node, is_metered: bool, inbox: str, batch: int, handling: Callable[..., Handler], *arguments: object
+) -> None:
+    _meter(node, is_metered)
+    handle = handling(*arguments)
+
+    async def handle_there(message: Message, connection: psycopg.AsyncConnection[Any]) -> None:
+        handle(message, cast(Any, connection))  # no handler of ours uses it
+
+    asyncio.run(AsyncWorker(node.dsn, inbox, handle_there, schema=node.schema, batch=batch).run())
 
 
 def _publish(node: Node, messages: int, keys: int, topic: str, began: Count, pace: Pace) -> None:
