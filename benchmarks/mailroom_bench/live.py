@@ -8,6 +8,7 @@ when it has ended. The processes run, and as many messages are handled, before a
 Processor time is that of each process and of its sessions on the server, divided by the messages that it sent,
 delivered or handled; `all` is their sum. The WAL is the server's, divided by the messages handled. The dispatcher and
 the workers count their batches themselves, as listeners of `MessagesDelivered` and `BatchClaimed`: one call a batch.
+Then again over 1,000 keys with two AsyncWorkers in the place of the Workers.
 
 With `--against` another checkout does everything too, in turn for each number of keys.
 """
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from . import processor, sides
-from .live_side import KEYS, PARTS, PROCESSES
+from .live_side import KEYS, ON_A_LOOP, PARTS, PROCESSES
 from .measure import Line, Measurement
 
 _run = partial(sides.measured, parts=tuple(PARTS))
@@ -32,10 +33,15 @@ def _lines(keys: int) -> Iterator[Line]:
     yield Line(f"rows per claim, {keys:,} keys", "rows")
 
 
+def _lines_on_a_loop() -> Iterator[Line]:
+    for figure, unit in (("rate", "messages/s"), ("all", "us"), ("workers", "us"), ("workers' backends", "us")):
+        yield Line(f"{figure}, {ON_A_LOOP}", unit, f"{figure}, {KEYS[1]:,} keys")
+
+
 MEASUREMENT = Measurement(
     "live",
     "what a message costs while all processes run, by process",
-    tuple(line for keys in KEYS for line in _lines(keys)),
+    (*(line for keys in KEYS for line in _lines(keys)), *_lines_on_a_loop()),
     _run,
     processor.missing,
 )

@@ -13,6 +13,7 @@ from .pipeline import PUBLISHER, Count, Handler, Mark, Pipeline, counting, rate_
 from .processor import spent_us, used_by_s
 
 KEYS = (20, 1_000, 50_000)
+ON_A_LOOP = "AsyncWorkers"
 WORKERS = 2
 ENDLESS = sys.maxsize
 
@@ -65,12 +66,12 @@ class Reading:
 class Live:
     """The processes of one run, with all that is counted."""
 
-    def __init__(self, pipeline: Pipeline, looking: psycopg.Connection, keys: int, ahead: int) -> None:
+    def __init__(self, pipeline: Pipeline, looking: psycopg.Connection, keys: int, ahead: int, on_a_loop: bool) -> None:
         self._pipeline, self._looking = pipeline, looking
         self._deliveries, self._claims = Tally(), [Tally() for _ in range(WORKERS)]
         pipeline.dispatch(None, _delivering, self._deliveries)
         for tally in self._claims:
-            pipeline.work(1, _claiming, tally)
+            pipeline.work(1, _claiming, tally, on_a_loop=on_a_loop)
         self._sent = pipeline.publish(ENDLESS, keys, ahead)
 
     def read(self, handled: int) -> Reading:
@@ -98,16 +99,16 @@ class Live:
         )
 
 
-def _live(node: Node, messages: int, keys: int) -> dict[str, float]:
+def _live(node: Node, messages: int, name: str, keys: int, on_a_loop: bool = False) -> dict[str, float]:
     # Two deliveries' worth: the publisher never waits for want of room, and none of it grows to a backlog. On a busy
     # machine it was 1,000 to 3,000 ahead.
     ahead = min(AHEAD, messages // 5)
     with Pipeline(node) as pipeline, node.connect(autocommit=True) as looking:
-        live = Live(pipeline, looking, keys, ahead)
+        live = Live(pipeline, looking, keys, ahead, on_a_loop)
         before = live.read(ahead)
         after = live.read(before.mark.handled + messages)
     # With few messages a process may do nothing between the readings: that is no figure.
-    return {f"{name}, {keys:,} keys": value or nan for name, value in found(before, after).items()}
+    return {f"{figure}, {name}": value or nan for figure, value in found(before, after).items()}
 
 
 def found(before: Reading, after: Reading) -> dict[str, float]:
@@ -130,4 +131,5 @@ def found(before: Reading, after: Reading) -> dict[str, float]:
     }
 
 
-PARTS = {f"live, {keys:,} keys": partial(_live, keys=keys) for keys in KEYS}
+PARTS = {f"live, {keys:,} keys": partial(_live, name=f"{keys:,} keys", keys=keys) for keys in KEYS}
+PARTS |= {f"live, {ON_A_LOOP}": partial(_live, name=ON_A_LOOP, keys=KEYS[1], on_a_loop=True)}

@@ -49,7 +49,7 @@ AT_ONCE = 50  # inboxes created in a transaction
 
 
 @contextmanager
-def _node(setup: Setup, kind: str, inboxes: int = 1, lanes: int = LANES) -> Iterator[tuple[Node, list[str]]]:
+def reading_node(setup: Setup, kind: str, inboxes: int = 1, lanes: int = LANES) -> Iterator[tuple[Node, list[str]]]:
     """Give a node with so many inboxes that get the topic `INBOX`; the first one has its name."""
     names = [INBOX, *(f"{INBOX}_{nth}" for nth in range(1, inboxes))]
     with fresh_node(setup.dsn) as node:
@@ -75,7 +75,7 @@ def _node(setup: Setup, kind: str, inboxes: int = 1, lanes: int = LANES) -> Iter
 
 
 def _flow(setup: Setup, kind: str, keys: int) -> dict[str, float]:
-    with _node(setup, kind) as (node, _):
+    with reading_node(setup, kind) as (node, _):
         found = live_side.PARTS[f"live, {keys:,} keys"](node, setup.messages)
     return {f"{what}, {keys:,} keys, {kind}": found[f"{what}, {keys:,} keys"] for what in ("all", "workers' backends")}
 
@@ -122,7 +122,7 @@ def _claiming(node: Node) -> Iterator[psycopg.Connection]:
 async def _fan_out(setup: Setup, kind: str, inboxes: int) -> dict[str, float]:
     messages = max(1, setup.messages // 10)
     read_s, written, copies = 0.0, 0, 0
-    with _node(setup, kind, inboxes) as (node, names):
+    with reading_node(setup, kind, inboxes) as (node, names):
         async with await settings.connect_async(node.dsn, "dispatcher", DRAIN) as delivering:
             with _claiming(node) as claiming:
                 server = _Server(node, delivering, claiming)
@@ -151,7 +151,7 @@ async def _fan_out(setup: Setup, kind: str, inboxes: int) -> dict[str, float]:
 async def _waiting(setup: Setup) -> dict[str, float]:
     rounds = max(1, min(ROUNDS, setup.messages // WORKER_BATCH))
     values: dict[str, float] = {}
-    with _node(setup, "log") as (node, _), _claiming(node) as claiming:
+    with reading_node(setup, "log") as (node, _), _claiming(node) as claiming:
         async with await settings.connect_async(node.dsn, "dispatcher", DRAIN) as delivering:
             warm, claims = _Server(node, delivering, claiming), Claims(node.schema, INBOX)
             await warm.deliver(WORKER_BATCH)  # which is planned then
@@ -172,7 +172,7 @@ async def _waiting(setup: Setup) -> dict[str, float]:
 async def _of_lanes(setup: Setup, lanes: int) -> float:
     """Return what a claim of the one message that has come costs."""
     used = []
-    with _node(setup, "log", lanes=lanes) as (node, _), _claiming(node) as claiming:
+    with reading_node(setup, "log", lanes=lanes) as (node, _), _claiming(node) as claiming:
         async with await settings.connect_async(node.dsn, "dispatcher", DRAIN) as delivering:
             server, claims, so_far = _Server(node, delivering, claiming), Claims(node.schema, INBOX), 0.0
             for nth in range(ROUNDS + 2):
@@ -187,7 +187,7 @@ async def _of_lanes(setup: Setup, lanes: int) -> float:
 
 
 def _p50(setup: Setup, kind: str) -> float:
-    with _node(setup, kind) as (node, _), Pipeline(node) as pipeline:
+    with reading_node(setup, kind) as (node, _), Pipeline(node) as pipeline:
         pipeline.dispatch()
         return percentile(waits_between_ms(node, pipeline, min(AT_MOST, setup.messages)), 50)
 

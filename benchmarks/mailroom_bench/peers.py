@@ -2,20 +2,23 @@
 
 The whole path, as in `flow`: beside PgQ's fastest, a log without keys, numbering, routing or parked keys, read by one
 consumer; beside PgQueuer's jobs, a fifth as many; and beside the queue that one writes by hand. The latency from commit
-to handler, as in `latency`, beside those of the last two, which have one hop. Who is first changes from run to run. A
-peer that is not installed is left out.
+to handler, as in `latency`, beside those of the last two, which have one hop. And the processor time of a message where
+all do the same work (`same_work`), for one reader and for ten, beside PgQ and the queue by hand: over inboxes by key,
+and over those of a log. Who is first changes from run to run. A peer that is not installed is left out.
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
-from . import flow, latency, peer_handwritten, peer_pgq, peer_pgqueuer
+from . import flow, latency, peer_handwritten, peer_pgq, peer_pgqueuer, same_work
 from .measure import Bar, Line, Measurement, Setup, Values
 from .node import Node, fresh_node
 
 MAILROOM, PGQ, PGQUEUER, HANDWRITTEN = "Mailroom", "PgQ", "PgQueuer", "hand-written"
 PEERS = (PGQ, PGQUEUER, HANDWRITTEN)
 PERCENTS = (50, 99)
+SAME_WORK = {"same work": 1, "ten readers": same_work.READERS}
 _turn = count()
 
 
@@ -27,6 +30,10 @@ def _absent(dsn: str) -> dict[str, str]:
 def _rate(name: str, setup: Setup, flow_rate: Callable[[Node, int], float], share: int = 1) -> Values:
     with fresh_node(setup.dsn) as node:
         return {f"{name}, rate": flow_rate(node, setup.messages // share)}
+
+
+def _same_work(name: str, setup: Setup, spent_us: Callable[[Setup, int], float], kind: str = "") -> Values:
+    return {f"{name}, {work}{kind}": spent_us(setup, readers) for work, readers in SAME_WORK.items()}
 
 
 def _percentiles(name: str, waits: list[float]) -> Values:
@@ -48,6 +55,10 @@ def _run(setup: Setup) -> Values:
         (PGQ, lambda: _rate(PGQ, setup, peer_pgq.flow_rate)),
         (MAILROOM, lambda: _ours(_rate(MAILROOM, setup, flow.flow_rate))),
         (HANDWRITTEN, lambda: _rate(HANDWRITTEN, setup, peer_handwritten.flow_rate)),
+        (PGQ, lambda: _same_work(PGQ, setup, same_work.pgq_us)),
+        (MAILROOM, lambda: _ours(_same_work(MAILROOM, setup, partial(same_work.ours_us, "by key")))),
+        (MAILROOM, lambda: _ours(_same_work(MAILROOM, setup, partial(same_work.ours_us, "log"), ", log"))),
+        (HANDWRITTEN, lambda: _same_work(HANDWRITTEN, setup, same_work.handwritten_us)),
         (PGQUEUER, lambda: _rate(PGQUEUER, setup, peer_pgqueuer.flow_rate, share=5)),
         (PGQUEUER, lambda: _percentiles(PGQUEUER, peer_pgqueuer.waits_ms(setup))),
         (MAILROOM, lambda: _ours(_percentiles(MAILROOM, latency.waits_ms(setup)))),
@@ -67,13 +78,19 @@ def _pair(peer: str, what: str, unit: str, bar: Bar | None = None) -> tuple[Line
     return Line(theirs, unit, peer=peer), Line(f"{_beside(peer)}, {what}", unit, theirs, bar, peer)
 
 
+def _work(peer: str, work: str) -> tuple[Line, ...]:
+    pair = _pair(peer, work, "us")
+    return (*pair, Line(f"{_beside(peer)}, {work}, log", "us", pair[0].name, peer=peer))
+
+
 MEASUREMENT = Measurement(
     "peers",
-    "the whole path and its latency beside other queues",
+    "the whole path, its latency and its work beside other queues",
     (
         *_pair(PGQ, "rate", "messages/s", Bar(ratio_at_least=0.45)),
         *_pair(PGQUEUER, "rate", "messages/s", Bar(ratio_at_least=4)),
         *_pair(HANDWRITTEN, "rate", "messages/s", Bar(ratio_at_least=0.40)),
+        *(line for work in SAME_WORK for peer in (PGQ, HANDWRITTEN) for line in _work(peer, work)),
         *_pair(PGQUEUER, "p50", "ms", Bar(ratio_at_most=1.2)),
         *_pair(HANDWRITTEN, "p50", "ms", Bar(ratio_at_most=4)),
         *_pair(PGQUEUER, "p99", "ms"),

@@ -1,21 +1,22 @@
 """A node's own processes, as a service runs them: a dispatcher daemon, workers, and a publisher that feeds them."""
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from ctypes import c_longlong
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from math import nan
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawValue
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import psycopg
 
 from dispatcher import daemon
-from inbox import Message, Worker
+from inbox import AsyncWorker, Message, Worker
 from mailroom.errors import MailroomError
 from mailroom.links.service import variable
 from outbox import Outbox
@@ -63,6 +64,27 @@ def rate_between(before: Mark, after: Mark) -> float:
     """Return the rate between two marks; NaN if both fell into one batch: then there are too few messages."""
     count = after.handled - before.handled
     return count / (after.time_s - before.time_s) if count else nan
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How far a publisher may be ahead of its readers, each of whom handles all messages; None: as far as it can.
+
+    `handled` are the counters of the readers' processes, and `sent` counts the messages that it has committed.
+    """
+
+    handled: list[Count]
+    ahead: int | None = None
+    readers: int = 1
+    sent: Count = field(default_factory=Count)
+
+    def keep(self) -> None:
+        """Wait until there is room for a batch."""
+        while (
+            self.ahead is not None
+            and self.sent.value - sum(count.value for count in self.handled) // self.readers > self.ahead
+        ):
+            time.sleep(_LOOK_S)
 
 
 def counting(count: Count) -> Handler:
@@ -120,23 +142,35 @@ class Pipeline:
         handling: Callable[..., Handler] = counting,
         *arguments: object,
         batch: int = WORKER_BATCH,
+        inbox: str = INBOX,
+        on_a_loop: bool = False,
     ) -> None:
-        """Start worker processes with the handler that `handling(count, *arguments)` returns; do not wait for them."""
+        """Start worker processes with the handler that `handling(count, *arguments)` returns; do not wait for them.
+
+        Each is a `Worker`, or an `AsyncWorker` `on_a_loop` of its own.
+        """
+        work = _work_on_a_loop if on_a_loop else _work
         for _ in range(workers):
             self.workers.append(
-                self.start(_work, self.node, self._is_metered, batch, handling, self.counted(), *arguments)
+                self.start(work, self.node, self._is_metered, inbox, batch, handling, self.counted(), *arguments)
             )
 
-    def publish(self, messages: int, keys: int = KEYS, ahead: int | None = None, topic: str = INBOX) -> Count:
+    def publish(
+        self, messages: int, keys: int = KEYS, ahead: int | None = None, topic: str = INBOX, readers: int = 1
+    ) -> Count:
         """Start a process that sends messages by COPY in batches of 1,000; return when it begins.
 
-        It stays at most `ahead` messages ahead of the workers, so that it publishes as long as they reap. What is
-        returned counts the messages that it has committed.
+        It stays at most `ahead` messages ahead of the workers, so that it publishes as long as they reap; they are the
+        workers of so many `readers`. What is returned counts the messages that it has committed.
         """
-        began, sent = Count(), Count()
-        self.publisher = self.start(_publish, self.node, messages, keys, topic, ahead, self._counts, began, sent)
+        began, pace = Count(), self.pace(ahead, readers)
+        self.publisher = self.start(_publish, self.node, messages, keys, topic, began, pace)
         self.wait(lambda: began.value > 0)
-        return sent
+        return pace.sent
+
+    def pace(self, ahead: int | None, readers: int = 1) -> Pace:
+        """Return the pace of a publisher that stays so many messages ahead of the processes counted so far."""
+        return Pace(self._counts, ahead, readers)
 
     def wait(self, done: Callable[[], bool]) -> float:
         """Wait until `done()` and return the monotonic time; fail if a process died or nothing is handled for long."""
@@ -223,24 +257,35 @@ def _dispatch(
     daemon.run(node.dsn, schema=node.schema)
 
 
-def _work(node: Node, is_metered: bool, batch: int, handling: Callable[..., Handler], *arguments: object) -> None:
-    _meter(node, is_metered)
-    Worker(node.dsn, INBOX, handling(*arguments), schema=node.schema, batch=batch).run()
-
-
-def _publish(
-    node: Node, messages: int, keys: int, topic: str, ahead: int | None, handled: list[Count], began: Count, sent: Count
+def _work(
+    node: Node, is_metered: bool, inbox: str, batch: int, handling: Callable[..., Handler], *arguments: object
 ) -> None:
+    _meter(node, is_metered)
+    Worker(node.dsn, inbox, handling(*arguments), schema=node.schema, batch=batch).run()
+
+
+def _work_on_a_loop(
+    node: Node, is_metered: bool, inbox: str, batch: int, handling: Callable[..., Handler], *arguments: object
+) -> None:
+    _meter(node, is_metered)
+    handle = handling(*arguments)
+
+    async def handle_there(message: Message, connection: psycopg.AsyncConnection[Any]) -> None:
+        handle(message, cast(Any, connection))  # no handler of ours uses it
+
+    asyncio.run(AsyncWorker(node.dsn, inbox, handle_there, schema=node.schema, batch=batch).run())
+
+
+def _publish(node: Node, messages: int, keys: int, topic: str, began: Count, pace: Pace) -> None:
     outbox = Outbox(schema=node.schema)
     ready = outgoing(messages, keys, topic)
     with node.connect(role=PUBLISHER) as connection:
         began.add(1)
         while batch := list(islice(ready, BATCH)):
-            while ahead is not None and sent.value - sum(count.value for count in handled) > ahead:
-                time.sleep(_LOOK_S)
+            pace.keep()
             outbox.send_many(connection, batch)
             connection.commit()
-            sent.add(len(batch))
+            pace.sent.add(len(batch))
 
 
 def reap_rate(pipeline: Pipeline, messages: int) -> float:

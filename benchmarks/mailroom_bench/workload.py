@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from mailroom.values import codec
@@ -36,11 +38,33 @@ def number(value: Mapping[str, Any]) -> int:
     return int(value["nth"]) - 2**32
 
 
-def texts(count: int) -> Iterator[tuple[str, str]]:
-    """Yield the key and the value of each message as ready JSON of the same size, for peers: nobody encodes it."""
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a consumer of a peer makes of a row, where it does the work of ours: an object, with its value decoded."""
+
+    id: int | None
+    key: str
+    value: dict[str, Any]
+    sent_at: datetime | None = None
+
+
+def _record() -> dict[str, object]:
     record = value(0)
     record["note"] = ""
     record["note"] = "x" * (VALUE_BYTES - len(json.dumps(record)))
+    return record
+
+
+def encoded(count: int) -> Iterator[tuple[str, str]]:
+    """Yield what `texts` does, but encode each value when its turn comes, as a publisher has to."""
+    record = _record()
+    for nth in range(count):
+        yield key(nth), json.dumps({**record, "nth": nth + 2**32})
+
+
+def texts(count: int) -> Iterator[tuple[str, str]]:
+    """Yield the key and the value of each message as ready JSON of the same size, for peers: nobody encodes it."""
+    record = _record()
     head, tail = json.dumps(record).split(str(record["nth"]))
     for nth in range(count):
         yield key(nth), f"{head}{nth + 2**32}{tail}"

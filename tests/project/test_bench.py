@@ -101,7 +101,7 @@ def test_another_checkout_is_measured_beside_ours(
     slow = (
         "def encode(value: object, *, max_bytes: int = MAX_VALUE_BYTES) -> bytes:\n    for _ in range(20_000): pass\n"
     )
-    codec_of_theirs = tmp_path / "mailroom" / "codec.py"
+    codec_of_theirs = tmp_path / "mailroom" / "values" / "codec.py"
     codec_of_theirs.write_text(re.sub(r"^def encode\(.*\n", slow, codec_of_theirs.read_text(), flags=re.M))
     few = ("--runs", "1", "--messages", str(messages))
     document = _bench("--dsn", dsn, "--only", name, "--against", str(tmp_path), *few)
@@ -258,6 +258,7 @@ def test_values_for_peers_have_the_size_and_the_keys_of_ours() -> None:
     assert {len(text) for _, text in rows} == {workload.VALUE_BYTES}
     assert [workload.number(json.loads(text)) for _, text in rows] == [0, 1, 2]
     assert [key for key, _ in rows] == [message.key for message in workload.outgoing(3)]
+    assert list(workload.encoded(3)) == rows
 
 
 def test_the_hand_written_queue_is_the_one_that_the_page_shows() -> None:
