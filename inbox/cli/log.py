@@ -133,9 +133,10 @@ def _row(log: Log) -> tuple[object, ...]:
 def status(call: Call, name: str | None) -> None:
     """Show the size of logs, and how far each inbox has read: of one log, or of all.
 
-    Unread counts what an inbox has yet to read; above 1,000 it is an estimate. Oldest is for how long the first of that
-    has been there. A lane is behind if other lanes of the inbox were read so much further; a worker that has much to
-    catch up with reads lane by lane, so look again before you search for a cause.
+    Unread counts what an inbox has yet to read, of the topics that it wants; where more than 1,000 messages are ahead
+    of it, it is an estimate. Oldest is for how long the first message ahead of it has been there. A lane is behind if
+    other lanes of the inbox were read so much further; a worker that has much to catch up with reads lane by lane, so
+    look again before you search for a cause.
 
     An inbox holds disk if it has not read what is older than its log keeps: so much, since then. To let it go start a
     worker, drop the inbox, or tell the log to --drop-unread. A log that cannot be read now is left out.

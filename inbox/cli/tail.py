@@ -12,11 +12,13 @@ import click
 import psycopg
 from psycopg import sql
 
+from inbox.cli.tail_log import reading_log, starting_in_log
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.failures import drop_output
 from mailroom.cli.messages import content_lines, message_json
 from mailroom.cli.output import as_json, duration, json_text, printable, shown, wrapped
 from mailroom.cli.parameters import INBOX, LIMIT, seconds, seconds_above_0
+from mailroom.logs.readers import LOG
 from mailroom.message.message import COLUMNS, SELECTED, Message, messages
 from mailroom.order.expressions import BY_CLOCK
 from mailroom.schema import finding
@@ -76,23 +78,35 @@ class Line:
     size: int
 
 
-def _starting(schema: str, inbox: str, since_s: float | None) -> Operation[tuple[int, str]]:
-    """Return the clock after which to begin, and the channel of the inbox. Raises `UnknownInbox`."""
+def _starting(schema: str, inbox: str, since_s: float | None) -> Operation[tuple[int, str, str | None]]:
+    """Return the clock after which to begin, the channel to listen on, and the log that the inbox reads, if it does.
+
+    Raises `UnknownInbox`.
+    """
     yield from finding(schema, inbox)
+    for log, _ in (yield LOG.at(schema=schema, inbox=inbox)()):
+        return *(yield from starting_in_log(schema, log, since_s)), log
     [(clock, channel)] = yield START.at(schema=schema, inbox=inbox)(since_s=since_s)
-    return clock, channel
+    return clock, channel, None
 
 
-def _reading(schema: str, inbox: str, clock: int, whole: bool) -> Operation[list[tuple[Line, Message | None]]]:
-    """Return the next messages after a clock, with their content if `whole`."""
+def _reading(
+    schema: str, inbox: str, log: str | None, clock: int, whole: bool
+) -> Operation[tuple[list[tuple[Line, Message | None]], int]]:
+    """Return the next messages after a clock, with their content if `whole`, and the clock to go on after."""
+    limit = PAGE_OF_VALUES if whole else PAGE
+    if log is None:
+        rows = yield (WHOLE if whole else SHORT).at(schema=schema, inbox=inbox)(clock=clock, limit=limit)
+        upto = rows[-1][0] if rows else clock
+    else:
+        rows, upto = yield from reading_log(schema, inbox, log, clock, limit, whole)
     if not whole:
-        rows = yield SHORT.at(schema=schema, inbox=inbox)(clock=clock, limit=PAGE)
-        return [(_seen(*row), None) for row in rows]
-    rows = yield WHOLE.at(schema=schema, inbox=inbox)(clock=clock, limit=PAGE_OF_VALUES)
-    return [
+        return [(_seen(*row), None) for row in rows], upto
+    found = [
         (Line(message.delivered_at, message.topic, message.key, message.id, message.clock, *row[-2:]), message)
         for row, message in zip(rows, messages(rows), strict=True)
     ]
+    return [*found], upto
 
 
 def _seen(clock: int, at: datetime, topic: str, key: str, id: UUID, age_s: float, size: int) -> Line:
@@ -108,20 +122,21 @@ def following(
     whole: bool = False,
     poll_interval_s: float = POLL_INTERVAL_S,
 ) -> Iterator[tuple[Line, Message | None]]:
-    """Give what is delivered into an inbox, for ever; the connection is an autocommit one.
+    """Give what is delivered into an inbox, or into its log, for ever; the connection is an autocommit one.
 
     Each look is a statement by itself, and waits in no transaction.
     """
-    clock, channel = run(connection, _starting(schema, inbox, since_s))
+    clock, channel, log = run(connection, _starting(schema, inbox, since_s))
     if not is_pooled(connection):
         connection.execute(settings.READ_ONLY)
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
     while True:
-        found = run(connection, _reading(schema, inbox, clock, whole))
+        before = clock
+        found, clock = run(connection, _reading(schema, inbox, log, before, whole))
         yield from found
-        if found:
-            clock = found[-1][0].clock
-        elif is_pooled(connection):
+        if clock > before:
+            continue
+        if is_pooled(connection):
             time.sleep(poll_interval_s)
         else:
             # A delivery notifies only while a worker sleeps: what is delivered to busy ones is seen by the poll.
@@ -145,8 +160,9 @@ def tail(call: Call, inbox: str, since_s: float | None, limit: int | None, whole
     --json each line is one object.
 
     It looks at the inbox again and again. It misses a message that is reaped before it looks, as a worker that keeps up
-    does within milliseconds; messages that were replayed are not shown again. It locks nothing and holds no snapshot.
-    If its output is not read for a minute, the server ends it.
+    does within milliseconds; messages that were replayed are not shown again. Of an inbox that reads a log it shows all
+    that the inbox wants of what is delivered into the log, wherever the inbox reads. It locks nothing and holds no
+    snapshot. If its output is not read for a minute, the server ends it.
 
     \b
     Examples:

@@ -1,13 +1,14 @@
 """What waits in each inbox and on the way to it, and what holds it up."""
 
-from collections.abc import Collection
 from datetime import datetime
 from typing import NamedTuple
 
 from mailroom.figures.keys import PARKED, PAUSED, WAITS
-from mailroom.registry.log_topics import IS_WANTED
+from mailroom.figures.log_readers import AT, LATER, grouping
+from mailroom.registry.log_topics import IS_WANTED_OF_EACH
 from mailroom.registry.routing import GETS, LOG_ROUTE
 from mailroom.schema.partitions import PARTITIONS
+from mailroom.sql.locked import LockedTable, locked_inboxes
 from mailroom.sql.operation import Operation, Sql, filled
 
 
@@ -127,31 +128,33 @@ class Unread(NamedTuple):
 
 UNREAD = Sql(
     """
-WITH at AS MATERIALIZED (
-    SELECT DISTINCT ON (lane) lane, clock FROM {schema}.log_receipt WHERE inbox = '{inbox}'
-    ORDER BY lane, epoch DESC, clock DESC)
-SELECT '{inbox}', coalesce(sum(n.messages), 0)::bigint,
-       extract(epoch FROM clock_timestamp() - min(oldest.sent_at))::float8,
-       extract(epoch FROM clock_timestamp() - min(oldest.delivered_at))::float8
-FROM at CROSS JOIN LATERAL (
-    SELECT count(*) AS messages FROM {schema}.log AS o
-    WHERE o.log = '{log}' AND o.lane = at.lane AND o.clock > at.clock AND {is_wanted}) AS n
-LEFT JOIN LATERAL (
-    SELECT o.sent_at, o.delivered_at FROM {schema}.log AS o
-    WHERE o.log = '{log}' AND o.lane = at.lane AND o.clock > at.clock AND {is_wanted}
-    ORDER BY o.clock LIMIT 1) AS oldest ON true
+WITH {at},
+part AS MATERIALIZED (
+    SELECT segment, lead(first_clock) OVER (ORDER BY segment) AS ended
+    FROM {schema}.log_segment WHERE log = '{log}' AND emptied_at IS NULL)
+SELECT i.inbox, coalesce(sum(n.messages), 0::numeric)::bigint,
+       extract(epoch FROM clock_timestamp() - min(n.sent_at))::float8,
+       extract(epoch FROM clock_timestamp() - min(n.delivered_at))::float8
+FROM at AS i, LATERAL (
+    SELECT count(*) AS messages, min(o.sent_at) AS sent_at, min(o.delivered_at) AS delivered_at
+    FROM {later} AS s, LATERAL (
+        SELECT o.sent_at, o.delivered_at FROM {schema}.log AS o
+        WHERE o.log = '{log}' AND o.segment = s.segment AND o.lane = i.lane AND o.clock > i.clock AND {is_wanted}
+        OFFSET 0) AS o) AS n
+GROUP BY i.inbox
 """,
     into=Unread,
-    is_wanted=IS_WANTED,
+    at=AT,
+    later=filled(LATER, above="i.clock"),
+    is_wanted=IS_WANTED_OF_EACH,
 )
 
 
-def reading_unread(schema: str, but: Collection[str]) -> Operation[dict[str, Unread]]:
-    """Return what each inbox that reads a log has yet to read of it."""
+def reading_unread(schema: str, locked: list[LockedTable]) -> Operation[dict[str, Unread]]:
+    """Return what each inbox that reads a log has yet to read of it; not of those that cannot be read now."""
     unread: dict[str, Unread] = {}
-    for inbox, log in (yield READERS.at(schema=schema)()):
-        if inbox not in but:
-            [unread[inbox]] = UNREAD.named((yield UNREAD.at(schema=schema, inbox=inbox, log=log)()))
+    for names in (yield from grouping(schema, locked)):
+        unread |= {each.name: each for each in UNREAD.named((yield UNREAD.at(**names)()))}
     return unread
 
 
@@ -167,13 +170,18 @@ def _with(found: InboxBacklog, unread: Unread | None) -> InboxBacklog:
     )
 
 
-def reading_inboxes(schema: str, but: Collection[str]) -> Operation[list[InboxBacklog]]:
-    """Read the inboxes, as many per statement as one transaction may meet; in autocommit each lets its locks go."""
+def reading_inboxes(schema: str, locked: list[LockedTable]) -> Operation[list[InboxBacklog]]:
+    """Read the inboxes, as many per statement as one transaction may meet; in autocommit each lets its locks go.
+
+    One whose table, log or positions cannot be read now is left out.
+    """
+    but = locked_inboxes(locked)
     found = yield NAMES.at(schema=schema)(partitions=None)
     names, most = [name for name, _ in found if name not in but], found[0][1] if found else 1
     inboxes: list[InboxBacklog] = []
     for first in range(0, len(names), most):
         listed = "', '".join(names[first : first + most])
         inboxes += INBOXES.named((yield INBOXES.at(schema=schema, names=listed)()))
-    unread = yield from reading_unread(schema, but)
-    return [_with(each, unread.get(each.name)) for each in inboxes]
+    unread = yield from reading_unread(schema, locked)
+    unknown = {reader for reader, _ in (yield READERS.at(schema=schema)())} - unread.keys()
+    return [_with(each, unread.get(each.name)) for each in inboxes if each.name not in unknown]

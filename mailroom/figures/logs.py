@@ -8,9 +8,11 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import NamedTuple
 
+from mailroom.figures.log_readers import AT, LATER, grouping
 from mailroom.figures.statistics import EXACT, estimated
+from mailroom.registry.log_topics import IS_WANTED_OF_EACH
 from mailroom.sql.locked import LockedTable
-from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Sql, filled
 
 TICKS = 1_000  # deliveries by which it is estimated how much each lane gets
 
@@ -34,6 +36,7 @@ class LogState(NamedTuple):
 class LogReading(NamedTuple):
     """An inbox that reads a log: what is unread, an estimate above 1,000, and for how long the oldest of that waits.
 
+    Of an inbox that reads some topics, only messages of these are counted; the oldest may be of another one.
     `behind_s`: by so much another lane was read further than the oldest unread message, which is in `lane`; 0 where all
     lanes wait alike. `held_segments` are those that would go if the inbox had read them: `held_bytes` of disk, since
     `held_since`. `lost` counts the messages that its log dropped before it had read them, from `lost_since` to
@@ -69,35 +72,18 @@ GROUP BY l.name ORDER BY l.name
 """,
     into=LogState,
 )
-# The inboxes that read logs, and the tables of which one that is locked keeps their figures from being read.
-READERS = Sql(
+# What is known of each reader is gathered in arrays: its lanes with anything unread, and the first such message of
+# each, the oldest first. An estimate goes by the clocks that a segment spans, and by how much the last deliveries
+# brought to each lane: keys may be few. The time of a position is that of the last delivery up to it. A lane without
+# anything unread holds nothing back. Which of the messages are wanted is asked of those that are counted.
+READING = Sql(
     """
-SELECT r.name, l.name, l.lanes::text,
-       ARRAY['log', 'log_receipt', 'receipts_' || r.name, 'log_' || l.name]
-       OPERATOR(pg_catalog.||) ARRAY(
-           SELECT 'log_' || s.segment::text FROM {schema}.log_segment AS s WHERE s.log = l.name)
-FROM {schema}.inbox_registry AS r JOIN {schema}.log_registry AS l ON l.name = r.log ORDER BY r.name
-""",
-    columns=("text", "text", "text", "text[]"),
-)
-# `next` is the first unread message of each lane. An estimate goes by the clocks that a segment spans, and by how much
-# the last deliveries brought to each lane: keys may be few. The time of a position is that of the last delivery up to
-# it. A lane without anything unread holds nothing back.
-READER = Sql(
-    """
-WITH at AS MATERIALIZED (
-    SELECT l.lane::smallint AS lane, r.clock FROM pg_catalog.generate_series(0, {lanes} - 1) AS l (lane), LATERAL (
-        SELECT r.clock FROM {schema}.log_receipt AS r WHERE r.inbox = '{inbox}' AND r.lane = l.lane::smallint
-        ORDER BY r.epoch DESC, r.clock DESC LIMIT 1) AS r),
-next AS MATERIALIZED (
-    SELECT at.lane, o.clock, o.delivered_at FROM at, LATERAL (
-        SELECT o.clock, o.delivered_at FROM {schema}.log AS o
-        WHERE o.log = '{log}' AND o.lane = at.lane AND o.clock > at.clock ORDER BY o.clock LIMIT 1) AS o),
-oldest AS MATERIALIZED (SELECT lane, clock, delivered_at FROM next ORDER BY clock LIMIT 1),
+WITH {at},
 part AS MATERIALIZED (
-    SELECT s.segment, s.first_clock, pg_catalog.to_regclass(pg_catalog.concat('{schema}.log_', s.segment)) AS place,
+    SELECT s.segment, s.first_clock, lead(s.first_clock) OVER w AS ended,
+           pg_catalog.to_regclass(pg_catalog.concat('{schema}.log_', s.segment)) AS place,
            coalesce(lead(s.first_clock) OVER w, (
-               SELECT max(clock) + 1 FROM {schema}.log_tick WHERE log = '{log}'), s.first_clock) AS ended,
+               SELECT max(clock) + 1 FROM {schema}.log_tick WHERE log = '{log}'), s.first_clock) AS reached,
            CASE WHEN NOT l.drop_unread
                 THEN lead(s.opened_at) OVER w + l.keep_days::float8 * interval '1 day' END AS over_at
     FROM {schema}.log_segment AS s JOIN {schema}.log_registry AS l ON l.name = s.log
@@ -107,29 +93,44 @@ share AS MATERIALIZED (
         SELECT t.lanes, t.rows::float8 / pg_catalog.cardinality(t.lanes)::float8 AS rows FROM {schema}.log_tick AS t
         WHERE t.log = '{log}' ORDER BY t.clock DESC LIMIT {ticks}) AS t, pg_catalog.unnest(t.lanes) AS lane
     GROUP BY lane),
-held AS MATERIALIZED (
-    SELECT count(*) AS segments, sum(pg_catalog.pg_total_relation_size(p.place)) AS bytes, min(p.over_at) AS since
-    FROM part AS p WHERE p.over_at < (SELECT {now}) AND EXISTS (
-        SELECT FROM next, LATERAL (
-            SELECT FROM {schema}.log AS o WHERE o.log = '{log}' AND o.segment = p.segment AND o.lane = next.lane
-            AND o.clock >= next.clock LIMIT 1) AS o))
-SELECT (SELECT count(*) FROM (
-           SELECT FROM next, LATERAL (
-               SELECT FROM {schema}.log AS o WHERE o.log = '{log}' AND o.lane = next.lane AND o.clock >= next.clock
-               LIMIT {most}) AS o LIMIT {most}) AS few),
-       (SELECT coalesce(sum(pg_catalog.pg_stat_get_live_tuples(p.place)::float8 * s.of_all * least(
-                   greatest(p.ended - n.clock, 0)::float8 / greatest(p.ended - p.first_clock, 1)::float8, 1)), 0)
-        FROM next AS n JOIN share AS s ON s.lane = n.lane CROSS JOIN part AS p)::bigint,
-       coalesce((SELECT extract(epoch FROM {now} - delivered_at) FROM oldest)::float8, 0),
+unread AS MATERIALIZED (
+    SELECT i.inbox, i.has_topics, max(i.clock) AS furthest,
+           pg_catalog.array_agg(n.lane ORDER BY n.clock) FILTER (WHERE n.clock IS NOT NULL) AS lanes,
+           pg_catalog.array_agg(n.clock ORDER BY n.clock) FILTER (WHERE n.clock IS NOT NULL) AS clocks,
+           (pg_catalog.array_agg(n.delivered_at ORDER BY n.clock))[1] AS delivered_at
+    FROM at AS i LEFT JOIN LATERAL (
+        SELECT i.lane, o.clock, o.delivered_at FROM {later} AS s, LATERAL (
+            SELECT o.clock, o.delivered_at FROM {schema}.log AS o
+            WHERE o.log = '{log}' AND o.segment = s.segment AND o.lane = i.lane AND o.clock > i.clock
+            ORDER BY o.clock LIMIT 1) AS o
+        ORDER BY s.segment LIMIT 1) AS n ON true
+    GROUP BY i.inbox, i.has_topics)
+SELECT i.inbox, few.seen, few.wanted, CASE WHEN few.seen = {most} THEN (
+           SELECT coalesce(sum(pg_catalog.pg_stat_get_live_tuples(p.place)::float8 * s.of_all * least(
+               greatest(p.reached - n.clock, 0)::float8 / greatest(p.reached - p.first_clock, 1)::float8, 1)), 0)
+           FROM {next} JOIN share AS s ON s.lane = n.lane CROSS JOIN part AS p)::bigint ELSE 0::bigint END,
+       coalesce(extract(epoch FROM {now} - i.delivered_at)::float8, 0),
        coalesce(extract(epoch FROM (
            SELECT t.at FROM {schema}.log_tick AS t
-           WHERE t.log = '{log}' AND t.clock <= (SELECT max(clock) FROM at) ORDER BY t.clock DESC LIMIT 1)
-           - (SELECT delivered_at FROM oldest))::float8, 0),
-       (SELECT lane FROM oldest)::bigint, h.segments, coalesce(h.bytes, 0::numeric)::bigint, h.since,
-       r.paused_at IS NOT NULL, r.lost, r.lost_since, r.lost_at
-FROM held AS h, {schema}.inbox_registry AS r WHERE r.name = '{inbox}'
+           WHERE t.log = '{log}' AND t.clock <= i.furthest ORDER BY t.clock DESC LIMIT 1) - i.delivered_at)::float8, 0),
+       i.lanes[1]::bigint, h.segments, coalesce(h.bytes, 0::numeric)::bigint, h.since,
+       r.is_paused, r.lost, r.lost_since, r.lost_at
+FROM unread AS i JOIN reader AS r ON r.inbox = i.inbox, LATERAL (
+    SELECT count(*) AS seen, count(*) FILTER (WHERE is_wanted) AS wanted FROM (
+        SELECT {is_wanted} AS is_wanted FROM {next}, LATERAL {from_there} AS s, LATERAL (
+            SELECT o.topic FROM {schema}.log AS o
+            WHERE o.log = '{log}' AND o.segment = s.segment AND o.lane = n.lane AND o.clock >= n.clock
+            LIMIT {most}) AS o LIMIT {most}) AS o) AS few, LATERAL (
+    SELECT count(*) AS segments, sum(pg_catalog.pg_total_relation_size(p.place)) AS bytes, min(p.over_at) AS since
+    FROM part AS p WHERE p.over_at < (SELECT {now}) AND EXISTS (
+        SELECT FROM {next}, LATERAL (
+            SELECT FROM {schema}.log AS o WHERE o.log = '{log}' AND o.segment = p.segment AND o.lane = n.lane
+            AND o.clock >= n.clock LIMIT 1) AS o)) AS h
+ORDER BY i.inbox
 """,
     columns=(
+        "text",
+        "bigint",
         "bigint",
         "bigint",
         "float8",
@@ -143,6 +144,11 @@ FROM held AS h, {schema}.inbox_registry AS r WHERE r.name = '{inbox}'
         "timestamptz",
         "timestamptz",
     ),
+    at=AT,
+    later=filled(LATER, above="i.clock"),
+    from_there=filled(LATER, above="n.clock - 1"),
+    next="ROWS FROM (pg_catalog.unnest(i.lanes), pg_catalog.unnest(i.clocks)) AS n (lane, clock)",
+    is_wanted=IS_WANTED_OF_EACH,
     now="coalesce(%(now)s::timestamptz, clock_timestamp())",
     ticks=TICKS,
     most=EXACT + 1,
@@ -160,15 +166,19 @@ def reading_readers(
     now: datetime | None = None,
     only: Collection[str] | None = None,
 ) -> Operation[list[LogReading]]:
-    """Return the inboxes that read logs, or those of them in `only`; not those that cannot be read now.
+    """Return the inboxes that read logs by name, or those of them in `only`; not those that cannot be read now.
 
-    A statement each: in autocommit each lets its locks go. None is the database's clock.
+    In autocommit each statement lets its locks go: it looks at some readers of one log. None is the database's clock.
     """
-    tables, found = {each.table for each in locked}, []
-    for inbox, log, lanes, needed in (yield READERS.at(schema=schema)()):
-        if tables.isdisjoint(needed) and (only is None or inbox in only):
-            rows = yield READER.at(schema=schema, inbox=inbox, log=log, lanes=lanes)(now=now)
-            for counted, estimate, oldest_s, behind_s, *rest in rows:  # none if it was just dropped
-                unread = estimated(counted, estimate)
-                found.append(LogReading(inbox, log, unread, max(oldest_s, 0.0), max(behind_s, 0.0), *rest))
-    return found
+    found = []
+    for names in (yield from grouping(schema, locked, only)):
+        for inbox, seen, wanted, estimate, oldest_s, behind_s, *rest in (yield READING.at(**names)(now=now)):
+            unread = _unread(seen, wanted, estimate)
+            oldest_s = max(oldest_s, 0.0) if unread else 0.0
+            found.append(LogReading(inbox, names["log"], unread, oldest_s, max(behind_s, 0.0), *rest))
+    return sorted(found)
+
+
+def _unread(seen: int, wanted: int, estimate: int) -> int:
+    """Of more than are looked at, the others are taken to be like those; that none is wanted is not known then."""
+    return wanted if seen <= EXACT else max(1, estimated(seen, estimate) * wanted // seen)

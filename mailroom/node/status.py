@@ -207,10 +207,10 @@ def _counting(schema: str, outbox: str) -> Operation[int]:
     return (yield from counting_waiting(schema, outbox))
 
 
-def _reading_inboxes(schema: str, but: set[str]) -> Operation[tuple[InboxStatus, ...]]:
-    totals = {each.inbox: each for each in (yield from waiting_totals(schema, but))}
+def _reading_inboxes(schema: str, locked: list[LockedTable]) -> Operation[tuple[InboxStatus, ...]]:
+    totals = {each.inbox: each for each in (yield from waiting_totals(schema, locked_inboxes(locked)))}
     coming = yield from reading_coming(schema)
-    found = yield from reading_inboxes(schema, but)
+    found = yield from reading_inboxes(schema, locked)
     return tuple(_inbox(each, coming.get(each.name), totals.get(each.name)) for each in found)
 
 
@@ -232,8 +232,9 @@ def reading_status(*, schema: str = DEFAULT_SCHEMA) -> Operation[Status]:
     """Return the status of the node `schema`. This counts all waiting messages, and takes about as long.
 
     Raises `SchemaError` if there is no such node. It reads only committed rows, and waits for no lock but a strong one
-    on a table of the whole node: limit that by `lock_timeout`. An inbox whose own table has one is passed over. In a
-    transaction it keeps a lock on each inbox until that ends; a node of thousands is better read in autocommit.
+    on a table of the whole node: limit that by `lock_timeout`. An inbox is passed over if its own table has one, or the
+    log that it reads. In a transaction it keeps a lock on each inbox until that ends; a node of thousands is better
+    read in autocommit.
     """
     return _reading_status(schema_name(schema))
 
@@ -244,7 +245,7 @@ def _reading_status(schema: str) -> Operation[Status]:
     leaders = {each.role: each for each in (yield from reading_leaders(schema, ["dispatcher", "executor"]))}
     place = yield from reading_place(schema)
     node = yield from reading_backlog(schema)
-    inboxes = yield from _reading_inboxes(schema, locked_inboxes(locked))
+    inboxes = yield from _reading_inboxes(schema, locked)
     return Status(
         schema=schema,
         node=place.name,

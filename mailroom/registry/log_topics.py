@@ -13,7 +13,7 @@ from mailroom.values.names import MANY
 # Whether an inbox wants the message `o`. Without topics it wants all: so a claim that knows from the statement before
 # that there are topics loses nothing if they were ended since.
 _WANTED = filled(
-    """(NOT EXISTS (SELECT FROM {wanted} AS p) OR EXISTS (
+    """({all} OR EXISTS (
         SELECT FROM {wanted} AS p, LATERAL (
             SELECT o.topic || '.' AS ended,
                    pg_catalog.cardinality(pg_catalog.string_to_array(o.topic, '.')) AS words) AS t
@@ -22,12 +22,14 @@ _WANTED = filled(
 )
 WANTED_TOPICS = "SELECT topic, fits, words FROM {schema}.log_topic WHERE inbox = '{inbox}'"
 # With the topics in a step `wanted_topic` of the statement, and without.
-IS_WANTED_ONE = filled(_WANTED, wanted="wanted_topic")
-IS_WANTED = filled(_WANTED, wanted=f"({WANTED_TOPICS})")
+_ALL = "NOT EXISTS (SELECT FROM {wanted} AS p)"
+IS_WANTED_ONE = filled(_WANTED, all=_ALL, wanted="wanted_topic")
+IS_WANTED = filled(_WANTED, all=_ALL, wanted=f"({WANTED_TOPICS})")
 # The same of any inbox, whose name is a parameter.
-IS_WANTED_BY = filled(
-    _WANTED, wanted="(SELECT topic, fits, words FROM {schema}.log_topic WHERE inbox = %(inbox)s::text)"
-)
+_OF_ONE = "(SELECT topic, fits, words FROM {schema}.log_topic WHERE inbox = %s)"
+IS_WANTED_BY = filled(_WANTED, all=_ALL, wanted=_OF_ONE % "%(inbox)s::text")
+# The same of many inboxes, each a row `i` of which it is known whether it has topics.
+IS_WANTED_OF_EACH = filled(_WANTED, all="NOT i.has_topics", wanted=_OF_ONE % "i.inbox")
 HAS_TOPICS = f"EXISTS ({WANTED_TOPICS})"
 
 SET = Sql(

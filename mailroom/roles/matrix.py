@@ -263,6 +263,7 @@ DISPATCHER = (
     on("log_registry", "SELECT"),
     on("log_segment", "SELECT"),
     on("log_tick", "SELECT", "INSERT", "DELETE"),
+    on("log_topic", "SELECT", why="metrics"),
     on("log_receipt", "SELECT", "DELETE", why="housekeeping"),
     *(function(f"{name}_log_segment", why="runs as the owner, whose the segments of logs are")
       for name in ("make", "lock", "empty", "drop")),

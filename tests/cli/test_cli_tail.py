@@ -16,13 +16,17 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner, Result
 
 from inbox.cli.tail import PAGE, SESSION, following, tail
+from inbox.cli.tail_log import TICKS
 from mailroom.cli.call import Call
 from mailroom.cli.commands.completion import VARIABLE, completion
 from mailroom.cli.options import share
 from mailroom.cli.root import ABOUT, root
 from mailroom.errors import UnknownInbox
+from mailroom.logs.segments import making_segment
 from mailroom.session import settings
 from mailroom.sql import locks
+from mailroom.sql.runner import run
+from tests.logs.support import make
 from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
@@ -134,6 +138,56 @@ def test_it_reads_page_by_page_in_a_session_that_cannot_write(node: Node) -> Non
         )
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             connection.execute("DELETE FROM mailroom.inbox_shipping")
+
+
+def test_of_a_log_it_shows_what_goes_past_of_the_topics_that_the_inbox_wants(node: Node, connect: Connect) -> None:
+    """Through segments, more of them than one look has, and not what was diverted, which had gone past before."""
+    make(node, "billing", lanes=4)
+    make(node, "refunds", lanes=4, topics=["order.refunded"])
+    for nth in range(TICKS + 5):
+        node.send("order.refunded" if nth % 50 == 0 else "order.paid", nth, key=f"k{nth}")
+    node.allow_clocks()
+    for nth in range(TICKS + 5):
+        node.deliver(rows=1)
+        if nth % 60 == 0:
+            with node.connection.transaction():
+                run(node.connection, making_segment("mailroom", "orders"))
+    node.connection.execute(
+        "UPDATE mailroom.log_tick SET at = at - interval '1 h' "
+        "WHERE clock <= (SELECT clock FROM mailroom.log_tick ORDER BY clock OFFSET 1 LIMIT 1)"
+    )
+    every = lines(node, "billing", "--since", "600", "--limit", str(TICKS + 3))
+    assert [each["key"] for each in every] == [f"k{nth}" for nth in range(2, TICKS + 5)]
+    assert every[0].keys() == {"delivered_at", "topic", "key", "id", "clock", "age_s", "size"}
+    wanted = lines(node, "refunds", "--since", "9999", "--limit", "3", "--values")
+    assert [each["value"] for each in wanted] == [0, 50, 100]
+    sleeper, connection = connect(autocommit=True), connect(autocommit=True)
+    table = "'mailroom.log_orders'::regclass"
+    sleeper.execute(f"SELECT pg_advisory_lock_shared({locks.ASLEEP}, {locks.key(table)})")
+    seen = following(connection, "mailroom", "refunds", poll_interval_s=3_600)
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(next, seen)
+        eventually(lambda: looks(node, connection))
+        # An unwanted one wakes it too, and it goes on past that.
+        for topic, key in (("order.paid", "other"), ("order.refunded", "new")):
+            node.send(topic, key=key)
+        node.deliver_all()
+        assert first.result(WITHIN_S)[0].key == "new"
+
+
+def test_of_a_log_it_reads_page_by_page(node: Node, connect: Connect) -> None:
+    make(node, "billing", lanes=4)
+    with node.connection.transaction():
+        node.connection.execute(
+            "INSERT INTO mailroom.outbox (topic, key, value) SELECT 'order.paid', 'k' || n, '\\xf6' "
+            "FROM generate_series(1, %s) AS n",
+            [2 * PAGE + 5],
+        )
+    node.deliver_all()
+    connection = connect(autocommit=True)
+    found = list(islice(following(connection, "mailroom", "billing", since_s=3600), 2 * PAGE + 5))
+    clocks = [seen.clock for seen, _ in found]
+    assert clocks == sorted(set(clocks))
 
 
 def test_inbox_that_is_not_there_is_told(node: Node) -> None:

@@ -53,15 +53,15 @@ PLACED = f"""
     UNION ALL SELECT inbox, message_id, key, clock, 'waiting' FROM mailroom.inbox WHERE inbox NOT {READS_LOG}
     UNION ALL SELECT inbox, message_id, key, clock, 'parked' FROM mailroom.parked WHERE inbox NOT {READS_LOG}
     UNION ALL SELECT inbox, message_id, key, clock, 'dead' FROM mailroom.dead_letter WHERE inbox NOT {READS_LOG}"""
-# Where a message can be for an inbox that reads a log, beside what its ledger says.
-UNREAD = """
+# Where a message can be for an inbox that reads a log, beside what its ledger says. Guests have none.
+UNREAD = f"""
     SELECT r.name AS inbox, o.message_id AS mid, o.key, o.clock, 'unread' AS place
     FROM mailroom.inbox_registry AS r, LATERAL (
         SELECT DISTINCT ON (lane) lane, clock FROM mailroom.log_receipt AS p
         WHERE p.inbox = r.name ORDER BY lane, epoch DESC, clock DESC) AS at, LATERAL (
         SELECT o.message_id, o.key, o.clock FROM mailroom.log AS o
         WHERE o.log = r.log AND o.lane = at.lane AND o.clock > at.clock) AS o
-    WHERE r.log IS NOT NULL"""
+    WHERE r.name {READS_LOG}"""
 AHEAD = f"""{UNREAD}
     UNION ALL SELECT inbox, message_id, key, clock, 'waiting' FROM mailroom.inbox WHERE inbox {READS_LOG}
     UNION ALL SELECT inbox, message_id, key, clock, 'parked' FROM mailroom.parked WHERE inbox {READS_LOG}"""

@@ -19,6 +19,7 @@ from psycopg.conninfo import make_conninfo
 
 from mailroom.schema import migrate
 from mailroom.sql import locks
+from tests.faults.guests import come_to_logs
 from tests.faults.misuse import (
     Violated,
     cancel_executors,
@@ -459,5 +460,5 @@ FAULTS: dict[str, Fault] = {
     "F36": odd_executables, "F37": slow_disk, "F38": busy_cores,
     "F39": rude_handlers, "F40": cancel_executors, "F41": come_and_go,
     "F42": end_batches, "F43": hoard_advisory_locks, "F44": fill_lock_table, "F45": copy_rows, "F46": migrate_beside,
-    "F47": use_up_pool, "F48": short_of_sessions,
+    "F47": use_up_pool, "F48": short_of_sessions, "F49": come_to_logs,
 }  # fmt: skip

@@ -36,6 +36,7 @@ KINDS = {
     "F44": "the lock table is full", "F45": "rows copied to where their sequences begin anew",
     "F46": "the next release's migration beside the programs",
     "F47": "a worker's program uses up the pool that it works on", "F48": "sessions short by one or two",
+    "F49": "inboxes made in a log's past, and a log that drops what is unread",
 }  # fmt: skip
 
 

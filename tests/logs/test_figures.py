@@ -5,9 +5,13 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
+import pytest
 
+from inbox import Inbox
+from mailroom import create_inbox
 from mailroom.doctor import examine
-from mailroom.figures.logs import READER, LogReading, LogState, reading_logs, reading_readers
+from mailroom.figures.inboxes import UNREAD
+from mailroom.figures.logs import READING, LogReading, LogState, reading_logs, reading_readers
 from mailroom.figures.statistics import EXACT
 from mailroom.metrics.leader import Added, sampling
 from mailroom.metrics.look import Watch
@@ -15,6 +19,7 @@ from mailroom.node.status import status
 from mailroom.registry.logs import set_log
 from mailroom.sql import locks
 from mailroom.sql.locked import reading_locked
+from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
 from tests.dashboard.conftest import browsing
 from tests.logs.support import DAY, NOW, Reader, days, make, write
@@ -35,7 +40,7 @@ def logs(node: Node) -> list[LogState]:
 
 def test_an_inbox_that_stands_still_holds_what_is_older_than_its_log_keeps(node: Node, connect: Connect) -> None:
     make(node, "billing", "search")
-    days(node, 10, keys="ab")
+    first, *_ = days(node, 10, keys="ab")
     Reader(connect(), "search").take_all()
     found = readers(node, NOW + 10 * DAY)
     [log] = logs(node)
@@ -54,6 +59,10 @@ def test_an_inbox_that_stands_still_holds_what_is_older_than_its_log_keeps(node:
     ]  # fmt: skip
     for words in (("log", "status"), ("status",)):
         assert "billing" in done(*words, dsn=node.dsn)
+    with node.connection.transaction():
+        Inbox("search").rewind(node.connection, first, actor="test")
+    assert readers(node)["search"].unread == Inbox("search").backlog(node.connection) == 19
+    assert {each.name: each.backlog for each in status(node.connection).inboxes} == {"billing": 20, "search": 19}
     with node.connection.transaction():
         set_log(node.connection, "orders", drop_unread=True)
     assert readers(node)["billing"].held_segments == 0  # it goes with the next round of a janitor
@@ -121,9 +130,13 @@ def test_the_doctor_and_metrics_tell_of_readers(node: Node, connect: Connect) ->
 
 def test_what_is_unread_is_an_estimate_beyond_some_messages(node: Node) -> None:
     make(node, "billing", "search", lanes=64)
+    for name, topic in (("refunds", "order.refunded"), ("nothing", "order.lost")):
+        with node.connection.transaction():
+            create_inbox(node.connection, name, log="orders", topics=[topic])
     node.connection.execute(
-        "INSERT INTO mailroom.outbox (topic, key, value_json) SELECT 'order.paid', 'one', '1' "
-        "FROM generate_series(1, %s)", [4 * EXACT],
+        "INSERT INTO mailroom.outbox (topic, key, value_json) SELECT "
+        "CASE WHEN n %% 4 = 0 THEN 'order.refunded' ELSE 'order.paid' END, 'one', '1' "
+        "FROM generate_series(1, %s) AS n", [4 * EXACT],
     )  # fmt: skip
     node.deliver_all()
     node.connection.execute("SELECT pg_stat_force_next_flush()")
@@ -134,20 +147,25 @@ def test_what_is_unread_is_an_estimate_beyond_some_messages(node: Node) -> None:
     found = readers(node)
     assert 3.6 * EXACT <= found["billing"].unread <= 4.4 * EXACT  # all are of one lane
     assert 1.3 * EXACT <= found["search"].unread <= 1.7 * EXACT
+    assert 0.9 * EXACT <= found["refunds"].unread <= 1.1 * EXACT
+    assert found["nothing"].unread == 1  # none of those that were looked at; so there may be one
     node.connection.execute("SELECT pg_stat_reset()")
     assert readers(node)["billing"].unread == EXACT + 1
 
 
-def test_the_figures_of_a_reader_probe_and_do_not_scan(node: Node) -> None:
-    """Also by a plan that was made while the log was empty."""
-    make(node, "billing")
-    names = {"schema": SCHEMA, "inbox": "billing", "log": "orders", "lanes": "4"}
-    sql, _ = READER.at(**names).numbered
+@pytest.mark.parametrize("statement", [READING, UNREAD])
+def test_the_figures_of_readers_probe_and_do_not_scan(node: Node, statement: Sql) -> None:
+    """Also by a plan that was made while the log was empty; and no position of another reader is locked for it."""
+    make(node, "billing", "search", "other")
+    names = {"schema": SCHEMA, "names": "billing', 'search", "log": "orders", "lanes": "4"}
+    sql, _ = statement.at(**names).numbered
     node.connection.execute("SET plan_cache_mode = force_generic_plan")
     node.connection.execute(b"PREPARE figures AS " + sql)
-    plan = str(node.rows("EXPLAIN EXECUTE figures (NULL)"))
+    execute = "EXPLAIN EXECUTE figures" + (" (NULL)" if b"$1" in sql else "")
+    plan = str(node.rows(execute))
     assert not re.search("Seq Scan on (log_1|log_tick|receipts)", plan)
-    assert plan.count("Scan using log_1_lane") == 3
+    assert plan.count(" using log_1_lane") == (3 if statement is READING else 1)
+    assert ("receipts_billing" in plan, "receipts_other" in plan) == (True, False)
 
 
 def test_a_log_that_is_locked_costs_no_other_its_figures_and_roles_see_them(node: Node, connect: Connect) -> None:
@@ -156,6 +174,7 @@ def test_a_log_that_is_locked_costs_no_other_its_figures_and_roles_see_them(node
     locker = connect()
     locker.execute("LOCK TABLE mailroom.log_1")
     assert list(readers(node)) == ["search"]
+    assert [each.name for each in status(node.connection).inboxes] == ["search"]
     assert [each.bytes > 0 for each in logs(node)] == [True, False]
     locker.rollback()
     for purpose in ("metrics", "auditor", "dispatcher"):

@@ -10,6 +10,7 @@ from inbox.by_log import lanes, log_claim
 from inbox.sessions.hold import releasing
 from mailroom import create_inbox, rename_inbox, set_inbox
 from mailroom.errors import ConfigurationError
+from mailroom.figures.logs import reading_readers
 from mailroom.node.status import status
 from mailroom.registry.listing import listing
 from mailroom.registry.logs import listing_logs
@@ -51,9 +52,10 @@ def test_a_reader_gets_what_it_wants_wherever_it_looks(node: Node, connect: Conn
             create_inbox(node.connection, name, log="orders", topics=topics)
     write(node, " ".join(TOPICS))
     backlogs = {each.name: each.backlog for each in status(node.connection).inboxes}
+    unread = {each.inbox: each.unread for each in run(node.connection, reading_readers(SCHEMA, []))}
     for name, (_, gets) in wanted.items():
         inbox = Inbox(name)
-        assert inbox.backlog(node.connection) == backlogs[name] == len(gets)
+        assert inbox.backlog(node.connection) == backlogs[name] == unread[name] == len(gets)
         assert [each.topic for each in inbox.peek(node.connection)] == gets
         assert topics_of(Reader(connect(), name)) == gets
         assert inbox.backlog(node.connection) == 0

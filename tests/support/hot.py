@@ -27,6 +27,7 @@ from inbox.keeping import keeping
 from inbox.sessions import alive, wakeup
 from inbox.total_order import total_claim, total_failure, total_parked
 from inbox.worker import in_flight
+from mailroom.figures import logs
 from mailroom.figures.inboxes import INBOXES, UNREAD
 from mailroom.links import marks
 from mailroom.links.handshake import hello
@@ -171,7 +172,8 @@ READING_LOGS = {
     "log-backlog": Hot(log_peek.COUNT, LOG),
     "log-record-a-failure": Hot(log_failure.RECORD, LOG),
     "log-suspect": Hot(log_failure.SUSPECT, LOG),
-    "log-status": Hot(UNREAD, LOG),
+    "log-status": Hot(UNREAD, LOG | {"names": "shipping"}),
+    "log-standing": Hot(logs.READING, LOG | {"names": "shipping"}),
 }
 ENDING = {
     "settle": Hot(batch.SETTLE),
