@@ -230,7 +230,7 @@ class Stage:
                         f"{what}: not handled by {sorted(inbox for _, inbox in missing)} of "
                         f"{sorted(asked.values())} after {time.monotonic() - began:.0f} s; {self.situation()}"
                     )
-                time.sleep(0.01)
+                time.sleep(0.03)
         took = time.monotonic() - began
         self._note(what, took)
         return took
