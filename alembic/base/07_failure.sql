@@ -50,7 +50,7 @@ CREATE TABLE attempt (  -- The history of failed attempts and of replays, kept f
     attempt     integer     NOT NULL,              -- The number of the attempt, from 1; 0 for a replay.
     outcome     text        COLLATE "C" NOT NULL,  -- The outcome: retry, park, skip or replay.
     error       text        NOT NULL,              -- Why it failed, truncated.
-    worker      text        NOT NULL DEFAULT current_setting('application_name'),  -- The worker that recorded it.
+    worker      text        NOT NULL DEFAULT current_setting('application_name'),  -- The worker that recorded it: its application_name, process id and host.
     retry_at    timestamptz,                       -- When the message may be tried again; null if it may not.
     error_class text        COLLATE "C"            -- The class of what was raised, or of what is known of it; null for a replay.
 );

@@ -13,6 +13,7 @@ from uuid import UUID
 from inbox.exceptions import Park, Retry, Skip
 from mailroom.errors import DecodeError, NoHandler, coded
 from mailroom.message.message import Message
+from mailroom.session.settings import of_this_process
 from mailroom.sql.operation import Operation, Sql
 
 MAX_ERROR_LENGTH = 500
@@ -72,9 +73,11 @@ changed AS (
         WHERE s.parked_at IS NULL
     RETURNING extract(epoch FROM nullif(retry_at, 'infinity') - clock_timestamp())::float8 AS due_in_s),
 history AS (
-    INSERT INTO {schema}.my_attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error, error_class)
+    INSERT INTO {schema}.my_attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error, error_class,
+                                     worker)
     SELECT name, %(key)s::text, %(clock)s::bigint, %(id)s::uuid, attempt, outcome,
-           CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text, %(error_class)s::text
+           CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text, %(error_class)s::text,
+           pg_catalog.current_setting('application_name'::text) OPERATOR(pg_catalog.||) %(process)s::text
     FROM decided)
 SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed), max_attempts::bigint FROM decided
 """
@@ -155,7 +158,7 @@ def recording(schema: str, inbox: str, attempt: Failed, statement: Sql = RECORD,
     """Record one failed attempt, and its outcome: the message's key waits, or the message ends."""
     rows = yield statement.at(**names, schema=schema, inbox=inbox)(
         key=attempt.key, clock=attempt.clock, id=attempt.id, error=attempt.error, error_class=attempt.error_class,
-        failure=attempt.kind, after_s=attempt.after_s,
+        failure=attempt.kind, after_s=attempt.after_s, process=of_this_process(""),
     )  # fmt: skip
     if not rows:
         return GONE

@@ -38,9 +38,11 @@ changed AS (
         WHERE s.retry_at < 'infinity'
     RETURNING extract(epoch FROM retry_at - clock_timestamp())::float8 AS due_in_s),
 history AS (
-    INSERT INTO {schema}.my_attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error, error_class)
+    INSERT INTO {schema}.my_attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error, error_class,
+                                     worker)
     SELECT name, '', %(clock)s::bigint, %(id)s::uuid, attempt, outcome,
-           CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text, %(error_class)s::text
+           CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text, %(error_class)s::text,
+           pg_catalog.current_setting('application_name'::text) OPERATOR(pg_catalog.||) %(process)s::text
     FROM decided)
 SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed), max_attempts::bigint FROM decided
 """,

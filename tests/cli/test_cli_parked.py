@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import os
 import platform
 from typing import Any
 
@@ -103,6 +104,7 @@ def test_show_tells_the_history_and_the_messages(held: Node) -> None:
     found = json_of("parked", "show", "shipping", "--key", "a", "--limit", "2", dsn=held.dsn)
     assert [message["value"] for message in found["messages"]] == [0, 1]
     assert [(each["attempt"], each["outcome"]) for each in found["attempts"]] == [(2, "park"), (1, "retry")]
+    assert {each["worker"].rpartition(" ")[2] for each in found["attempts"]} == {f"{os.getpid()}@{platform.node()}"}
     assert found["parked"]["messages"] == 3
 
 

@@ -1293,7 +1293,7 @@ COMMENT ON COLUMN mailroom.attempt.outcome IS 'The outcome: retry, park, skip or
 
 COMMENT ON COLUMN mailroom.attempt.error IS 'Why it failed, truncated.';
 
-COMMENT ON COLUMN mailroom.attempt.worker IS 'The worker that recorded it.';
+COMMENT ON COLUMN mailroom.attempt.worker IS 'The worker that recorded it: its application_name, process id and host.';
 
 COMMENT ON COLUMN mailroom.attempt.retry_at IS 'When the message may be tried again; null if it may not.';
 

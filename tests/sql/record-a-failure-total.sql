@@ -1,5 +1,5 @@
 -- RECORD in inbox/total_order/total_failure.py
--- $1 clock, $2 key, $3 failure, $4 after_s, $5 error, $6 id, $7 error_class
+-- $1 clock, $2 key, $3 failure, $4 after_s, $5 error, $6 id, $7 error_class, $8 process
 WITH tried AS MATERIALIZED (
     SELECT r.*, i.sent_clock, $1::bigint = (
                SELECT clock FROM "mailroom".inbox_shipping WHERE (sent_clock + 0) > r.sent_floor
@@ -34,8 +34,10 @@ changed AS (
         WHERE s.retry_at < 'infinity'
     RETURNING extract(epoch FROM retry_at - clock_timestamp())::float8 AS due_in_s),
 history AS (
-    INSERT INTO "mailroom".my_attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error, error_class)
+    INSERT INTO "mailroom".my_attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error, error_class,
+                                     worker)
     SELECT name, '', $1::bigint, $6::uuid, attempt, outcome,
-           CASE outcome WHEN 'retry' THEN retry_at END, $5::text, $7::text
+           CASE outcome WHEN 'retry' THEN retry_at END, $5::text, $7::text,
+           pg_catalog.current_setting('application_name'::text) OPERATOR(pg_catalog.||) $8::text
     FROM decided)
 SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed), max_attempts::bigint FROM decided
