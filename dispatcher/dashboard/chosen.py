@@ -21,7 +21,7 @@ TICK = "of-"  # the names of tick boxes begin with this: a form has each field o
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenKeys:
     """Parked keys of inboxes; None is the whole of a total inbox."""
 
     keys: Mapping[str, list[str] | None]
@@ -55,10 +55,10 @@ def filter_of(asked: Asked) -> ParkedFilter:
     return ParkedFilter(inbox, asked.text("error"), asked.text("matching"), age)
 
 
-def chosen(connection: Connection[Any], schema: str, fields: Mapping[str, str]) -> Chosen:
+def chosen(connection: Connection[Any], schema: str, fields: Mapping[str, str]) -> ChosenKeys:
     """Return which keys a form means. Raises `Refused` if it names none."""
     if "key" in fields:
-        return Chosen({inbox_name(fields["inbox"]): [fields["key"]]})
+        return ChosenKeys({inbox_name(fields["inbox"]): [fields["key"]]})
     pairs = [_pair(value) for name, value in fields.items() if name.startswith(TICK)]
     if not pairs and not fields.get("all"):  # a form that lost its keys must not mean every key
         raise Refused(400, "The form names nothing to change: tick the keys that are meant.")
@@ -68,7 +68,7 @@ def chosen(connection: Connection[Any], schema: str, fields: Mapping[str, str]) 
     found: dict[str, list[str]] = {}
     for inbox, key in pairs:
         found.setdefault(inbox, []).append(key)
-    return Chosen({inbox: _of_inbox(connection, schema, inbox, keys) for inbox, keys in found.items()})
+    return ChosenKeys({inbox: _of_inbox(connection, schema, inbox, keys) for inbox, keys in found.items()})
 
 
 def _pair(value: str) -> tuple[str, str]:

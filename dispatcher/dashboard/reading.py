@@ -93,7 +93,7 @@ ORDER BY clock + 0 LIMIT 10
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class LastFailure:
     """A failed attempt: of which message, with which text, what followed, and who recorded it."""
 
     at: datetime
@@ -113,13 +113,13 @@ SELECT a.at, a.inbox, a.key, a.message_id, a.error, a.attempt::bigint, a.outcome
 FROM (SELECT * FROM {schema}.attempt ORDER BY id DESC LIMIT 100) AS a
 WHERE a.outcome <> 'replay' ORDER BY a.id DESC LIMIT 8
 """,
-    into=Failure,
+    into=LastFailure,
 )
 
 
-def reading_failures(schema: str) -> Operation[list[Failure]]:
+def reading_failures(schema: str) -> Operation[list[LastFailure]]:
     """Return the last eight failed attempts."""
-    found: list[Failure] = FAILURES.named((yield FAILURES.at(schema=schema)()))
+    found: list[LastFailure] = FAILURES.named((yield FAILURES.at(schema=schema)()))
     return found
 
 

@@ -9,11 +9,11 @@ from mailroom.bridges.source import BrokerPosition
 from mailroom.links.states import reading_readers, reading_sources
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import Operation, Sql
-from mailroom.values.readable import Readable
+from mailroom.values.readable import ReadableRepr
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class OutState(Readable):
+class OutState(ReadableRepr):
     """A bridge out of this node.
 
     `state` is open, or something is not published: `since` says since when, and `why` why and what to do. The state is
@@ -43,7 +43,7 @@ class OutState(Readable):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class InState(Readable):
+class InState(ReadableRepr):
     """A bridge into this node.
 
     `state` is open, or nothing is taken in: `since` says since when, and `why` why and what to do. The state is then
@@ -73,7 +73,7 @@ class InState(Readable):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class BridgeStates(Readable):
+class BridgeStates(ReadableRepr):
     """The bridges of a node, by name: those `out` of it, and those `into` it."""
 
     out: tuple[OutState, ...]

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from mailroom.sql.operation import Operation, Sql, filled
-from mailroom.values.readable import Readable
+from mailroom.values.readable import ReadableRepr
 
 Role: TypeAlias = Literal["dispatcher", "executor", "links"]
 
@@ -31,7 +31,7 @@ class LaneFailure:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DispatcherStatus(Readable):
+class DispatcherStatus(ReadableRepr):
     """The dispatcher, executor or lane `links` that leads; if `leads` is false, the last one that led.
 
     `role` says which of them it is. `state` is awake, asleep or stopped, as of its last renewal of the lease.

@@ -7,11 +7,11 @@ from uuid import UUID
 from mailroom.figures.links import DONE
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import Operation, Sql
-from mailroom.values.readable import Readable
+from mailroom.values.readable import ReadableRepr
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ReaderState(Readable):
+class ReaderState(ReadableRepr):
     """A node that reads this one, as this node sees it.
 
     `state` is open, or cut: then nothing is stamped for it any more. `in_doubt`: the reader has not found its position
@@ -41,7 +41,7 @@ class ReaderState(Readable):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SourceState(Readable):
+class SourceState(ReadableRepr):
     """A node that this one reads, as this node sees it.
 
     `state` is open, or the source is not read: `since` says since when, and `why` says why and what to do. The state is
@@ -76,7 +76,7 @@ class SourceState(Readable):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class LinkStates(Readable):
+class LinkStates(ReadableRepr):
     """The links of a node: the `readers` that may read it, and the `sources` that it reads, each by name."""
 
     readers: tuple[ReaderState, ...]

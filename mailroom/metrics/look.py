@@ -271,7 +271,9 @@ def _inboxes(
         delivered, reaped = rates.get(name, (0.0, 0.0)) if rates else (None, None)
         failing, parked = keys.get((name, "waiting"), 0), keys.get((name, "parked"), 0)
         waiting += of_logs.get(name, 0)
-        about = None if name in unknown and oldest.get(name) else int(waiting)  # something waits, and is not counted
+        # Something waits, and is not counted; what is unread of a log is.
+        is_uncounted = name in unknown and name not in of_logs and oldest.get(name)
+        about = None if is_uncounted else int(waiting)
         found.append(InboxLook(name, delivered, reaped, about, oldest.get(name, 0.0), failing, parked,
                                bool(paused[name]), fails.get(name, 0.0), name in unread))  # fmt: skip
     return sorted(found, key=_rank)

@@ -22,7 +22,7 @@ from mailroom.sql.operation import Operation, Sql, filled
 from mailroom.values import shell
 from mailroom.values.names import DEFAULT_SCHEMA, Key, key_text, schema_name
 from mailroom.values.numbers import count
-from mailroom.values.readable import Readable
+from mailroom.values.readable import ReadableRepr
 
 __all__ = ["KeyPlaces", "KeyStanding", "LogUnread", "Unseen", "trace_key", "trace_key_async"]
 
@@ -33,7 +33,7 @@ LOOKED_OF_ALL, LOOKED_OF_EACH = 20_000, 100
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class KeyStanding(Readable):
+class KeyStanding(ReadableRepr):
     """How a key stands in an inbox where it is failing, parked or paused, which `state` says.
 
     The key '' is the whole of a total inbox. `since` is when it was parked or paused, `retry_at` when a failing one is
@@ -74,7 +74,7 @@ class Unseen:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class KeyPlaces(Readable):
+class KeyPlaces(ReadableRepr):
     """A key: where it is in trouble, where its messages are, what inboxes have yet to read of it, what was not seen."""
 
     key: str
@@ -250,7 +250,7 @@ WHERE NOT pg_catalog.has_column_privilege('{schema}.' || n.of, n.name, 'SELECT':
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class KeyPlace(Readable):
+class KeyPlace(ReadableRepr):
     """Where messages of a key may be: the tables that are read, the columns of each, and what a reader is told."""
 
     where: Where

@@ -27,7 +27,7 @@ from mailroom.sql.operation import Operation
 from mailroom.sql.sight import seeing
 from mailroom.sql.waits import Wait, reading_waits
 from mailroom.values.names import DEFAULT_SCHEMA, schema_name
-from mailroom.values.readable import Readable
+from mailroom.values.readable import ReadableRepr
 
 __all__ = [
     "ClockSetBack",
@@ -55,7 +55,7 @@ SHOWN_S = 0.1  # a shorter wait for a lock is that of any busy server
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class InboxStatus(Readable):
+class InboxStatus(ReadableRepr):
     """One inbox. A lag is the age in seconds of the oldest waiting message, 0 if none waits.
 
     `on_the_way` counts its messages in the outbox, and `dispatcher_lag_s` is the age of the oldest of them. `backlog`
@@ -96,7 +96,7 @@ class InboxStatus(Readable):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class LinkStatus(Readable):
+class LinkStatus(ReadableRepr):
     """One node that reads messages of this one, or a bridge to a broker.
 
     `state` is open or cut; for a cut link nothing is stamped any more. That of a bridge is also stopped, unreachable or
@@ -114,7 +114,7 @@ class LinkStatus(Readable):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class LogStatus(Readable):
+class LogStatus(ReadableRepr):
     """One log: how many segments it has, and its size on disk in bytes.
 
     `held_bytes` of that are older than the log keeps messages, and stay since `held_since`, because the inboxes in
@@ -130,7 +130,7 @@ class LogStatus(Readable):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Status(Readable):
+class Status(ReadableRepr):
     """A node: its schema and name, and in which database on which server it is, by the address that the server has.
 
     `outbox_backlog` counts committed messages that wait for the dispatcher, `scheduled` those not yet due.

@@ -7,7 +7,7 @@ from typing import Any, cast
 WIDTH = 100  # characters of a line
 
 
-class Readable:
+class ReadableRepr:
     """A dataclass whose `repr` people can read: a field per line if it is long, without those that say the usual."""
 
     __slots__ = ()

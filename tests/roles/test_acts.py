@@ -19,7 +19,7 @@ TRAFFIC = {
     "worker run", "bridge serve", "dashboard", "demo", "bench",
 }  # fmt: skip
 LOOKS = {
-    "archive list", "asyncapi", "bridge brokers", "bridge show", "bridge status", "bridge test", "completion",
+    "archive list", "asyncapi", "audit", "bridge brokers", "bridge show", "bridge status", "bridge test", "completion",
     "dead-letter list",
     "dead-letter show", "dispatcher status", "doctor", "embedded dsn", "embedded psql", "embedded status",
     "embedded stop", "executor function list", "executor status", "executor target list", "explain", "health",
