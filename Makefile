@@ -186,7 +186,7 @@ some-mutants: $(SPARK_STAMP) ## The same with six rules
 FAULTS := $(BIN)/python -m tests.faults $(if $(SEED),--seed $(SEED))
 .PHONY: faults
 faults: $(STAMP) pgbouncer ## Break a node under load for some minutes, and hold its ledgers against the guarantees
-	$(BIN)/python -m tests.faults --seconds 120 --unknown 300 --floor 9 --seed $(CI_SEED)
+	$(BIN)/python -m tests.faults --seconds 120 --unknown 300 --floor 5 --seed $(CI_SEED)
 
 .PHONY: disasters
 disasters: ## Install what power cuts and jumps of the clock need, where root and apt-get can; without it they are skipped
@@ -198,7 +198,7 @@ disasters: ## Install what power cuts and jumps of the clock need, where root an
 SOAK_S ?= 1800
 .PHONY: soak
 soak: $(STAMP) pgbouncer disasters ## The same for SOAK_S=1800, with every kind of fault
-	$(FAULTS) --seconds $(SOAK_S) --unknown 1000 --floor 34
+	$(FAULTS) --seconds $(SOAK_S) --unknown 1000 --floor 29
 
 .PHONY: spark-soak
 spark-soak: $(SPARK_STAMP) ## Kill drivers, tasks, executors, sessions and the server under Spark's writers for SOAK_S=1800
