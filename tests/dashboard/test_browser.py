@@ -2,12 +2,11 @@
 
 Each test holds alone, since the processes of a run share the tests of a file, and each process has a node of its own.
 
-Screenshots are kept as artefacts, below $MAILROOM_ARTEFACTS or a folder for temporary files.
+Screenshots are taken if $MAILROOM_ARTEFACTS names a folder for them: each takes as long as its page.
 """
 
 import os
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,13 @@ def at(trouble: Trouble) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def artefacts() -> Path:
-    home = Path(os.environ.get("MAILROOM_ARTEFACTS") or tempfile.gettempdir()) / "mailroom-dashboard"
+def photograph(window: Any) -> Callable[[str], None]:
+    """Give what takes a screenshot, if anybody wants them."""
+    if not (wanted := os.environ.get("MAILROOM_ARTEFACTS")):
+        return lambda name: None
+    home = Path(wanted) / "mailroom-dashboard"
     home.mkdir(parents=True, exist_ok=True)
-    return home
+    return lambda name: window.save_screenshot(str(home / f"{name}.png"))
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,7 @@ def act(window: Any, label: str, why: str = "by clicks", *, sure: bool = False) 
 
 
 def test_every_page_is_drawn_and_nothing_is_refused_or_loaded_from_elsewhere(
-    window: Any, at: str, artefacts: Path
+    window: Any, at: str, photograph: Callable[[str], None]
 ) -> None:
     window.get_log("browser")  # of other tests, which are refused what they should be
     paths = [*SHOWS, f"/inboxes/shipping/key?key={KEY.replace('<', '%3C').replace('>', '%3E')}"]
@@ -94,7 +96,7 @@ def test_every_page_is_drawn_and_nothing_is_refused_or_loaded_from_elsewhere(
             window.get(at + path)
             if path == "/doctor":
                 shows(window, "What helps")  # htmx has fetched the findings
-            window.save_screenshot(str(artefacts / f"{scheme}-{width}-{number:02}.png"))
+            photograph(f"{scheme}-{width}-{number:02}")
             # Only tables scroll to the side, and the page does not.
             wide = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
             assert window.execute_script(wide), path
@@ -104,7 +106,7 @@ def test_every_page_is_drawn_and_nothing_is_refused_or_loaded_from_elsewhere(
     assert all(each.startswith(at + "/") for each in urls)
 
 
-def test_acts_are_done_by_clicks(window: Any, at: str, trouble: Trouble, artefacts: Path) -> None:
+def test_acts_are_done_by_clicks(window: Any, at: str, trouble: Trouble, photograph: Callable[[str], None]) -> None:
     node = trouble.node
     letters = node.value("SELECT count(*) FROM mailroom.dead_letter")  # other tests add some
     window.set_window_size(1280, 1000)
@@ -117,14 +119,14 @@ def test_acts_are_done_by_clicks(window: Any, at: str, trouble: Trouble, artefac
     shows(window, f"{letters} dead letters requeued.")
     node.deliver_all()
     window.get(f"{at}/dead-letters")
-    window.save_screenshot(str(artefacts / "requeued.png"))
+    photograph("requeued")
     act(window, "Discard all", sure=True)
     shows(window, f"{letters} dead letters discarded.")
     shows(window, "There are no dead letters.")
     window.get(f"{at}/inboxes/shipping")
     act(window, "Pause")
     shows(window, "Paused since")
-    window.save_screenshot(str(artefacts / "paused.png"))
+    photograph("paused")
     act(window, "Resume")
     shows(window, "goes on.")
     done = node.rows("SELECT action, reason FROM mailroom.audit WHERE reason = 'by clicks' ORDER BY id")
@@ -160,7 +162,7 @@ FROM generate_series(1, 9) AS n
 
 
 def test_parked_keys_are_read_ticked_and_acted_on_at_each_width_and_in_both_themes(
-    window: Any, at: str, trouble: Trouble, artefacts: Path
+    window: Any, at: str, trouble: Trouble, photograph: Callable[[str], None]
 ) -> None:
     node = trouble.node
     node.connection.execute(PARKED)
@@ -174,7 +176,7 @@ def test_parked_keys_are_read_ticked_and_acted_on_at_each_width_and_in_both_them
             assert "carrier said <script>" not in text_of(window, "main")
             assert window.execute_script(IS_SEEN, "td.error", "TimeoutError"), width
             assert window.execute_script(IS_SEEN, "button.opens", "Discard"), width
-            window.save_screenshot(str(artefacts / f"parked-{scheme}-{width}.png"))
+            photograph(f"parked-{scheme}-{width}")
             # Nothing is ticked yet, and then two are: the page stays as it is.
             assert not find(window, "[popovertarget=ticked]").is_enabled()
             for each in window.find_elements("css selector", ".pick")[:2]:
@@ -182,7 +184,7 @@ def test_parked_keys_are_read_ticked_and_acted_on_at_each_width_and_in_both_them
             assert text_of(window, "#refresh-state") == "paused while keys are ticked"
             find(window, "[popovertarget=ticked]").click()
             eventually(lambda: text_of(window, "#ticked .ticked") == "2 keys with 0 messages")
-            window.save_screenshot(str(artefacts / f"ticked-{scheme}-{width}.png"))
+            photograph(f"ticked-{scheme}-{width}")
             find(window, "#ticked [name=why]").send_keys("by ticks")
             if scheme == "light":
                 find(window, "#ticked .primary").click()
