@@ -31,7 +31,7 @@ ISOLATIONS = (READ_COMMITTED, "repeatable read", "serializable")
 SETTLED_WITHIN_S = 90.0
 LACKING_S = 600.0  # after its time, for the kinds that are missing
 # A lane's last step, with all that it may wait for: longer, and something waits that nobody bounds.
-LANE_ENDS_WITHIN_S = 600.0
+LANE_ENDS_WITHIN_S = 900.0
 
 
 class StandsStill(Exception):

@@ -44,7 +44,8 @@ COUNT_EACH = 2  # looks: what is unread of logs is counted message by message
 WATCH_OPTIONS = "-c lock_timeout=1s"
 ORPHAN_S = 2.0
 HANDLED_WITHIN_S = 60.0  # I11: 30 s and what the backlog takes, with other faults meanwhile
-PATIENCE_S = 300.0  # at the most, where others' messages are handled meanwhile
+LONG_S = 20.0  # from this on the report says who was the last
+PATIENCE_S = 600.0  # at the most, where others' messages are handled meanwhile
 
 
 SITUATION = """
@@ -206,6 +207,7 @@ class Stage:
         topics = topics or (INBOXES if self._roles else TARGETS)  # without those who read logs
         asked: dict[UUID, str] = {}
         missing: set[tuple[UUID, str]] = set()
+        last = missing
         patience = _Patience(self, within_s, self._patience_s)
         with contextlib.ExitStack() as stack:
             session = through
@@ -217,7 +219,7 @@ class Stage:
                     if not asked:
                         asked = self._ask(session, topics)
                     seen = session.execute("SELECT mid, inbox FROM faults.seen WHERE mid = ANY (%s)", [list(asked)])
-                    missing = _receivers(asked) - set(seen.fetchall())
+                    last, missing = missing, _receivers(asked) - set(seen.fetchall())
                     if not missing:
                         session.execute("DELETE FROM faults.seen WHERE mid = ANY (%s)", [list(asked)])
                         break
@@ -232,7 +234,7 @@ class Stage:
                     )
                 time.sleep(0.03)
         took = time.monotonic() - began
-        self._note(what, took)
+        self._note(f"{what} by {', '.join(sorted({inbox for _, inbox in last}))}" if took > LONG_S else what, took)
         return took
 
     def _note(self, what: str, took: float) -> None:
