@@ -63,8 +63,9 @@ def names_of_statements() -> dict[int, str]:
         if module.partition(".")[0] not in PACKAGES:
             continue
         for name, value in vars(content).items():
-            for nth, each in enumerate(value if isinstance(value, tuple) else (value,)):
-                if issubclass(type(each), Sql):  # a setting of Django would be asked for its class, and has none yet
+            # By `type`: the settings of Django, asked for their class, would want to be configured.
+            for nth, each in enumerate(value if issubclass(type(value), tuple) else (value,)):
+                if issubclass(type(each), Sql):
                     names.setdefault(id(each), f"{module}.{name}" + (f"[{nth}]" if each is not value else ""))
     return names
 
