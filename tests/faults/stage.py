@@ -135,7 +135,7 @@ class Stage:
             ("worker", "worker-b1", direct, "beta"), ("worker", "worker-b2", through, "beta"),
             ("reaper", "reaper-1", direct, "gamma"), ("reaper", "reaper-2", through, "gamma"),
             ("worker", "worker-d1", direct, "delta"), ("worker", "worker-d2", through, "delta"),
-            ("worker", "worker-v1", through, "bravo"),
+            ("worker", "worker-v1", through, "bravo"), ("worker", "worker-v2", direct, "bravo"),
             ("reaper", "reaper-e1", direct, "epsilon"), ("rewinder", "rewinder-1", direct, ""),
         ]  # fmt: skip
         if self.pooler is not None:
