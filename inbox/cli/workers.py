@@ -27,14 +27,14 @@ def list_(call: Call) -> None:
         document(found)
         return
     if found.workers:
-        columns = ("inbox", "state", "host", "pid", "in hand", "last batch", "since", "address", "backend")
+        columns = ("inbox", "state", "host", "pid", "in hand", "last batch", "since", "release", "address", "backend")
         table(columns, map(_cells, found.workers), numbers=("in hand",))
     else:
         say("No worker is there: mailroom worker run MODULE:WORKER")
     say("")
     if found.lanes:
-        rows = ((each.role, each.state, each.process, each.since) for each in found.lanes)
-        table(("lane", "state", "process", "since"), rows)
+        rows = ((each.role, each.state, each.process, each.since, each.release) for each in found.lanes)
+        table(("lane", "state", "process", "since", "release"), rows)
     else:
         say("No dispatcher is there: mailroom dispatcher run")
 
@@ -42,5 +42,5 @@ def list_(call: Call) -> None:
 def _cells(each: WorkerSeen) -> tuple[object, ...]:
     return (
         each.inbox, each.state, each.host, None if each.pid is None else str(each.pid), each.messages,
-        each.last_batch_at, each.since, each.address, None if each.backend is None else str(each.backend),
+        each.last_batch_at, each.since, each.release, each.address, None if each.backend is None else str(each.backend),
     )  # fmt: skip

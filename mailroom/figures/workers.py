@@ -17,6 +17,9 @@ from mailroom.sql.waits import APPLICATION
 NAME_BYTES = 63  # of an application's name; the rest is cut off
 IN_FLIGHT = "worker in flight"  # `inbox.worker.in_flight` calls its sessions so, and `dispatcher.lanes.leading` keepers
 KEEPER = "keeper"
+# After a session's name come the release, and the process's id and host (`mailroom.session.settings.of_this_process`).
+PART = """pg_catalog.split_part(
+               pg_catalog.substr(a.application_name, pg_catalog.length({name}) + 1), ' '::text, {nth})"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +27,10 @@ class WorkerSeen:
     """A worker of an inbox. Two workers of one process are two.
 
     `state` is busy, idle, dead (its entry is left, and its lock is not), or unknown, as behind a pooler. `host` and
-    `pid` are of its process; of an idle one whose inbox has a long name the host may be cut off, or None. `backend` is
-    the process id of its session at the server. `since` is when that session began and `address` where it comes from,
-    None if this role may not see that. `messages` are those that it has in hand, and `last_batch_at` is when it took
-    the last batch that is on record, which is none once it sleeps.
+    `pid` are of its process, and `release` is that of its Mailroom; of an idle one whose inbox has a long name they may
+    be cut off, or None. `backend` is the process id of its session at the server. `since` is when that session began,
+    and `address` where it comes from, None if this role may not see that. `messages` are those that it has in hand, and
+    `last_batch_at` is when it took the last batch that is on record, which is none once it sleeps.
     """
 
     inbox: str
@@ -37,18 +40,23 @@ class WorkerSeen:
     backend: int | None
     since: datetime | None
     address: str | None
+    release: str | None
     messages: int
     last_batch_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class LaneSeen:
-    """A process of a lane, which is `role`: it leads, or stands by. `since` is None if this role may not see it."""
+    """A process of a lane, which is `role`: it leads, or stands by. `since` is None if this role may not see it.
+
+    `release` is the process's Mailroom's.
+    """
 
     role: str
     state: str
     process: str
     since: datetime | None
+    release: str
 
 
 # A worker's number is its own, so its entries and its session have the same. The session's name may be cut off. One
@@ -59,7 +67,7 @@ WITH {alive},
 seen AS MATERIALIZED (
     SELECT DISTINCT ON (v.number) v.number, v.pid, r.name AS inbox, a.backend_start AS since,
            pg_catalog.host(a.client_addr) AS address,
-           pg_catalog.substr(a.application_name, pg_catalog.length(n.name) + 1) AS process
+           {release} AS release, {process} AS process
     FROM alive AS v JOIN pg_catalog.pg_stat_activity AS a ON a.pid = v.pid
     LEFT JOIN ({schema}.inbox_registry AS r CROSS JOIN LATERAL (
         SELECT pg_catalog.left('{application}{in_flight} '::text || r.name || ' '::text, {bytes})) AS n (name))
@@ -75,7 +83,7 @@ SELECT coalesce(e.inbox, s.inbox),
        coalesce(e.host, nullif(pg_catalog.split_part(s.process, '@'::text, 2), ''::text)),
        coalesce(e.pid::bigint, CASE WHEN s.process ~ '^[0-9]{1,9}@'::text
                                     THEN pg_catalog.split_part(s.process, '@'::text, 1)::bigint END),
-       s.pid::bigint, s.since, s.address, coalesce(e.messages, 0::bigint), e.last_at
+       s.pid::bigint, s.since, s.address, nullif(s.release, ''::text), coalesce(e.messages, 0::bigint), e.last_at
 FROM entry AS e FULL JOIN seen AS s ON s.number = e.number
 WHERE coalesce(e.inbox, s.inbox) IS NOT NULL ORDER BY 1, 2, 3, 4, 5
 """,
@@ -85,10 +93,12 @@ WHERE coalesce(e.inbox, s.inbox) IS NOT NULL ORDER BY 1, 2, 3, 4, 5
     application=APPLICATION,
     in_flight=IN_FLIGHT,
     bytes=NAME_BYTES,
+    release=filled(PART, name="n.name", nth=1),
+    process=filled(PART, name="n.name", nth=2),
 )
 LANES = Sql(
     """
-SELECT r.role, 'standing by', pg_catalog.substr(a.application_name, pg_catalog.length(r.name) + 1), a.backend_start
+SELECT r.role, 'standing by', {process}, a.backend_start, {release}
 FROM (SELECT role, '{application}'::text || role || ' {keeper} {schema_name} '::text AS name
       FROM pg_catalog.unnest(ARRAY['dispatcher', 'executor', 'links']) AS role) AS r
 JOIN pg_catalog.pg_stat_activity AS a ON a.application_name ^@ r.name
@@ -97,6 +107,8 @@ WHERE a.datname = current_database() ORDER BY 1, 3
     into=LaneSeen,
     application=APPLICATION,
     keeper=KEEPER,
+    release=filled(PART, name="r.name", nth=1),
+    process=filled(PART, name="r.name", nth=2),
 )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg import conninfo, pq
 
+import mailroom
 from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.session.connect_times import USUAL_S, ConnectTimes
 from mailroom.session.service_file import service_entry
@@ -150,8 +151,8 @@ def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION, *, 
 
 
 def of_this_process(role: str) -> str:
-    """Return the role of a session by which others find this process, with its process id and host (`worker list`)."""
-    return f"{role} {os.getpid()}@{platform.node()}"
+    """Return the role of a session by which others find this process, with its release, id and host (`worker list`)."""
+    return f"{role} {mailroom.__version__} {os.getpid()}@{platform.node()}"
 
 
 def connect(

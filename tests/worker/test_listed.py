@@ -6,6 +6,7 @@ import threading
 from contextlib import ExitStack
 from typing import Any
 
+import mailroom
 from dispatcher import Dispatcher
 from inbox import Message, Worker
 from mailroom.node.workers import AtWork, at_work
@@ -48,7 +49,8 @@ def test_idle_and_busy_workers_are_listed_each_by_itself(node: Node) -> None:
         with role(node.dsn, *rights("auditor")) as (_, given):
             told = json_of("worker", "list", dsn=given)["workers"]
         [busy] = [each for each in told if each["state"] == "busy"]
-        assert {(each["host"], each["pid"]) for each in told} == {(platform.node(), os.getpid())}
+        ours = (platform.node(), os.getpid(), mailroom.__version__)
+        assert {(each["host"], each["pid"], each["release"]) for each in told} == {ours}
         assert busy["last_batch_at"] is not None
         go_on.set()
         eventually(lambda: states(node) == idle)
@@ -61,5 +63,7 @@ async def test_dispatchers_lead_or_stand_by(node: Node) -> None:
 
     async with running(Dispatcher(node.dsn), Dispatcher(node.dsn)):
         await eventually_async(lambda: lanes() == [("dispatcher", "leading"), ("dispatcher", "standing by")])
+        told = {(each.process, each.release) for each in at_work(node.connection).lanes}
+        assert told == {(f"{os.getpid()}@{platform.node()}", mailroom.__version__)}
         assert "standing by" in done("worker", "list", dsn=node.dsn, COLUMNS="160")
     await eventually_async(lambda: lanes() == [])
