@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mailroom.doctor.finding import DoctorCheck, Found, Limits
+from mailroom.doctor.finding import DoctorCheck, Found, Look
 from mailroom.sql.operation import Operation, Sql
 from mailroom.values.names import shown
 from mailroom.values.shell import quoted
@@ -37,17 +37,18 @@ ORDER BY s.relation IS NULL, b.at
 )
 
 
-def stuck(schema: str, limits: Limits) -> Operation[Found]:
+def stuck(look: Look) -> Operation[Found]:
     """Return large batches of which nothing has moved for long, first those of which a table is gone."""
     found: Found = []
-    stuck_batches: list[_Stuck] = STUCK.named((yield STUCK.at(schema=schema, node=schema)(bulk_s=limits.bulk_s)))
+    asked = STUCK.at(schema=look.schema, node=look.schema)(bulk_s=look.limits.bulk_s)
+    stuck_batches: list[_Stuck] = STUCK.named((yield asked))
     for each in stuck_batches:
         what = f"job {shown(each.name)}" if each.batch < 0 else f"batch {each.batch} of {shown(each.name)}"
         line = f"{what}: {each.left:,} of {each.messages:,} messages are left, and none was moved for {each.age}"
         if each.gone is None:
-            found.append((f"mailroom dispatcher run --schema {schema}", line))
+            found.append((f"mailroom dispatcher run --schema {look.schema}", line))
         else:
-            give_up = f"python -m spark_jobs.sweep --give-up {quoted(each.name)} --schema {schema}"
+            give_up = f"python -m spark_jobs.sweep --give-up {quoted(each.name)} --schema {look.schema}"
             found.append((give_up, f"{line}: table {each.gone} is gone"))
     return found
 

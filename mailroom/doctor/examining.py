@@ -17,7 +17,7 @@ from mailroom.doctor import (
     workers,
 )
 from mailroom.doctor.causes import WaitCause, caused, reading_causes
-from mailroom.doctor.finding import DoctorCheck, Finding, Found, Limits, finding
+from mailroom.doctor.finding import DoctorCheck, Finding, Found, Limits, Look, finding
 from mailroom.doctor.kinds import KINDS
 from mailroom.errors import SchemaError
 from mailroom.roles.advice import grant_command, is_denied
@@ -99,7 +99,8 @@ def _examining(schema: str, limits: Limits) -> Operation[list[Finding]]:
     findings: list[Finding] = []
     not_seen: Found = []
     [(role,)] = me
-    unseen = yield from _looking(DoctorCheck(NOT_SEEN, _unseen, ""), schema, limits, role, not_seen)
+    look = Look(schema, limits)
+    unseen = yield from _looking(DoctorCheck(NOT_SEEN, _unseen, ""), look, role, not_seen)
     not_seen += unseen
     of_other_shape = False
     causes = yield from _causes(limits)
@@ -107,7 +108,7 @@ def _examining(schema: str, limits: Limits) -> Operation[list[Finding]]:
     for check in sorted(CHECKS, key=lambda check: (check.id != REVISION, check.id)):
         if check.of_tables and of_other_shape:
             continue
-        if found := (yield from _looking(check, schema, limits, role, not_seen)):
+        if found := (yield from _looking(check, look, role, not_seen)):
             if check.ends:
                 found = caused(found, causes, as_commands=check.command == "{first}")
             findings.append(finding(check.id, KINDS[check.id].what, found, check.command, schema))
@@ -128,9 +129,10 @@ def telling(schema: str, ids: Sequence[str], limits: Limits) -> Operation[list[t
     checks = {check.id: check for check in CHECKS}
     findings: list[tuple[str, Finding]] = []
     not_seen: list[tuple[str, Finding]] = []
+    look = Look(schema, limits)
     for check in map(checks.__getitem__, ids):
         try:
-            found = yield from check.asking(schema, limits)
+            found = yield from check.asking(look)
         except Exception as error:
             if meaning(error) is Meaning.LOST:
                 raise
@@ -153,21 +155,21 @@ def _causes(limits: Limits) -> Operation[dict[str, list[WaitCause]]]:
     return causes
 
 
-def _unseen(schema: str, limits: Limits) -> Operation[Found]:
+def _unseen(look: Look) -> Operation[Found]:
     return [(part, line) for part, line in (yield UNSEEN.at()())]
 
 
-def _looking(check: DoctorCheck, schema: str, limits: Limits, role: str, not_seen: Found) -> Operation[Found]:
+def _looking(check: DoctorCheck, look: Look, role: str, not_seen: Found) -> Operation[Found]:
     """Return what a check finds; if it may not look, add that to `not_seen`."""
     found: Found = []
     try:
         yield LOOK.at()()
-        found = yield from check.asking(schema, limits)
+        found = yield from check.asking(look)
     except Exception as error:
         what = meaning(error)
         if what is Meaning.LOST:
             raise
-        not_seen.append((_help(error, schema, role), _not_seen(check, error)))
+        not_seen.append((_help(error, look.schema, role), _not_seen(check, error)))
     yield UNDO.at()()
     return found
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 from mailroom.errors import ConfigurationError
+from mailroom.figures.logs import LogReading, reading_readers
+from mailroom.sql.locked import reading_locked
 from mailroom.sql.operation import PARAMETER, Operation, Sql
 from mailroom.values.numbers import seconds, whole
 
@@ -71,10 +73,28 @@ class Limits:
                 seconds(value, each.name, MOST, zero=True)
 
 
+@dataclass(slots=True)
+class Look:
+    """One look at a node: which, from which limits on something counts, and what earlier checks have read.
+
+    How the readers of logs stand takes long where there are hundreds, and several checks ask for it.
+    """
+
+    schema: str
+    limits: Limits
+    _readers: list[LogReading] | None = None
+
+    def readers(self) -> Operation[list[LogReading]]:
+        """Return the inboxes that read logs, but those that a lock keeps from being read."""
+        if self._readers is None:
+            self._readers = yield from reading_readers(self.schema, (yield from reading_locked(self.schema)))
+        return self._readers
+
+
 # What a check finds: for each thing its part of the command, and its line of evidence.
 Found: TypeAlias = list[tuple[str, str]]
 FOUND = ("text", "text")
-Asking: TypeAlias = Callable[[str, Limits], Operation[Found]]
+Asking: TypeAlias = Callable[[Look], Operation[Found]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +116,9 @@ def asking(sql: Sql, **values: object) -> Asking:
     """Return how a check looks that is one statement; its values are limits by their names, and those given here."""
     wanted = {match[1] for match in PARAMETER.finditer(sql.template)} - set(values)
 
-    def ask(schema: str, limits: Limits) -> Operation[Found]:
-        given = values | {name: getattr(limits, name) for name in wanted}
-        rows = yield sql.at(schema=schema)(**given)
+    def ask(look: Look) -> Operation[Found]:
+        given = values | {name: getattr(look.limits, name) for name in wanted}
+        rows = yield sql.at(schema=look.schema)(**given)
         return [(part, line) for part, line in rows]
 
     return ask

@@ -1,15 +1,15 @@
 """Locks: who waits for one on our tables, who has it, and who has one that keeps writers out."""
 
-from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Limits, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Look, asking
 from mailroom.doctor.sessions import DESCRIBED, TERMINATE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.waits import reading_waits
 
 
-def waiting(schema: str, limits: Limits) -> Operation[Found]:
+def waiting(look: Look) -> Operation[Found]:
     """Return who waits, with the process ids of those that have the lock."""
     found: Found = []
-    for wait in (yield from reading_waits(at_least_s=limits.lock_s, schema=schema)):
+    for wait in (yield from reading_waits(at_least_s=look.limits.lock_s, schema=look.schema)):
         pids = ", ".join(str(each.pid) for each in wait.blockers if each.pid)
         found.append((pids, f"{wait}, for {wait.seconds:.0f} s"))
     return found

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from datetime import timedelta
 
-from mailroom.doctor.finding import DoctorCheck, Found, Limits
-from mailroom.figures.logs import LogReading, reading_readers
-from mailroom.sql.locked import reading_locked
+from mailroom.doctor.finding import Asking, DoctorCheck, Found, Limits, Look
+from mailroom.figures.logs import LogReading
 from mailroom.sql.operation import Operation, Sql
 
 NOW = Sql("SELECT clock_timestamp()", columns=("timestamptz",))
@@ -44,13 +43,13 @@ def _shown(seconds: float) -> timedelta:
 
 def _asking(
     tells: Callable[[LogReading, Callable[..., float], Limits], str | None],
-) -> Callable[[str, Limits], Operation[Found]]:
+) -> Asking:
     """Return how a check looks that asks the same of each inbox; not of those that cannot be read now."""
 
-    def ask(schema: str, limits: Limits) -> Operation[Found]:
+    def ask(look: Look) -> Operation[Found]:
         [(now,)] = yield NOW.at()()
-        readers = yield from reading_readers(schema, (yield from reading_locked(schema)))
-        lines = [(each.inbox, tells(each, lambda at: (now - at).total_seconds(), limits)) for each in readers]
+        readers = yield from look.readers()
+        lines = [(each.inbox, tells(each, lambda at: (now - at).total_seconds(), look.limits)) for each in readers]
         return [(inbox, line) for inbox, line in lines if line is not None]
 
     return ask

@@ -1,6 +1,6 @@
 """The sequences, which give rows their order, and the clock."""
 
-from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Limits, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Look, asking
 from mailroom.order.clock import WARN_CLOCK
 from mailroom.sql.operation import Operation, Sql
 
@@ -48,15 +48,15 @@ WHERE greatest(c.last_value, n.clock_ceiling) > %(warn_clock)s::bigint
 )
 
 
-def above_ceiling(schema: str, limits: Limits) -> Operation[Found]:
+def above_ceiling(look: Look) -> Operation[Found]:
     """Return the clock if it is above its ceiling.
 
     A sequence is read as it is now, and a row as of the statement's snapshot: a ceiling that is raised in between is
     seen by the second statement only.
     """
     found: Found = []
-    for clock, _ in (each for each in (yield CLOCK.at(schema=schema)()) if each[0] > each[1]):
-        for (ceiling,) in (yield CEILING.at(schema=schema)()):
+    for clock, _ in (each for each in (yield CLOCK.at(schema=look.schema)()) if each[0] > each[1]):
+        for (ceiling,) in (yield CEILING.at(schema=look.schema)()):
             if clock > ceiling:
                 found.append(("", f"clock {clock}, ceiling {ceiling}"))
     return found

@@ -2,12 +2,10 @@
 
 from datetime import timedelta
 
-from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Limits, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Look, asking
 from mailroom.figures.alive import ALIVE, DATABASE, HOLDER, IS_ALIVE
-from mailroom.figures.logs import reading_readers
 from mailroom.figures.waiting import reading_names, reading_oldest
 from mailroom.sql import locks
-from mailroom.sql.locked import reading_locked
 from mailroom.sql.operation import Operation, Sql
 
 ENTRY = """pg_catalog.format('inbox %%s, worker %%s pid %%s: %%s messages since %%s, %%s', w.inbox, w.host, w.pid,
@@ -93,32 +91,32 @@ ORDER BY o.delivered_at, r.name
 )
 
 
-def unread(schema: str, limits: Limits) -> Operation[Found]:
+def unread(look: Look) -> Operation[Found]:
     """Return inboxes in which messages wait and that no worker reaps, of the ten fullest and those that read logs."""
-    names = yield from _fullest(schema, is_read=False)
-    rows = (yield UNREAD.at(schema=schema, names="', '".join(names))(unread_s=limits.unread_s)) if names else []
-    of_logs = yield from _of_logs(schema, limits.unread_s, is_read=False)
+    names, unread_s = (yield from _fullest(look.schema, is_read=False)), look.limits.unread_s
+    rows = (yield UNREAD.at(schema=look.schema, names="', '".join(names))(unread_s=unread_s)) if names else []
+    of_logs = yield from _of_logs(look, unread_s, is_read=False)
     return [(part, line) for part, line in rows if part not in of_logs] + [
         (name, f"inbox {name}: the oldest unread message was delivered {_shown(age_s)} ago, and no worker is there")
         for name, age_s in of_logs.items()
     ]
 
 
-def late(schema: str, limits: Limits) -> Operation[Found]:
+def late(look: Look) -> Operation[Found]:
     """Return inboxes whose workers are late, the latest first; failing keys do not count.
 
     They are looked for among the ten fullest, and those that read logs.
     """
-    oldest, names = {}, set((yield from _fullest(schema, is_read=True)))
+    oldest, names = {}, set((yield from _fullest(look.schema, is_read=True)))
     if names:
-        inboxes = [each for each in (yield from reading_names(schema)) if each.inbox in names]
-        oldest = yield from reading_oldest(schema, inboxes, (), None)
-    for name, age_s in (yield from _of_logs(schema, limits.late_s, is_read=True)).items():
+        inboxes = [each for each in (yield from reading_names(look.schema)) if each.inbox in names]
+        oldest = yield from reading_oldest(look.schema, inboxes, (), None)
+    for name, age_s in (yield from _of_logs(look, look.limits.late_s, is_read=True)).items():
         oldest[name] = max(age_s, oldest.get(name, 0.0))
     return [
         (name, f"inbox {name}: the oldest message was delivered {_shown(age_s)} ago")
         for name, age_s in sorted(oldest.items(), key=lambda each: -each[1])
-        if age_s >= limits.late_s
+        if age_s >= look.limits.late_s
     ]
 
 
@@ -131,10 +129,11 @@ def _fullest(schema: str, kind: str = HAS_ROWS, most: str = "10", *, is_read: bo
     return [name for (name,) in names]
 
 
-def _of_logs(schema: str, least_s: float, *, is_read: bool) -> Operation[dict[str, float]]:
+def _of_logs(look: Look, least_s: float, *, is_read: bool) -> Operation[dict[str, float]]:
     """Return how long the oldest unread message waits, where that is as long, of inboxes that read logs."""
-    names = yield from _fullest(schema, READS_LOG, "1000", is_read=is_read)
-    found = (yield from reading_readers(schema, (yield from reading_locked(schema)), only=names)) if names else []
+    names = yield from _fullest(look.schema, READS_LOG, "1000", is_read=is_read)
+    readers = (yield from look.readers()) if names else []
+    found = [each for each in readers if each.inbox in set(names)]
     return {each.inbox: each.oldest_s for each in found if each.unread and each.oldest_s >= least_s}
 
 
