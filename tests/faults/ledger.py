@@ -78,7 +78,6 @@ REAPED = (
     "INSERT INTO faults.r_ledger (inbox, mid, key, clock) SELECT %s, mid, key, clock "
     "FROM unnest(%s::uuid[], %s::text[], %s::bigint[]) WITH ORDINALITY AS u (mid, key, clock, nth) ORDER BY nth"
 )
-ONE_REAPED = "INSERT INTO faults.r_ledger (inbox, mid, key, clock) VALUES (%s, %s, %s, %s)"
 READ = (
     "INSERT INTO faults.l_ledger (inbox, epoch, mid, key, clock) SELECT r.name, r.epoch, u.mid, u.key, u.clock "
     "FROM unnest(%s::text[], %s::uuid[], %s::text[], %s::bigint[]) WITH ORDINALITY AS u (inbox, mid, key, clock, nth) "

@@ -5,21 +5,24 @@ import contextlib
 import os
 import random
 import signal
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from inbox import AsyncWorker, Message, Park, Retry, Skip, Worker
+from inbox import AsyncBatchHandler, AsyncWorker, BatchHandler, Message, Park, Retry, Skip, Worker
 from tests.faults.actors import USED_UP_S
-from tests.faults.ledger import ONE_REAPED, PROBE, READ, SEEN
+from tests.faults.ledger import PROBE, READ, REAPED, SEEN
 from tests.faults.load import ENDING, KILLING, POISON, READERS, RUDE
 from tests.faults.role import Control, rest
 from tests.faults.task import Task
 
 BATCH = 40
 LANES = 2
+# One of the two workers of each inbox has a handler of whole batches, with a pool of its program or without.
+BY_BATCH = frozenset({"worker-a1", "worker-b2", "worker-d1", "worker-v2"})
 ENDS = (b"COMMIT", b"ROLLBACK", b"COMMIT AND CHAIN", b"ROLLBACK AND CHAIN", b"PREPARE TRANSACTION 'faults'")
 
 
@@ -40,14 +43,15 @@ def play(task: Task, control: Control) -> None:
     """Work until told to stop; inboxes named `b..` are worked on by async workers."""
     handler = Handler(task)
     settings = SETTINGS | {"poll_interval_s": task.habits.poll_s}
+    handle: Any = BatchHandler(handler.handle_whole) if task.name in BY_BATCH else handler.handle
     if task.inbox.startswith("b"):
         asyncio.run(_work(task, control, handler, settings))
     elif not has_pool(task):
-        Worker(task.dsn, task.inbox, handler.handle, **settings).run()
+        Worker(task.dsn, task.inbox, handle, **settings).run()
     else:
         with ConnectionPool(task.dsn, configure=partial(_isolate, task), open=True, **POOL) as pool:
             control.use_up = partial(_use_up, pool)
-            Worker(pool, task.inbox, handler.handle, **settings).run()
+            Worker(pool, task.inbox, handle, **settings).run()
 
 
 def has_pool(task: Task) -> bool:
@@ -56,13 +60,16 @@ def has_pool(task: Task) -> bool:
 
 
 async def _work(task: Task, control: Control, handler: "Handler", settings: dict[str, Any]) -> None:
+    handle: Any = handler.handle_async
+    if task.name in BY_BATCH:
+        handle = AsyncBatchHandler(handler.handle_whole_async)
     if not has_pool(task):
-        await AsyncWorker(task.dsn, task.inbox, handler.handle_async, **settings).run()
+        await AsyncWorker(task.dsn, task.inbox, handle, **settings).run()
         return
     loop = asyncio.get_running_loop()
     async with AsyncConnectionPool(task.dsn, configure=partial(_isolate_async, task), **POOL) as pool:
         control.use_up = lambda seconds: asyncio.run_coroutine_threadsafe(_use_up_async(pool, seconds), loop).result()
-        await AsyncWorker(pool, task.inbox, handler.handle_async, **settings).run()
+        await AsyncWorker(pool, task.inbox, handle, **settings).run()
 
 
 def _use_up(pool: ConnectionPool, seconds: float) -> None:
@@ -110,37 +117,47 @@ class Handler:
 
     def handle(self, message: Message, connection: psycopg.Connection[Any]) -> None:
         """Handle one message."""
-        statement, values = self._note(message)
-        connection.execute(statement, values)
-        if message.key.startswith(PROBE):
-            connection.execute(SEEN, [message.id, self._inbox])
-        if message.key.startswith(RUDE):
-            connection.execute(RUDENESS[message.key.split("-")[1]].encode())
-        if message.key.startswith(ENDING):
-            connection.execute(self._random.choice(ENDS))
-        if self._fate(message) == "swallow":
-            # As a careless handler does: its transaction is lost, and it returns as if it were not.
-            with contextlib.suppress(psycopg.errors.DivisionByZero):
-                connection.execute("SELECT 1 / 0")
+        self.handle_whole([message], connection)
+
+    def handle_whole(self, messages: list[Message], connection: psycopg.Connection[Any]) -> None:
+        """Handle a batch; if it fails, each of its messages comes by itself."""
+        for statement, values in self._told(messages):
+            connection.execute(statement, values)
+        for message in messages:
+            if self._fate(message) == "swallow":
+                # As a careless handler does: its transaction is lost, and it returns as if it were not.
+                with contextlib.suppress(psycopg.errors.DivisionByZero):
+                    connection.execute("SELECT 1 / 0")
 
     async def handle_async(self, message: Message, connection: psycopg.AsyncConnection[Any]) -> None:
         """Handle one message."""
-        statement, values = self._note(message)
-        await connection.execute(statement, values)
-        if message.key.startswith(PROBE):
-            await connection.execute(SEEN, [message.id, self._inbox])
-        if message.key.startswith(RUDE):
-            await connection.execute(RUDENESS[message.key.split("-")[1]].encode())
-        if message.key.startswith(ENDING):
-            await connection.execute(self._random.choice(ENDS))
-        if self._fate(message) == "swallow":
-            with contextlib.suppress(psycopg.errors.DivisionByZero):
-                await connection.execute("SELECT 1 / 0")
+        await self.handle_whole_async([message], connection)
 
-    def _note(self, message: Message) -> tuple[bytes, list[object]]:
-        assert message.value["id"] == str(message.id), "the value belongs to another message"
-        row: list[object] = [self._inbox, message.id, message.key, message.clock]
-        return (READ.encode(), [[value] for value in row]) if self._inbox in READERS else (ONE_REAPED.encode(), row)
+    async def handle_whole_async(self, messages: list[Message], connection: psycopg.AsyncConnection[Any]) -> None:
+        """Handle a batch; if it fails, each of its messages comes by itself."""
+        for statement, values in self._told(messages):
+            await connection.execute(statement, values)
+        for message in messages:
+            if self._fate(message) == "swallow":
+                with contextlib.suppress(psycopg.errors.DivisionByZero):
+                    await connection.execute("SELECT 1 / 0")
+
+    def _told(self, messages: list[Message]) -> Iterator[tuple[bytes, list[object]]]:
+        """Yield what writes the ledger, and what the keys of the messages ask for."""
+        assert all(each.value["id"] == str(each.id) for each in messages), "a value belongs to another message"
+        columns: list[object] = [[each.id for each in messages], [each.key for each in messages],
+                                 [each.clock for each in messages]]  # fmt: skip
+        if self._inbox in READERS:
+            yield READ.encode(), [[self._inbox] * len(messages), *columns]
+        else:
+            yield REAPED.encode(), [self._inbox, *columns]
+        for message in messages:
+            if message.key.startswith(PROBE):
+                yield SEEN.encode(), [message.id, self._inbox]
+            if message.key.startswith(RUDE):
+                yield RUDENESS[message.key.split("-")[1]].encode(), []
+            if message.key.startswith(ENDING):
+                yield self._random.choice(ENDS), []
 
     def _fate(self, message: Message) -> str:
         if message.key.startswith(PROBE):

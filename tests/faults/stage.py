@@ -36,7 +36,7 @@ from tests.support.port import free_port
 
 # Messages waiting at which writers rest, and go on: what each probe waits behind. On two busy cores 200 a second are
 # handled, so it is some seconds.
-HIGH_WATER, LOW_WATER = 1_000, 500
+HIGH_WATER, LOW_WATER = 500, 250
 # Of a topic of a log; a topic of any other inbox is named like it.
 RECEIVERS = {topic: [inbox for each, inbox in LOG_ROUTES if each == topic] for topic, _ in LOG_ROUTES}
 WATCH_S = 0.25
