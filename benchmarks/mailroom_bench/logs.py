@@ -25,14 +25,14 @@ from dispatcher.daemon import DRAIN
 from dispatcher.delivery.deliverer import Deliverer
 from inbox.by_key.claim import Share
 from inbox.claims import Claims
-from mailroom import create_inbox, create_log, drop_inbox
 from mailroom.session import settings
 from mailroom.sql.runner import run
 
 from . import live_side, processor
 from .latency import AT_MOST, percentile, waits_between_ms
+from .log_node import LANES, reading_node
 from .measure import Bar, Line, Measurement, Setup, Values
-from .node import Node, fresh_node
+from .node import Node
 from .pipeline import WORKER_BATCH, Pipeline
 from .processor import Meter
 from .workload import INBOX
@@ -40,38 +40,9 @@ from .workload import INBOX
 KINDS = ("by key", "log")
 KEYS = (1_000, 50_000, 20)
 INBOXES = (10, 100)
-LANES = 64
-LOG = "bench_log"
 ROUNDS = 20
 SHARE = Share(WORKER_BATCH, WORKER_BATCH, WORKER_BATCH, due_too=False)
 FEW = Share(WORKER_BATCH // 10, WORKER_BATCH // 10, WORKER_BATCH // 10, due_too=False)
-AT_ONCE = 50  # inboxes created in a transaction
-
-
-@contextmanager
-def reading_node(setup: Setup, kind: str, inboxes: int = 1, lanes: int = LANES) -> Iterator[tuple[Node, list[str]]]:
-    """Give a node with so many inboxes that get the topic `INBOX`; the first one has its name."""
-    names = [INBOX, *(f"{INBOX}_{nth}" for nth in range(1, inboxes))]
-    with fresh_node(setup.dsn) as node:
-        with node.connect() as connection:
-            if kind == "log":
-                drop_inbox(connection, INBOX, actor="bench", schema=node.schema)
-                create_log(connection, LOG, [INBOX], lanes=lanes, schema=node.schema)
-        made = names if kind == "log" else names[1:]
-        for group in (made[nth : nth + AT_ONCE] for nth in range(0, len(made), AT_ONCE)):
-            with node.connect() as connection:
-                if kind == "log":
-                    create_inbox(connection, group, log=LOG, schema=node.schema)
-                else:
-                    create_inbox(connection, group, [INBOX], schema=node.schema)
-        try:
-            yield node, names
-        finally:
-            # Before the schema is dropped, which would take all their locks at once.
-            for group in (names[nth : nth + AT_ONCE] for nth in range(0, len(names), AT_ONCE)):
-                for name in group:
-                    tables = ["inbox", *(("lanes", "receipts") if kind == "log" else ())]
-                    node.execute(f"DROP TABLE {', '.join(f'{node.schema}.{table}_{name}' for table in tables)}")
 
 
 def _flow(setup: Setup, kind: str, keys: int) -> dict[str, float]:

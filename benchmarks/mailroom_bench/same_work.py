@@ -21,9 +21,10 @@ import psycopg
 
 from inbox import Message
 
-from . import logs, peer_handwritten, peer_pgq
+from . import peer_handwritten, peer_pgq
 from .held import AHEAD
 from .live_side import SESSIONS
+from .log_node import reading_node
 from .measure import Setup
 from .node import Node, fresh_node
 from .pipeline import PUBLISHER, Count, Handler, Pipeline
@@ -57,7 +58,7 @@ def _ours(node: Node, inboxes: list[str], ahead: int) -> Iterator[tuple[Pipeline
 
 def ours_us(kind: str, setup: Setup, readers: int = 1) -> float:
     """Return the microseconds of a message with us, over inboxes of that kind: "by key" or "log"."""
-    with logs.reading_node(setup, kind, readers) as (node, inboxes):
+    with reading_node(setup, kind, readers) as (node, inboxes):
         return _spent_us(partial(_ours, node, inboxes), setup, readers)
 
 
