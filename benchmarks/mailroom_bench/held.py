@@ -16,10 +16,9 @@ from . import processor
 from .log_node import reading_node
 from .measure import Bar, Line, Measurement, Setup, Values
 from .node import Node
-from .pipeline import Pipeline, rate_between
+from .pipeline import AHEAD, Pipeline, rate_between
 from .processor import spent_us
 
-AHEAD = 20_000
 RUNS = {"held": ("by key", True), "no snapshot": ("by key", False), "held, log": ("log", True)}
 ROLES = ("mailroom bench", "mailroom dispatcher", "mailroom worker")
 

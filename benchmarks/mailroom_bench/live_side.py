@@ -7,9 +7,8 @@ from math import nan
 
 import psycopg
 
-from .held import AHEAD
 from .node import Node
-from .pipeline import PUBLISHER, Count, Handler, Mark, Pipeline, counting, rate_between
+from .pipeline import AHEAD, PUBLISHER, Count, Handler, Mark, Pipeline, counting, rate_between
 from .processor import spent_us, used_by_s
 
 KEYS = (20, 1_000, 50_000)

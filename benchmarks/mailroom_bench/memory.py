@@ -6,10 +6,9 @@ have, with the publisher still going, and compared: the largest growth of the th
 
 from importlib.util import find_spec
 
-from .held import AHEAD
 from .measure import Bar, Line, Measurement, Setup, Values
 from .node import fresh_node
-from .pipeline import Pipeline
+from .pipeline import AHEAD, Pipeline
 
 MIB = 1024 * 1024
 

@@ -30,6 +30,7 @@ from .workload import INBOX, KEYS, outgoing
 Handler: TypeAlias = Callable[[Message, psycopg.Connection[Any]], None]
 
 WORKER_BATCH = 1_000
+AHEAD = 20_000  # messages that a publisher is ahead of the workers, at most
 PUBLISHER = "bench publisher"
 _LOOK_S = 0.002
 _STALLED_S = 60.0

@@ -22,12 +22,11 @@ import psycopg
 from inbox import Message
 
 from . import peer_handwritten, peer_pgq
-from .held import AHEAD
 from .live_side import SESSIONS
 from .log_node import reading_node
 from .measure import Setup
 from .node import Node, fresh_node
-from .pipeline import PUBLISHER, Count, Handler, Pipeline
+from .pipeline import AHEAD, PUBLISHER, Count, Handler, Pipeline
 from .processor import spent_us
 
 READERS = 10
