@@ -21,26 +21,15 @@ from outbox.cancel import cancelling_by_hand
 from outbox.periodic.periodic import Periodic
 
 Fields = Mapping[str, str]
+Does = Callable[[Connection[Any], Fields, dict[str, Any]], str]
 
 
 class Acts:
-    """The acts on one node. Each is given the fields of its form, and returns a sentence about what it did."""
+    """The acts on one node: `known` says which. Each is given the fields of its form, and says what it did."""
 
     def __init__(self, schema: str) -> None:
         self._schema = schema
-
-    def do(self, connection: Connection[Any], user: User, action: str, what: str, fields: Fields) -> str:
-        """Do it in the connection's transaction. Raises `Refused` where the user may not, or for a wrong form."""
-        act = self._of(action, what)
-        if action not in user.may:
-            raise Refused(403, f"{user.name} may not {action} here.")
-        why = fields.get("why", "").strip()
-        if not why:
-            raise Refused(400, "Say why: the reason goes into the audit.")
-        return act(connection, fields, {"actor": user.name, "why": why})
-
-    def _of(self, verb: str, of: str) -> Callable[[Connection[Any], Fields, dict[str, Any]], str]:
-        known: dict[acts.Act, Callable[[Connection[Any], Fields, dict[str, Any]], str]] = {
+        self.known: Mapping[acts.Act, Does] = {
             acts.PARKED_REPLAY: self._replay_parked,
             acts.PARKED_DISCARD: self._discard_parked,
             acts.ARCHIVE_REPLAY: self._replay_reaped,
@@ -54,10 +43,15 @@ class Acts:
             acts.BRIDGE_RESUME: self._resume_bridge,
             acts.OUTBOX_CANCEL: self._cancel,
         }
-        for act, does in known.items():
-            if (act.verb, act.of) == (verb, of):
-                return does
-        raise Refused(404, "There is no such action.")
+
+    def do(self, connection: Connection[Any], user: User, act: acts.Act, fields: Fields) -> str:
+        """Do it in the connection's transaction. Raises `Refused` where the user may not, or for a wrong form."""
+        if act.verb not in user.may:
+            raise Refused(403, f"{user.name} may not {act.verb} here.")
+        why = fields.get("why", "").strip()
+        if not why:
+            raise Refused(400, "Say why: the reason goes into the audit.")
+        return self.known[act](connection, fields, {"actor": user.name, "why": why})
 
     # -- Parked keys, and what was reaped -----------------------------------------------------------------------------
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
 
 from psycopg import Connection
 
+from dispatcher.dashboard.forms import parsed
 from dispatcher.dashboard.guard import Refused
 from dispatcher.dashboard.shown import Asked
 from inbox.by_key.parked_keys import Changed
@@ -40,11 +40,6 @@ class ChosenKeys:
         )
 
 
-def ticked(inbox: str, key: str) -> str:
-    """Return the value of a tick box. A browser changes the ends of lines in a value, and none are in this one."""
-    return urlencode({"inbox": inbox, "key": key})
-
-
 def filter_of(asked: Asked) -> ParkedFilter:
     """Return the filter of a page or a form; raises `Refused` for an age that there is not."""
     wanted = asked.text("age")
@@ -52,7 +47,7 @@ def filter_of(asked: Asked) -> ParkedFilter:
     if wanted is not None and age is None:
         raise Refused(400, "There is no such age.")
     inbox = asked.inbox() if asked.text("inbox") else None
-    return ParkedFilter(inbox, asked.text("error"), asked.text("matching"), age)
+    return ParkedFilter(inbox, asked.fields.get("error"), asked.text("matching"), age)
 
 
 def chosen(connection: Connection[Any], schema: str, fields: Mapping[str, str]) -> ChosenKeys:
@@ -72,7 +67,7 @@ def chosen(connection: Connection[Any], schema: str, fields: Mapping[str, str]) 
 
 
 def _pair(value: str) -> tuple[str, str]:
-    given = dict(parse_qsl(value, keep_blank_values=True, strict_parsing=True))
+    given = parsed(value)
     return inbox_name(given["inbox"]), given["key"]
 
 

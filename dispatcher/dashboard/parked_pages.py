@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 from psycopg import Connection
 
-from dispatcher.dashboard.chosen import AT_ONCE, TICK, filter_of, ticked
+from dispatcher.dashboard.chosen import AT_ONCE, TICK, filter_of
 from dispatcher.dashboard.keeping import kept
 from dispatcher.dashboard.reading import PAGE_ROWS
 from dispatcher.dashboard.shown import Asked, ShownNode, page_of
@@ -55,14 +55,15 @@ def parked(node: ShownNode, asked: Asked) -> dict[str, Any]:
     total = sum(each.keys for each in groups if each.what == "age")
     given = {"inbox": of.inbox, "error": of.error, "matching": of.matching, "age": of.age}
     return {
-        "look": look, "locked": locked, "of": of, "given": given, "is_filtered": any(given.values()),
+        "look": look, "locked": locked, "of": of, "given": given,
+        "is_filtered": any(each is not None for each in given.values()),
         "by": "age" if by_age else None, "first": not after[0], "more": more, "at_once": AT_ONCE,
         "rows": [(each, *_number(each, number, but), kept(keeping, [each.inbox]))
                  for each, number in zip(keys, numbers, strict=True)],
         "kept": kept(keeping, inboxes), "kept_here": kept(keeping, {each.inbox for each in keys}),
         "groups": {what: [each for each in groups if each.what == what] for what in ("error", "age", "inbox")},
         "total": f"more than {COUNTED:,}" if total > COUNTED else f"{total:,}", "holds": holds,
-        "age_words": AGE_WORDS, "tick": TICK, "ticked": ticked,
+        "age_words": AGE_WORDS, "tick": TICK,
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ LONGEST = 200  # characters of an error by which keys are grouped
 IS_FAILING = filled(f"{TRIED} AND {{row}}.retry_at > '-infinity'", row="s")
 # An error begins with its class, and what follows is of one message. What a handler says itself may have no class.
 ERROR = f"pg_catalog.left(pg_catalog.split_part(s.last_error, ':'::text, 1), {LONGEST})"
-FITS = """(%(error)s::text IS NULL OR {error} = %(error)s::text)
+FITS = """(%(error)s::text IS NULL OR coalesce({error}, ''::text) = %(error)s::text)
       AND (%(matching)s::text IS NULL OR position(%(matching)s::text IN s.last_error) > 0)""".replace("{error}", ERROR)
 CHOSEN = f"(%(keys)s::text[] IS NULL OR s.key = ANY (%(keys)s::text[])) AND {FITS}"
 

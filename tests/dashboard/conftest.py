@@ -14,6 +14,7 @@ import pytest
 from starlette.applications import Starlette
 
 from dispatcher.dashboard import EVERYTHING, User, app
+from dispatcher.dashboard.forms import unpacked
 from dispatcher.dashboard.sessions import LIMITS
 from mailroom.embedded import find_binaries
 from tests.dashboard.trouble import Trouble, make_trouble
@@ -93,11 +94,12 @@ def browser(trouble: Trouble) -> Iterator[Client]:
 
 
 def forms(page: str, base: str = "") -> dict[tuple[str, ...], dict[str, str]]:
-    """Return the forms of a page by their act, with their hidden fields."""
+    """Return the forms of a page by their act, and by what the page fixes in them, with their hidden fields."""
     found = {}
     for act, form in re.findall(rf'<form method="post" action="{base}/act/([^"]+)"[^>]*>(.*?)</form>', page, re.DOTALL):
         fields = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', form)
         given = {name: unescape(value) for name, value in fields}
-        named = (act, *(given[name] for name in ("key", "id", "all") if name in given))
+        fixed = unpacked(given)
+        named = (act, *(fixed[name] for name in ("key", "id", "all") if name in fixed))
         found[named] = given
     return found

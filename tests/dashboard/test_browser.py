@@ -63,9 +63,9 @@ def shows(window: Any, text: str) -> None:
     eventually(lambda: text in text_of(window, "main"))
 
 
-def _opened(window: Any, label: str) -> Any:
+def _opened(window: Any, label: str, nth: int) -> Any:
     try:
-        [opens, *_] = [each for each in window.find_elements("css selector", ".opens") if each.text.startswith(label)]
+        opens = [each for each in window.find_elements("css selector", ".opens") if each.text == f"{label}…"][nth]
         form = find(window, f"#{opens.get_attribute('popovertarget')}")
         if not form.is_displayed():
             opens.click()
@@ -74,9 +74,9 @@ def _opened(window: Any, label: str) -> Any:
         return None
 
 
-def act(window: Any, label: str, why: str = "by clicks", *, sure: bool = False) -> None:
-    """Open the first form of that label, say why, and send it."""
-    form = eventually(lambda: _opened(window, label))
+def act(window: Any, label: str, why: str = "by clicks", *, sure: bool = False, nth: int = 0) -> None:
+    """Open the first form of that label, or the `nth` after it, say why, and send it."""
+    form = eventually(lambda: _opened(window, label, nth))
     form.find_element("css selector", "input[name=why]").send_keys(why)
     if sure:
         form.find_element("css selector", "input[name=sure]").click()
@@ -111,16 +111,16 @@ def test_acts_are_done_by_clicks(window: Any, at: str, trouble: Trouble, photogr
     letters = node.value("SELECT count(*) FROM mailroom.dead_letter")  # other tests add some
     window.set_window_size(1280, 1000)
     window.get(f"{at}/parked")
-    act(window, "Replay")
+    act(window, "Replay all")
     shows(window, "replayed.")
     assert node.value("SELECT count(*) FROM mailroom.parked") == 0
     window.get(f"{at}/dead-letters")
-    act(window, "Requeue all")
+    act(window, "Requeue all shown by this filter")
     shows(window, f"{letters} dead letters requeued.")
     node.deliver_all()
     window.get(f"{at}/dead-letters")
     photograph("requeued")
-    act(window, "Discard all", sure=True)
+    act(window, "Discard all shown by this filter", sure=True)
     shows(window, f"{letters} dead letters discarded.")
     shows(window, "There are no dead letters.")
     window.get(f"{at}/inboxes/shipping")
@@ -200,6 +200,57 @@ def test_parked_keys_are_read_ticked_and_acted_on_at_each_width_and_in_both_them
     finally:
         node.connection.execute("DELETE FROM mailroom.key_state WHERE inbox = 'quiet' AND key <> ''")
         window.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+# A browser changes the ends of lines in what a form holds, and each of these has another key beside it.
+ODD_KEYS = ("a\nb", "a\r\nb", "  a+b %0A%41&key=c ", "a\"'<b>&amp;")
+PARKED_ODD = """
+INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, parked_at, last_error)
+SELECT 'quiet', key, 1, 1, 'infinity', now(), E'no\nstreet\r\nthere' FROM unnest(%s::text[]) AS key
+"""
+
+
+def test_an_act_reaches_the_key_that_it_is_meant_for_whatever_its_text(window: Any, at: str, trouble: Trouble) -> None:
+    node = trouble.node
+    keys = sorted(ODD_KEYS)
+    window.set_window_size(1280, 1000)
+    try:
+        node.connection.execute(PARKED_ODD, [keys])
+        for nth, key in enumerate(keys):
+            window.get(f"{at}/parked?inbox=quiet")
+            window.find_elements("css selector", "th .key")[nth].click()
+            act(window, "Pause", f"the key {nth}")
+            shows(window, "is paused.")
+            act(window, "Resume", f"the key {nth}")
+            shows(window, "goes on.")
+            window.get(f"{at}/parked?inbox=quiet")
+            act(window, "Replay", f"the key {nth}", nth=nth)
+            shows(window, "of 1 parked key replayed.")
+            done = node.rows("SELECT action, key FROM mailroom.audit WHERE reason = %s ORDER BY id", f"the key {nth}")
+            assert done == [("inbox pause", key), ("inbox resume", key), ("parked replay", key)]
+            node.connection.execute("DELETE FROM mailroom.key_state WHERE inbox = 'quiet' AND key <> ''")
+            node.connection.execute(PARKED_ODD, [keys])
+        # Of an error of more than one line, with another filter typed beside it.
+        window.get(f"{at}/parked?inbox=quiet")
+        find(window, ".chip").click()
+        find(window, ".filter [name=matching]").send_keys("there")
+        find(window, ".filter button").click()
+        shows(window, f"{len(keys)} keys")
+        act(window, "Discard all shown by this filter", "the error", sure=True)
+        shows(window, f"{len(keys)} keys no longer parked.")
+        done = node.rows("SELECT action, key FROM mailroom.audit WHERE reason = 'the error' ORDER BY key")
+        assert done == [("parked discard", key) for key in keys]
+        node.connection.execute(PARKED_ODD, [keys])
+        window.get(f"{at}/parked?inbox=quiet")
+        find(window, ".pick-all").click()
+        find(window, "[popovertarget=ticked]").click()
+        find(window, "#ticked [name=why]").send_keys("the ticks")
+        find(window, "#ticked .primary").click()
+        shows(window, f"of {len(keys)} parked keys replayed.")
+        done = node.rows("SELECT action, key FROM mailroom.audit WHERE reason = 'the ticks' ORDER BY key")
+        assert done == [("parked replay", key) for key in keys]
+    finally:
+        node.connection.execute("DELETE FROM mailroom.key_state WHERE inbox = 'quiet' AND key <> ''")
 
 
 def test_a_page_refreshes_by_itself_but_not_under_a_form_that_is_open(window: Any, at: str, trouble: Trouble) -> None:

@@ -481,9 +481,9 @@ def test_below_a_path_of_another_app_all_stays_there(trouble: Trouble) -> None:
         assert {cookie.path for cookie in client.cookies.jar} == {"/ops/mailroom"}
         static = re.findall(r'src="(/ops/mailroom/static/[^"]+)"', answer.text)
         assert [client.get(each).status_code for each in static] == [200, 200, 200]
-        form = forms(client.get("/ops/mailroom/inboxes/shipping").text, "/ops/mailroom")["pause/inbox",]
-        gone = client.post("/ops/mailroom/act/pause/inbox", **form | {"inbox": "quiet"}, why="moving")
-        assert gone.headers["location"] == "/ops/mailroom/inboxes/shipping"
+        form = forms(client.get("/ops/mailroom/inboxes/billing").text, "/ops/mailroom")["resume/inbox",]
+        gone = client.post("/ops/mailroom/act/resume/inbox", **form, why="moving")
+        assert gone.headers["location"] == "/ops/mailroom/inboxes/billing"
     finally:
         made.state.sessions.close()
 
