@@ -7,10 +7,9 @@ from uuid import UUID
 from psycopg import Connection
 
 from dispatcher.dashboard.access import User
-from dispatcher.dashboard.chosen import AT_ONCE, chosen
+from dispatcher.dashboard.chosen import AT_ONCE, failing_keys, parked_keys
 from dispatcher.dashboard.guard import Refused
 from inbox.archive import Archive
-from inbox.failing import FailingKeys
 from inbox.inbox import Inbox
 from mailroom.bridges.bridges import Bridges
 from mailroom.cli.acting import counted
@@ -56,13 +55,13 @@ class Acts:
     # -- Parked keys, and what was reaped -----------------------------------------------------------------------------
 
     def _replay_parked(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
-        changed = chosen(connection, self._schema, fields).replay(connection, self._schema, by)
+        changed = parked_keys(connection, self._schema, fields).replay(connection, self._schema, by)
         return f"{counted(changed.messages, 'message')} of {counted(changed.keys, 'parked key')} replayed."
 
     def _discard_parked(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
         _be_sure(fields)
         per_key = 1 if fields.get("first") else None
-        changed = chosen(connection, self._schema, fields).discard(connection, self._schema, by, per_key)
+        changed = parked_keys(connection, self._schema, fields).discard(connection, self._schema, by, per_key)
         return (
             f"{counted(changed.messages, 'message')} of {counted(changed.keys, 'parked key')} discarded; "
             f"{counted(changed.freed, 'key')} no longer parked."
@@ -94,9 +93,8 @@ class Acts:
         return f"{_of(fields)} {'goes on' if was_paused else 'was not paused'}."
 
     def _retry(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
-        which = _keys(fields) | {"error": fields.get("error")}
-        found = FailingKeys(fields["inbox"], schema=self._schema).retry(connection, **which, **by)
-        return f"{counted(len(found), 'key')} of inbox {fields['inbox']} will be tried at once."
+        number = failing_keys(connection, self._schema, fields).retry(connection, self._schema, by)
+        return f"{counted(number, 'failing key')} will be tried at once."
 
     def _pause_periodic(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
         is_new = Periodic(schema=self._schema).pause(connection, fields["name"], **by)
@@ -118,19 +116,12 @@ class Acts:
         return f"Message {id} is cancelled." if keys else f"Message {id} is not cancelled: it is no longer waiting."
 
 
-def _keys(fields: Fields) -> dict[str, Any]:
-    """Return which failing keys are meant: one, or all of the inbox whose reason contains a text."""
-    if "key" in fields:
-        return {"keys": fields["key"]}
-    _be_all(fields)
-    return {"keys": None, "matching": fields.get("matching") or None, "limit": AT_ONCE}
-
-
 def _letters(fields: Fields) -> dict[str, Any]:
     """Return which dead letters are meant: one, or the oldest of those that a page was filtered by."""
     if "id" in fields:
         return {"ids": int(fields["id"])}
-    _be_all(fields)
+    if not fields.get("all"):  # a form that lost its number must not mean every letter
+        raise Refused(400, "The form names nothing to change.")
     return {
         "ids": None,
         "matching": fields.get("matching") or None,
@@ -138,12 +129,6 @@ def _letters(fields: Fields) -> dict[str, Any]:
         "inbox": fields.get("inbox") or None,
         "limit": AT_ONCE,
     }
-
-
-def _be_all(fields: Fields) -> None:
-    # A form that lost its key must not mean every key.
-    if not fields.get("all"):
-        raise Refused(400, "The form names nothing to change.")
 
 
 def _be_sure(fields: Fields) -> None:
