@@ -12,7 +12,7 @@ from inbox.parked import chosen_keys
 from mailroom.errors import ConfigurationError
 from mailroom.figures.failing_keys import (
     CHOSEN,
-    IS_FAILING,
+    WAITS,
     FailingError,
     FailingKey,
     reading_errors,
@@ -25,10 +25,7 @@ from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.values.names import DEFAULT_SCHEMA, Key, inbox_name, schema_name, utf8
 
 # Keys are locked in key order, as everywhere. One whose time has come is left as it is: a worker may have it in hand.
-# Keys of a prefix whose breaker is open wait for that, and not for a time of their own.
-WAITS = """s.inbox = '{inbox}' AND {is_failing} AND s.retry_at > {now} AND NOT EXISTS (
-        SELECT FROM {schema}.breaker AS b WHERE b.inbox = '{inbox}'
-          AND (s.key = b.prefix OR s.key ^@ (b.prefix || b.separator)))"""
+OF_INBOX = f"s.inbox = '{{inbox}}' AND {WAITS}"
 RETRY = Sql(
     """
 WITH held AS MATERIALIZED (
@@ -40,14 +37,14 @@ UPDATE {schema}.key_state AS k SET retry_at = clock_timestamp() FROM held AS h
 WHERE k.inbox = '{inbox}' AND k.key = h.key RETURNING k.key
 """,
     columns=("text",),
-    waits=WAITS.replace("{is_failing}", IS_FAILING).replace("{now}", "(SELECT clock_timestamp())"),
+    waits=OF_INBOX,
     chosen=CHOSEN,
 )
 WOULD = Sql(
     "SELECT s.key FROM {schema}.key_state AS s WHERE {waits} AND {chosen} ORDER BY s.retry_at, s.key "
     "LIMIT %(limit)s::bigint",
     columns=("text",),
-    waits=WAITS.replace("{is_failing}", IS_FAILING).replace("{now}", "(SELECT clock_timestamp())"),
+    waits=OF_INBOX,
     chosen=CHOSEN,
 )
 

@@ -7,10 +7,9 @@ from uuid import UUID
 from psycopg import Connection
 
 from dispatcher.dashboard.access import User
-from dispatcher.dashboard.chosen import AT_ONCE, chosen
+from dispatcher.dashboard.chosen import AT_ONCE, failing_keys, parked_keys
 from dispatcher.dashboard.guard import Refused
 from inbox.archive import Archive
-from inbox.failing import FailingKeys
 from inbox.inbox import Inbox
 from mailroom.bridges.bridges import Bridges
 from mailroom.cli.acting import counted
@@ -21,26 +20,15 @@ from outbox.cancel import cancelling_by_hand
 from outbox.periodic.periodic import Periodic
 
 Fields = Mapping[str, str]
+Does = Callable[[Connection[Any], Fields, dict[str, Any]], str]
 
 
 class Acts:
-    """The acts on one node. Each is given the fields of its form, and returns a sentence about what it did."""
+    """The acts on one node: `known` says which. Each is given the fields of its form, and says what it did."""
 
     def __init__(self, schema: str) -> None:
         self._schema = schema
-
-    def do(self, connection: Connection[Any], user: User, action: str, what: str, fields: Fields) -> str:
-        """Do it in the connection's transaction. Raises `Refused` where the user may not, or for a wrong form."""
-        act = self._of(action, what)
-        if action not in user.may:
-            raise Refused(403, f"{user.name} may not {action} here.")
-        why = fields.get("why", "").strip()
-        if not why:
-            raise Refused(400, "Say why: the reason goes into the audit.")
-        return act(connection, fields, {"actor": user.name, "why": why})
-
-    def _of(self, verb: str, of: str) -> Callable[[Connection[Any], Fields, dict[str, Any]], str]:
-        known: dict[acts.Act, Callable[[Connection[Any], Fields, dict[str, Any]], str]] = {
+        self.known: Mapping[acts.Act, Does] = {
             acts.PARKED_REPLAY: self._replay_parked,
             acts.PARKED_DISCARD: self._discard_parked,
             acts.ARCHIVE_REPLAY: self._replay_reaped,
@@ -54,21 +42,26 @@ class Acts:
             acts.BRIDGE_RESUME: self._resume_bridge,
             acts.OUTBOX_CANCEL: self._cancel,
         }
-        for act, does in known.items():
-            if (act.verb, act.of) == (verb, of):
-                return does
-        raise Refused(404, "There is no such action.")
+
+    def do(self, connection: Connection[Any], user: User, act: acts.Act, fields: Fields) -> str:
+        """Do it in the connection's transaction. Raises `Refused` where the user may not, or for a wrong form."""
+        if act.verb not in user.may:
+            raise Refused(403, f"{user.name} may not {act.verb} here.")
+        why = fields.get("why", "").strip()
+        if not why:
+            raise Refused(400, "Say why: the reason goes into the audit.")
+        return self.known[act](connection, fields, {"actor": user.name, "why": why})
 
     # -- Parked keys, and what was reaped -----------------------------------------------------------------------------
 
     def _replay_parked(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
-        changed = chosen(connection, self._schema, fields).replay(connection, self._schema, by)
+        changed = parked_keys(connection, self._schema, fields).replay(connection, self._schema, by)
         return f"{counted(changed.messages, 'message')} of {counted(changed.keys, 'parked key')} replayed."
 
     def _discard_parked(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
         _be_sure(fields)
         per_key = 1 if fields.get("first") else None
-        changed = chosen(connection, self._schema, fields).discard(connection, self._schema, by, per_key)
+        changed = parked_keys(connection, self._schema, fields).discard(connection, self._schema, by, per_key)
         return (
             f"{counted(changed.messages, 'message')} of {counted(changed.keys, 'parked key')} discarded; "
             f"{counted(changed.freed, 'key')} no longer parked."
@@ -100,9 +93,8 @@ class Acts:
         return f"{_of(fields)} {'goes on' if was_paused else 'was not paused'}."
 
     def _retry(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
-        which = _keys(fields) | {"error": fields.get("error")}
-        found = FailingKeys(fields["inbox"], schema=self._schema).retry(connection, **which, **by)
-        return f"{counted(len(found), 'key')} of inbox {fields['inbox']} will be tried at once."
+        number = failing_keys(connection, self._schema, fields).retry(connection, self._schema, by)
+        return f"{counted(number, 'failing key')} will be tried at once."
 
     def _pause_periodic(self, connection: Connection[Any], fields: Fields, by: dict[str, Any]) -> str:
         is_new = Periodic(schema=self._schema).pause(connection, fields["name"], **by)
@@ -124,19 +116,12 @@ class Acts:
         return f"Message {id} is cancelled." if keys else f"Message {id} is not cancelled: it is no longer waiting."
 
 
-def _keys(fields: Fields) -> dict[str, Any]:
-    """Return which failing keys are meant: one, or all of the inbox whose reason contains a text."""
-    if "key" in fields:
-        return {"keys": fields["key"]}
-    _be_all(fields)
-    return {"keys": None, "matching": fields.get("matching") or None, "limit": AT_ONCE}
-
-
 def _letters(fields: Fields) -> dict[str, Any]:
     """Return which dead letters are meant: one, or the oldest of those that a page was filtered by."""
     if "id" in fields:
         return {"ids": int(fields["id"])}
-    _be_all(fields)
+    if not fields.get("all"):  # a form that lost its number must not mean every letter
+        raise Refused(400, "The form names nothing to change.")
     return {
         "ids": None,
         "matching": fields.get("matching") or None,
@@ -144,12 +129,6 @@ def _letters(fields: Fields) -> dict[str, Any]:
         "inbox": fields.get("inbox") or None,
         "limit": AT_ONCE,
     }
-
-
-def _be_all(fields: Fields) -> None:
-    # A form that lost its key must not mean every key.
-    if not fields.get("all"):
-        raise Refused(400, "The form names nothing to change.")
 
 
 def _be_sure(fields: Fields) -> None:

@@ -25,6 +25,7 @@ from dispatcher.dashboard import (
 )
 from dispatcher.dashboard.access import READ_ONLY, Resolver, Tokens, User
 from dispatcher.dashboard.actions import Acts
+from dispatcher.dashboard.forms import read_form, unpacked
 from dispatcher.dashboard.guard import (
     LOGIN,
     SESSION_S,
@@ -33,7 +34,6 @@ from dispatcher.dashboard.guard import (
     Logins,
     Refused,
     Signer,
-    read_form,
     set_cookie,
 )
 from dispatcher.dashboard.looks import Looks
@@ -51,6 +51,7 @@ from mailroom.errors import (
     UnknownInbox,
 )
 from mailroom.roles.advice import advice, is_denied
+from mailroom.schema.acts import Act
 from mailroom.session import settings
 from mailroom.values.names import DEFAULT_SCHEMA, schema_name
 
@@ -141,7 +142,7 @@ class _Site:
         }
         return [
             *(Route(path, self._page(name, read), methods=["GET"]) for path, (name, read) in pages.items()),
-            Route("/act/{action}/{what}", self._act, methods=["POST"]),
+            *(Route(f"/act/{act.verb}/{act.of}", self._act(act), methods=["POST"]) for act in self._acts.known),
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/logout", self._logout, methods=["POST"]),
             Route("/static/{name}", _static, methods=["GET"]),
@@ -150,8 +151,8 @@ class _Site:
 
     def _page(self, name: str, read: Read) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
-            asked = Asked({**request.query_params, **request.path_params})
             try:
+                asked = Asked(unpacked(request.query_params) | request.path_params)
                 found = await run_in_threadpool(read, self._node, asked)
             except Exception as error:
                 return self._failed(request, error)
@@ -210,26 +211,29 @@ class _Site:
             log.warning("%s: %s", request.url.path, type(error).__name__)
         return self._rendered(request, "error", {"status": status, "text": redacted(text_of(error, Call())[0])}, status)
 
-    async def _act(self, request: Request) -> Response:
-        user: User = request.state.user
-        try:
-            fields = await read_form(request)
-            self._browsers.check(request, user, fields)
-            back = fields.pop("back", "/")
-            told = await run_in_threadpool(self._operated, user, request.path_params, fields)
-        except Exception as error:
-            return self._failed(request, error, "operator")
-        base = request.scope.get("root_path", "")
-        # Only to one of our pages: what a browser reads as the start of another site's address is not a path.
-        is_ours = back.startswith("/") and not back.startswith(("//", "/\\")) and back.isprintable()
-        response = RedirectResponse(base + (back if is_ours else "/"), 303)
-        set_cookie(request, response, TOLD, self._signer.signed(TOLD, told), 60)
-        return response
+    def _act(self, act: Act) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            user: User = request.state.user
+            try:
+                fields = await read_form(request)
+                self._browsers.check(request, user, fields)
+                back = fields.pop("back", "/")
+                told = await run_in_threadpool(self._operated, user, act, fields)
+            except Exception as error:
+                return self._failed(request, error, "operator")
+            base = request.scope.get("root_path", "")
+            # Only to one of our pages: what a browser reads as the start of another site's address is not a path.
+            is_ours = back.startswith("/") and not back.startswith(("//", "/\\")) and back.isprintable()
+            response = RedirectResponse(base + (back if is_ours else "/"), 303)
+            set_cookie(request, response, TOLD, self._signer.signed(TOLD, told), 60)
+            return response
 
-    def _operated(self, user: User, path: Mapping[str, str], fields: dict[str, str]) -> str:
+        return answer
+
+    def _operated(self, user: User, act: Act, fields: dict[str, str]) -> str:
         try:
             with self._node.sessions.operating() as connection:
-                told = self._acts.do(connection, user, path["action"], path["what"], fields)
+                told = self._acts.do(connection, user, act, fields)
         except (KeyError, ValueError) as error:
             if isinstance(error, MailroomError):
                 raise

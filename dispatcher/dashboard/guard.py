@@ -11,7 +11,7 @@ import inspect
 import secrets
 import time
 from collections.abc import Collection
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -22,10 +22,6 @@ from dispatcher.dashboard.access import Resolver, Tokens, User, named, user_of
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 SAFE = ("GET", "HEAD")
-FORM = "application/x-www-form-urlencoded"
-# A form has a page of ticked keys at most, of 1 KiB each, whose bytes may become five each.
-MOST_BYTES = 320 * 1024
-MOST_FIELDS = 70
 SESSION_S = 12 * 3600
 BROWSER, LOGIN = "mailroom_browser", "mailroom_login"
 
@@ -200,31 +196,6 @@ def check_origin(headers: Headers, host: str) -> None:
         same = False
     if not same or headers.get("sec-fetch-site", "same-origin") != "same-origin":
         raise Refused(403, "This comes from another origin, or from none. Use the page's own buttons.")
-
-
-# D-dashboard-5: Forms are read by hand.
-async def read_form(request: Request) -> dict[str, str]:
-    """Return the fields of a form, each of which it has once; raises `Refused` for anything else."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
-        raise Refused(415, "Only forms are taken.")
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
-            raise Refused(413, "The form is too large.")
-    try:
-        fields = parse_qs(
-            body.decode("ascii"),
-            keep_blank_values=True,
-            max_num_fields=MOST_FIELDS,
-            errors="strict",
-            strict_parsing=True,
-        )
-    except ValueError:
-        raise Refused(400, "That is not a form.") from None
-    if any(len(values) > 1 for values in fields.values()):
-        raise Refused(400, "A field is given twice.")
-    return {name: value for name, [value] in fields.items()}
 
 
 class Browsers:

@@ -4,9 +4,13 @@ from typing import Any, get_args
 
 from dispatcher.dashboard import charts
 from dispatcher.dashboard.chosen import AT_ONCE
+from dispatcher.dashboard.counting import at_once, in_all, in_time
 from dispatcher.dashboard.guard import Refused
 from dispatcher.dashboard.keeping import kept
 from dispatcher.dashboard.reading import (
+    PAGE_ROWS,
+    LetterFilter,
+    counting_letters,
     reading_key,
     reading_keys,
     reading_of_key,
@@ -103,16 +107,17 @@ def key(node: ShownNode, asked: Asked) -> dict[str, Any]:
 def dead_letters(node: ShownNode, asked: Asked) -> dict[str, Any]:
     """Return dead letters, the oldest first."""
     stages: tuple[Stage, ...] = get_args(Stage)
-    wanted, name, matching = asked.text("stage"), asked.text("inbox"), asked.text("matching")
+    wanted, name = asked.text("stage"), asked.inbox() if asked.text("inbox") else None
     stage = next((each for each in stages if each == wanted), None)
     if wanted is not None and stage is None:
         raise Refused(400, "There is no such stage.")
     after = asked.number("after") or 0
+    given: LetterFilter = {"stage": stage, "inbox": name, "matching": asked.text("matching")}
     look = node.look()
     with node.reading() as connection:
-        rows = DeadLetters(schema=node.schema).find(
-            connection, matching=matching, stage=stage, inbox=name, limit=51, after=after
-        )
+        rows = DeadLetters(schema=node.schema).find(connection, **given, limit=PAGE_ROWS + 1, after=after)
+        number = in_time(connection, counting_letters(node.schema, **given))
     letters, more = page_of(rows)
-    return {"look": look, "stage": stage, "name": name, "matching": matching, "letters": letters, "more": more,
-            "stages": stages, "first": not after, "at_once": AT_ONCE}  # fmt: skip
+    return {"look": look, "given": given, "is_filtered": any(given.values()), "letters": letters, "more": more,
+            "stages": stages, "first": not after, "at_once": AT_ONCE, "in_all": in_all(number, "dead letters"),
+            "holds": at_once(number, "dead letter", "the oldest")}  # fmt: skip

@@ -5,11 +5,13 @@ All of it is bounded, whatever waits: by an index and a limit. None reads a valu
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 from uuid import UUID
 
+from mailroom.figures.failing_keys import COUNTED
 from mailroom.figures.keys import FIELDS, IN_TROUBLE, IS_PARKED
-from mailroom.node.dead_letter import DeadLetterContent, content_of
+from mailroom.node.dead_letter import COUNT as LETTERS
+from mailroom.node.dead_letter import DeadLetterContent, Stage, content_of
 from mailroom.registry.routing import CARRIES, FITS, GETS, LINK_ROUTE, LOG_ROUTE, OF_THIS_NODE
 from mailroom.schema import finding
 from mailroom.sql.operation import Operation, Sql, filled
@@ -147,6 +149,22 @@ def reading_oldest(schema: str, inbox: str) -> Operation[list[HeldMessage]]:
 
 
 # -- What waits outside of inboxes ------------------------------------------------------------------------------------
+
+
+class LetterFilter(TypedDict):
+    """Which dead letters are meant: of a stage, of an inbox, whose reason contains a text; None is any."""
+
+    stage: Stage | None
+    inbox: str | None
+    matching: str | None
+
+
+def counting_letters(schema: str, *, stage: Stage | None, inbox: str | None, matching: str | None) -> Operation[int]:
+    """Return how many dead letters there are, 100,001 if more than 100,000."""
+    [(number,)] = yield LETTERS.at(schema=schema)(
+        ids=None, matching=matching, stage=stage, inbox=inbox, after=0, limit=COUNTED + 1
+    )
+    return int(number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dispatcher.dashboard.findings import linked, page_of, worded
+from dispatcher.dashboard.forms import PACKED, packed
 from mailroom.cli.acting import counted
 from mailroom.cli.output import duration, shown, size
 from mailroom.cli.screen import rate
@@ -62,8 +62,8 @@ def option(schema: str) -> str:
 
 def query(path: str, **fields: object) -> str:
     """Return one of our paths with a query; fields that are None are left out."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    return f"{path}?{urlencode(given)}" if given else path
+    given = packed(fields)
+    return f"{path}?{given}" if given else path
 
 
 @cache
@@ -99,6 +99,8 @@ def environment() -> Environment:
     found.globals.update(
         counted=counted,
         query=query,
+        packed=packed,
+        PACKED=PACKED,
         digest=digest,
         kinds=KINDS,
         kinds_of=findings.KINDS,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,9 +15,13 @@ import pytest
 from starlette.applications import Starlette
 
 from dispatcher.dashboard import EVERYTHING, User, app
+from dispatcher.dashboard.forms import unpacked
 from dispatcher.dashboard.sessions import LIMITS
 from mailroom.embedded import find_binaries
+from tests.dashboard.driving import forms_sent
+from tests.dashboard.serving import running
 from tests.dashboard.trouble import Trouble, make_trouble
+from tests.support.browser import browser as chromium
 from tests.support.databases import Databases
 
 ORIGIN = "http://127.0.0.1:8466"
@@ -92,12 +97,53 @@ def browser(trouble: Trouble) -> Iterator[Client]:
         yield client
 
 
+# -- A real browser ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def at(trouble: Trouble) -> Iterator[str]:
+    """The address of a dashboard that runs in a process of its own."""
+    with running(trouble.node.dsn) as (_, address):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A window of a Chromium."""
+    with chromium(tmp_path_factory.mktemp("chromium")) as window:
+        yield window
+
+
+@pytest.fixture(scope="module")
+def photograph(window: Any) -> Callable[[str], None]:
+    """What takes a screenshot, if anybody wants them: $MAILROOM_ARTEFACTS names a folder for them."""
+    if not (wanted := os.environ.get("MAILROOM_ARTEFACTS")):
+        return lambda name: None
+    home = Path(wanted) / "mailroom-dashboard"
+    home.mkdir(parents=True, exist_ok=True)
+    return lambda name: window.save_screenshot(str(home / f"{name}.png"))
+
+
+@pytest.fixture(autouse=True)
+def posts_what_it_says(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hold a test to what it `does`: it sends each of these forms in the browser, and no other."""
+    says = getattr(request.function, "does", None)
+    if says is None:
+        yield
+        return
+    window = request.getfixturevalue("window")
+    forms_sent(window)  # those of tests before
+    yield
+    assert forms_sent(window) == says
+
+
 def forms(page: str, base: str = "") -> dict[tuple[str, ...], dict[str, str]]:
-    """Return the forms of a page by their act, with their hidden fields."""
+    """Return the forms of a page by their act, and by what the page fixes in them, with their hidden fields."""
     found = {}
     for act, form in re.findall(rf'<form method="post" action="{base}/act/([^"]+)"[^>]*>(.*?)</form>', page, re.DOTALL):
         fields = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', form)
         given = {name: unescape(value) for name, value in fields}
-        named = (act, *(given[name] for name in ("key", "id", "all") if name in given))
+        fixed = unpacked(given)
+        named = (act, *(fixed[name] for name in ("key", "id", "all") if name in fixed))
         found[named] = given
     return found

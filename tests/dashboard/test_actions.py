@@ -62,19 +62,36 @@ def test_a_key_is_replayed_and_the_page_tells_it_once(node: Node, browser: Clien
     assert "replayed." not in browser.get("/parked").text
 
 
-def test_failing_keys_are_tried_now_one_or_all_of_an_error(node: Node, browser: Client) -> None:
+def test_failing_keys_are_tried_now_one_or_all_of_a_filter_in_all_their_inboxes(node: Node, browser: Client) -> None:
     node.inbox("shipping", backoff_s=3600, max_attempts=9)
-    for key in "ab":
+    node.inbox("ledger", "order.paid", order="total", backoff_s=3600, max_attempts=9)
+    for key in "abc":
         node.send("order.paid", key=key)
     node.deliver_all()
     with node.connection.transaction():
-        for key in "ab":
+        for key in "abc":
             [first] = Inbox("shipping").peek(node.connection, key)
             run(node.connection, failing("shipping", first, OSError(key)))
+        [first] = Inbox("ledger").peek(node.connection, limit=1)
+        order = run(node.connection, reading_order("mailroom", "ledger"))
+        run(node.connection, order.recording(failed(first, OSError("a"))))
+    node.connection.execute("UPDATE mailroom.key_state SET retry_at = now() WHERE key = 'c'")  # it is due
+    page = browser.get("/failing").text
+    assert re.findall(r'<span class="unit">(\d+ keys)</span>', page) == ["4 keys"]
+    # Those of each error, and all: none of them is due.
+    assert re.findall(r'class="on">(\d keys?)\. ', page) == ["2 keys", "1 key", "3 keys"]
+    assert re.findall(r'class="on">(\d keys?)\. ', browser.get("/failing?matching=b").text) == ["1 key", "1 key"]
     act(browser, "/inboxes/shipping/key?key=b", "retry/inbox", "b")
-    assert "1 key of inbox shipping will be tried at once." in browser.get("/failing").text
-    act(browser, "/failing", "retry/inbox", "1")
-    assert audited(node) == [("ada@ops", "inbox retry", "shipping", key, 0, WHY) for key in "ba"]
+    assert "1 failing key will be tried at once." in browser.get("/failing").text
+    assert "Try all" not in browser.get("/failing?matching=c").text
+    csrf = forms(browser.get("/failing").text)["retry/inbox", "a"]["csrf"]
+    assert browser.post("/act/retry/inbox", csrf=csrf, why=WHY).status_code == 400  # it names nothing
+    assert browser.post("/act/retry/inbox", csrf=csrf, why=WHY, error="", all="1").status_code == 303
+    assert len(audited(node)) == 1  # no key fails without any text
+    browser.post("/act/retry/inbox", csrf=csrf, why=WHY, error="OSError", all="1")
+    assert [each[:4] for each in audited(node)] == [
+        ("ada@ops", "inbox retry", inbox, key) for inbox, key in (("shipping", "b"), ("ledger", ""), ("shipping", "a"))
+    ]
 
 
 @pytest.mark.slow

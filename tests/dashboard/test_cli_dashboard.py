@@ -1,12 +1,7 @@
 """`mailroom dashboard`: a process that serves until it is told to stop, and refuses to start where others would act."""
 
-import os
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -17,38 +12,12 @@ from dispatcher.cli.dashboard import dashboard, is_loopback, resolver
 from dispatcher.dashboard.access import Local, ProxyHeader, Tokens
 from mailroom.cli.options import share
 from mailroom.errors import ConfigurationError
+from tests.dashboard.serving import running
 from tests.support.node import Node
 from tests.support.roles import rights, role
 from tests.support.waiting import WITHIN_S
 
-# Statements may take a minute, as in `conftest.py`.
-RUN = (
-    "from dispatcher.dashboard.sessions import LIMITS; LIMITS['statement_timeout'] = '60s'; "
-    "from dispatcher.cli.dashboard import dashboard; from mailroom.cli.options import share; share(dashboard); "
-    "dashboard(prog_name='mailroom dashboard')"
-)
-
 share(dashboard)
-
-
-@contextmanager
-def running(dsn: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the command; yield it and its address once it listens."""
-    call = subprocess.Popen(
-        [sys.executable, "-c", RUN, "--port", "0", *arguments],
-        env={**os.environ, "MAILROOM_DSN": dsn},
-        text=True,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        assert call.stderr is not None
-        line = call.stderr.readline()
-        found = re.search(r"(http://127\.0\.0\.1:\d+)/", line)
-        assert found, line + call.stderr.read()
-        yield call, found[1]
-    finally:
-        call.kill()
-        call.communicate()
 
 
 @pytest.mark.slow

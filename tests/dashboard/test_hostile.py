@@ -11,7 +11,8 @@ import pytest
 
 from dispatcher.dashboard import EVERYTHING, READ_ONLY, ProxyHeader, Tokens, User, app
 from dispatcher.dashboard.access import Local, rights, user_of
-from dispatcher.dashboard.guard import BROWSER, LOGIN, MOST_BYTES, MOST_FIELDS, Browsers, Signer
+from dispatcher.dashboard.forms import MOST_BYTES, MOST_FIELDS
+from dispatcher.dashboard.guard import BROWSER, LOGIN, Browsers, Signer
 from mailroom.errors import ConfigurationError, InvalidMessage
 from tests.dashboard.conftest import ORIGIN, Client, browsing, forms
 from tests.dashboard.trouble import Trouble
@@ -55,6 +56,9 @@ HOSTILE: dict[str, tuple[int, str, str, Mapping[str, str], Mapping[str, Any]]] =
     "a form that is too large": (413, "POST", "/act/pause/inbox", FORM, {"more": "x" * MOST_BYTES}),
     "too many fields": (400, "POST", "/act/pause/inbox", FORM, {f"f{n}": "1" for n in range(MOST_FIELDS)}),
     "a field given twice": (400, "POST", "/act/pause/inbox", FORM, {"inbox": ["shipping", "billing"]}),
+    "a field given twice, once by the page": (400, "POST", "/act/pause/inbox", FORM, {"packed": "inbox=billing"}),
+    "a field that is packed twice": (400, "POST", "/act/pause/inbox", FORM, {"packed": "key=a&key=b"}),
+    "a page that is asked for with a broken field": (400, "GET", "/parked?packed=%25zz", {}, {}),
     "a GET that would change something": (404, "GET", "/act/pause/inbox?inbox=shipping&why=x", {}, {}),
     "PUT": (405, "PUT", "/act/pause/inbox", FORM, {}),
     "DELETE": (405, "DELETE", "/inboxes/shipping", FORM, {}),

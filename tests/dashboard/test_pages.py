@@ -48,12 +48,12 @@ SHOWS = {
     "/logs/events": ("event.#", '<a href="/inboxes/search">search</a>', "by 5 days", "20 lost", "holds disk",
                      "mailroom inbox rewind INBOX", "<dt>Lanes</dt><dd>64</dd>"),
     "/failing": ("By error", "ValueError", "Try all now", "Try now", "up to 1"),
-    "/failing?inbox=billing&error=ValueError": ("Try all shown by this filter now", "no such street"),
+    "/failing?inbox=billing&error=ValueError": ("Try all shown by this filter now", "no such street", "1 key</span>"),
     "/failing?matching=nothing": ("No failing key fits.",),
     "/parked": ("shipping", "ConnectionError", "Replay", "Discard", "Replay all…", "With those ticked", "1 key</span>"),
     "/parked?inbox=shipping&matching=carrier": ("Replay all shown by this filter", "ConnectionError"),
     "/parked?matching=nothing": ("No parked key fits.",),
-    "/dead-letters": ("nobody.wants", "no inbox gets this topic", "Requeue", "lost"),
+    "/dead-letters": ("nobody.wants", "no inbox gets this topic", "Requeue", "lost", "2 dead letters</span>"),
     "/dead-letters?stage=reap": ("No dead letter fits.",),
     "/message": ("Give the id of a message, or a key.",),
     "/message?find=tomorrow": ('hx-get="/message/key?key=tomorrow"',),
@@ -378,8 +378,36 @@ def test_parked_keys_are_grouped_and_a_click_on_a_group_shows_it(node: Node) -> 
         shown = [key for each in pages for key in re.findall(r">([cvw]\d+)</a>", each)]
         assert shown == ["w2", "w1", "v3", "v2", "v1", *(f"c{n}" for n in range(104, 0, -1))]
         node.connection.execute(PARKED, ("billing", "x", "1 min", "KeyError", AT_ONCE))
-        assert f"messages of the {AT_ONCE:,} keys that are parked longest" in browser.get("/parked").text
+        assert f"0 messages of {AT_ONCE:,} keys, the longest parked of {AT_ONCE + 109:,}" in browser.get("/parked").text
         assert browser.get("/parked?age=x").status_code == 400
+
+
+def test_how_many_there_are_is_said_beside_the_list_and_in_the_dialog(node: Node) -> None:
+    node.inbox("shipping")
+    node.connection.execute(
+        "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, last_error) "
+        "SELECT 'shipping', n::text, 1, 1, now() + interval '1 h', CASE WHEN n < 3 THEN 'A: 1' ELSE 'B: 2' END "
+        "FROM generate_series(1, %s) AS n",
+        [AT_ONCE + 2],
+    )
+    node.connection.execute(
+        "INSERT INTO mailroom.dead_letter (stage, reason, message_id, topic, key, kind, message_type, sent_at) "
+        "SELECT CASE WHEN n < 3 THEN 'execute' ELSE 'deliver' END, 'Y', gen_random_uuid(), 't', 'k', 'M', 'U', now() "
+        "FROM generate_series(1, %s) AS n",
+        [AT_ONCE + 2],
+    )
+    said = re.compile(r'<span class="unit">([\d,]+ (?:keys|dead letters))</span>')
+    with browsing(node.dsn) as browser:
+        failing, of_error = browser.get("/failing").text, browser.get("/failing?error=A").text
+        letters, of_stage = browser.get("/dead-letters").text, browser.get("/dead-letters?stage=execute").text
+    all_of_them = f"{AT_ONCE + 2:,}"
+    assert [said.findall(page) for page in (failing, of_error, letters, of_stage)] == [
+        [f"{all_of_them} keys"], ["2 keys"], [f"{all_of_them} dead letters"], ["2 dead letters"]
+    ]  # fmt: skip
+    assert f'class="on">{AT_ONCE:,} keys, the next to be tried of {all_of_them}. Node' in failing
+    assert of_error.count('class="on">2 keys. Node') == 1
+    assert letters.count(f'class="on">{AT_ONCE:,} dead letters, the oldest of {all_of_them}. Node') == 2
+    assert of_stage.count('class="on">2 dead letters. Node') == 2
 
 
 def test_a_page_counts_no_more_messages_of_a_key_than_it_may(trouble: Trouble, browser: Client) -> None:
@@ -481,9 +509,9 @@ def test_below_a_path_of_another_app_all_stays_there(trouble: Trouble) -> None:
         assert {cookie.path for cookie in client.cookies.jar} == {"/ops/mailroom"}
         static = re.findall(r'src="(/ops/mailroom/static/[^"]+)"', answer.text)
         assert [client.get(each).status_code for each in static] == [200, 200, 200]
-        form = forms(client.get("/ops/mailroom/inboxes/shipping").text, "/ops/mailroom")["pause/inbox",]
-        gone = client.post("/ops/mailroom/act/pause/inbox", **form | {"inbox": "quiet"}, why="moving")
-        assert gone.headers["location"] == "/ops/mailroom/inboxes/shipping"
+        form = forms(client.get("/ops/mailroom/inboxes/billing").text, "/ops/mailroom")["resume/inbox",]
+        gone = client.post("/ops/mailroom/act/resume/inbox", **form, why="moving")
+        assert gone.headers["location"] == "/ops/mailroom/inboxes/billing"
     finally:
         made.state.sessions.close()
 

@@ -100,3 +100,11 @@ FROM generate_series(1, 50) AS n, unnest(ARRAY['', 'shipping']) AS inbox
 def _statistics(connection: psycopg.Connection[Any]) -> None:
     connection.execute(STATISTICS)
     connection.execute("SELECT pg_stat_force_next_flush()")
+
+
+# Parked keys whose messages are gone, for tests that do without any.
+TICKS = """
+INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, parked_at, last_error)
+SELECT 'quiet', 'tick/' || n, 1, 1, 'infinity', now(), 'TimeoutError: no answer for 30 s' || repeat('!', 90)
+FROM generate_series(1, 9) AS n
+"""

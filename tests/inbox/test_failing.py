@@ -67,6 +67,8 @@ def test_retry_has_what_it_chooses_tried_at_once_and_leaves_the_rest(node: Node)
             "VALUES ('shipping', 'tenant', '/', now(), 'all', %s)", [LATER],
         )  # fmt: skip
     assert due(node) == []
+    errors = [(each.error, each.keys, each.waiting) for each in FAILING.errors(node.connection)]
+    assert errors == [("OSError", 3, 2), ("ValueError", 1, 1)]  # one waits for the breaker of its prefix
     would = json_of("inbox", "retry", "shipping", "--error", "OSError", "--dry-run", dsn=node.dsn)
     assert would == {"inbox": "shipping", "keys": ["a", "b"], "dry_run": True}
     assert due(node) == []

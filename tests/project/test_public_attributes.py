@@ -146,7 +146,7 @@ ATTRIBUTES = {
     "WorkerSeen": "address backend host inbox last_batch_at messages pid release since state",
     "FailingKeys": "errors inbox keys retry schema",
     "FailingKey": "attempts inbox key reason retry_at",
-    "FailingError": "attempts error inbox keys reason retry_at",
+    "FailingError": "attempts error inbox keys reason retry_at waiting",
     "KeyPlaces": "is_nowhere key places states unread unseen",
     "KeyStanding": "attempts error inbox key paused_by retry_at since state",
     "LogUnread": "clock first inbox lane log unread",
