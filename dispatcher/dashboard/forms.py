@@ -42,7 +42,10 @@ def unpacked(fields: Mapping[str, str]) -> dict[str, str]:
     fixed = parsed(given.pop(PACKED, ""))
     if given.keys() & fixed.keys():
         raise Refused(400, "A field is given twice.")
-    return given | fixed
+    found = given | fixed
+    if any("\0" in value for value in found.values()):  # which no text of the database has
+        raise Refused(400, "A field has a NUL byte.")
+    return found
 
 
 # D-dashboard-5: Forms are read by hand.
