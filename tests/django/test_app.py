@@ -5,6 +5,7 @@ import json
 import os
 import unittest
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,9 +205,11 @@ def test_check_tells_of_a_setting_that_cannot_be_used(project: Any, setting: obj
         assert said in err.getvalue()
 
 
-def test_check_and_command_tell_of_a_database_that_is_not_postgresql(project: Any) -> None:
+def test_check_and_command_tell_of_a_database_that_is_not_postgresql(project: Any, tmp_path: Path) -> None:
     real = connections["default"]
-    connections["default"] = Sqlite({**connections.settings["default"], "NAME": ":memory:"}, "default")
+    # In memory none is ever closed.
+    other = Sqlite({**connections.settings["default"], "NAME": tmp_path / "other"}, "default")
+    connections["default"] = other
     try:
         assert found(["default"]) == ["mailroom.E002"]
         err = io.StringIO()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -128,8 +129,8 @@ def test_node_is_migrated_on_django_s_connection(node: Node, connection: Any) ->
     assert current_revision(connection, schema="tenant") == current_revision(node.connection)
 
 
-def test_other_connections_are_refused_by_one_error_that_says_what_to_use(connection: Any) -> None:
-    other = Sqlite({**connections.settings["default"], "NAME": ":memory:"}, "other")
+def test_other_connections_are_refused_by_one_error_that_says_what_to_use(connection: Any, tmp_path: Path) -> None:
+    other = Sqlite({**connections.settings["default"], "NAME": tmp_path / "other"}, "other")  # in memory none is closed
     try:
         with pytest.raises(
             UnsupportedConnection, match=r"connection 'other' .*django\.db\.backends\.postgresql, with psycopg 3"
