@@ -21,7 +21,9 @@ ERRORS_SHOWN = 20
 def failing(node: ShownNode, asked: Asked) -> dict[str, Any]:
     """Return failing keys of an inbox or of all, the next to be tried first, and how many fail with which error."""
     given, at = failing_filter(asked), asked.time("at")
-    after = None if at is None else FailingKey(asked.fields.get("of", ""), asked.fields.get("after", ""), 0, at, "")
+    after = (
+        None if at is None else FailingKey(asked.fields.get("of", ""), asked.fields.get("after", ""), 0, at, "", None)
+    )
     look, errors = node.look(), list[FailingError]()
     with node.reading() as connection:
         keys, more = page_of(run(connection, reading_failing(node.schema, **given, limit=PAGE_ROWS + 1, after=after)))

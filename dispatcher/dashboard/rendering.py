@@ -36,6 +36,11 @@ def ago(at: datetime | None, now: datetime) -> str:
     return f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(-seconds)}"
 
 
+def since(at: datetime | None, now: datetime) -> str:
+    """Return for how long something has lasted. It may have begun after the figures of the page were read."""
+    return ago(at and min(at, now), now)
+
+
 def again(at: datetime, now: datetime) -> str:
     """Return when a failing key is tried again."""
     return f"again {ago(at, now)}" if at > now else "due"
@@ -90,6 +95,7 @@ def environment() -> Environment:
         "time": time_of,
         "ago": ago,
         "again": again,
+        "since": since,
         "of": unit,
         "estimate": estimate,
         "linked": linked,

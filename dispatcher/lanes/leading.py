@@ -177,6 +177,7 @@ class Leading(ABC):
                 self._tell(error, reconnects=True)
                 self._log(error)
                 await self._pause(backoff.pause_s(failures, LONGEST_PAUSE_S))
+        log.info("%s for schema %s stopped", self._role, self._schema, extra={"lane": self._role})
 
     async def _work(self, session: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection) -> None:
         self._leading.clear()

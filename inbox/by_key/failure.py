@@ -15,6 +15,7 @@ from mailroom.errors import DecodeError, NoHandler, coded
 from mailroom.message.message import Message
 from mailroom.session.settings import of_this_process
 from mailroom.sql.operation import Operation, Sql
+from mailroom.values.names import APPLICATION
 
 MAX_ERROR_LENGTH = 500
 MAX_CLASS_NAME_LENGTH = 200
@@ -43,6 +44,10 @@ DECIDED = """decided AS MATERIALIZED (
                * least(backoff_max_s, backoff_s * 2::float8 ^ least(attempt - 1, 30)::float8)) AS retry_at
     FROM tried)"""
 RECORDED = ("text", "bigint", "float8", "bigint")
+# Who records an attempt. Sessions of a worker have long names, which are cut off, and say no more than its inbox.
+RECORDER = f"""pg_catalog.ltrim(pg_catalog.concat(
+               CASE WHEN application ^@ '{APPLICATION}worker' THEN '{APPLICATION}worker' ELSE application END,
+               %(process)s::text))"""
 TRIED = """
 WITH tried AS MATERIALIZED (
     SELECT r.*,
@@ -77,14 +82,15 @@ history AS (
                                      worker)
     SELECT name, %(key)s::text, %(clock)s::bigint, %(id)s::uuid, attempt, outcome,
            CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text, %(error_class)s::text,
-           pg_catalog.current_setting('application_name'::text) OPERATOR(pg_catalog.||) %(process)s::text
-    FROM decided)
+           {recorder}
+    FROM decided CROSS JOIN pg_catalog.current_setting('application_name'::text) AS s (application))
 SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed), max_attempts::bigint FROM decided
 """
 RECORD = Sql(
     TRIED,
     columns=RECORDED,
     decided=DECIDED,
+    recorder=RECORDER,
     is_head="%(clock)s::bigint = (SELECT min(clock) FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text)",
     is_there="EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock = %(clock)s::bigint)",
 )

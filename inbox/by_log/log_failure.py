@@ -4,7 +4,7 @@ A message that fails stands in the log, or in the inbox's own table if its key h
 the lane, the position of the lane is before the message.
 """
 
-from inbox.by_key.failure import DECIDED, RECORDED, SUSPECTED, TRIED
+from inbox.by_key.failure import DECIDED, RECORDED, RECORDER, SUSPECTED, TRIED
 from mailroom.registry.log_topics import IS_WANTED
 from mailroom.sql.operation import Sql, filled
 
@@ -24,6 +24,7 @@ RECORD = Sql(
     TRIED,
     columns=RECORDED,
     decided=DECIDED,
+    recorder=RECORDER,
     is_head=f"({IS_FIRST})",
     is_there=f"(%(clock)s::bigint > {OF_KEY} OR {WAITS})",
 )

@@ -25,9 +25,9 @@ WHOLE = "(the whole inbox)"
 def failing(call: Call, name: str | None, by_error: bool, error: str | None, matching: str | None, limit: int) -> None:
     """List the failing keys of an inbox or of all: those that are tried again. `mailroom parked list` has the others.
 
-    The key that is tried next is first. With --by-error keys are counted by their error, the most first: that is the
-    class of what was raised, as the reason has it before its first colon. Of each inbox 100,000 keys are looked through
-    for that.
+    The key that is tried next is first. `since` is when its message first failed. With --by-error keys are counted by
+    their error, the most first: that is the class of what was raised, as the reason has it before its first colon. Of
+    each inbox 100,000 keys are looked through for that.
 
     \b
     Examples:
@@ -55,13 +55,13 @@ def failing(call: Call, name: str | None, by_error: bool, error: str | None, mat
         )  # fmt: skip
         return
     print_listing(
-        keys, ("inbox", "key", "attempts", "next try", "reason")[first:], lambda each: _cells(each)[first:],
+        keys, ("inbox", "key", "attempts", "since", "next try", "reason")[first:], lambda each: _cells(each)[first:],
         none=none, json=call.json, numbers=("attempts",),
     )  # fmt: skip
 
 
 def _cells(each: FailingKey) -> tuple[object, ...]:
-    return each.inbox, each.key or WHOLE, each.attempts, each.retry_at, each.reason
+    return each.inbox, each.key or WHOLE, each.attempts, each.since, each.retry_at, each.reason
 
 
 def _error_cells(each: FailingError) -> tuple[object, ...]:

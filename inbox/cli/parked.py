@@ -243,5 +243,7 @@ def _not_parked(inbox: str, key: str | None) -> MailroomError:
     if key is None:
         return MailroomError(f"Inbox {inbox} is not parked. See: mailroom status", code="MR-not-parked")
     return MailroomError(
-        f"Key {key!r} is not parked in inbox {inbox}. See: mailroom parked list {inbox}", code="MR-not-parked"
+        f"Key {key!r} is not parked in inbox {inbox}. See: mailroom parked list {inbox}, or, of keys that are tried "
+        f"again, mailroom inbox failing {inbox}",
+        code="MR-not-parked",
     )

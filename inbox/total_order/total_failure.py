@@ -3,7 +3,7 @@
 Where other inboxes have clocks up to which a key is suspected, this has sent_clocks.
 """
 
-from inbox.by_key.failure import DECIDED
+from inbox.by_key.failure import DECIDED, RECORDER
 from mailroom.order.expressions import BY_SENT
 from mailroom.sql.operation import Sql
 
@@ -42,12 +42,13 @@ history AS (
                                      worker)
     SELECT name, '', %(clock)s::bigint, %(id)s::uuid, attempt, outcome,
            CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text, %(error_class)s::text,
-           pg_catalog.current_setting('application_name'::text) OPERATOR(pg_catalog.||) %(process)s::text
-    FROM decided)
+           {recorder}
+    FROM decided CROSS JOIN pg_catalog.current_setting('application_name'::text) AS s (application))
 SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed), max_attempts::bigint FROM decided
 """,
     columns=("text", "bigint", "float8", "bigint"),
     decided=DECIDED,
+    recorder=RECORDER,
     by_sent=BY_SENT,
 )
 

@@ -204,6 +204,7 @@ class _Worker(ABC):
             )  # fmt: skip
             self._loops = [Loop(self._service(), listener, self._in_flight, due) for _ in range(parallel)]
             await self._run_loops(self._loops, listener, due, home)
+            log.info("%s: stopped", self.inbox)
         finally:
             if self._overtime is not None:
                 await self._in_flight.run_in_thread(self._overtime.close)

@@ -17,5 +17,11 @@ class Group(click.Group):
         name = args[0]
         # What begins like an option is one: click says so. While a shell completes, nothing is wrong.
         if not name.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
-            ctx.fail(f"No such command {name!r}.{meant(name, self.list_commands(ctx))}")
+            ctx.fail(f"No such command {name!r}.{self._below(ctx, name) or meant(name, self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
+
+    def _below(self, ctx: click.Context, name: str) -> str:
+        """Suggest the command of this name in a group of this one."""
+        groups = ((each, self.get_command(ctx, each)) for each in self.list_commands(ctx))
+        found = [each for each, of in groups if isinstance(of, click.Group) and name in of.list_commands(ctx)]
+        return f" Did you mean: {', '.join(f'{ctx.command_path} {each} {name}' for each in found)}?" if found else ""

@@ -19,6 +19,11 @@ def imported(name: str) -> ModuleType:
         raise ConfigurationError(
             f"{package} is a package of Mailroom's own: rename your module.", code="MR-module-not-found"
         )
+    if name.endswith(".py"):
+        module = name.removesuffix(".py").strip("./").replace("/", ".")
+        raise ConfigurationError(
+            f"{name} is a file: give the name of the module, {module}.", code="MR-module-not-found"
+        )
     # As `python -m` does, so that a service can be run from its own directory.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

@@ -114,6 +114,6 @@ CHECKS = (
     DoctorCheck("M042", asking(DAYS), "mailroom dispatcher run --schema {schema}", of_tables=True),
     DoctorCheck("M043", asking(OPEN), "mailroom inbox resume {first} --schema {schema}", of_tables=True),
     DoctorCheck("M044", asking(STOPPED), "mailroom {first} status --schema {schema}", of_tables=True),
-    DoctorCheck("M045", asking(FAILING), "mailroom top --once --schema {schema}", of_tables=True),
+    DoctorCheck("M045", asking(FAILING), "mailroom inbox failing {first} --by-error --schema {schema}", of_tables=True),
     DoctorCheck("M046", asking(LACKING), "mailroom bridge resume {first} --schema {schema}", of_tables=True),
 )

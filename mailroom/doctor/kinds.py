@@ -267,7 +267,7 @@ KINDS = {
         "messages fail at each try",
         "Their keys wait for the next attempt, and in the end they are parked. If most keys of an inbox fail, it is "
         "the handler or what it calls, and not the messages.",
-        "The command shows the keys and the last errors, the worker's log their texts. Mend the handler, or put its "
+        "The command shows the errors with a text of each, and how many keys have it. Mend the handler, or put its "
         "last version back: what waits is tried again by itself. `mailroom inbox pause` saves attempts meanwhile.",
     ),
     "M046": Kind(

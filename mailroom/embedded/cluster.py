@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import psycopg
+from psycopg import sql
 
 from mailroom.embedded.account import Account
 from mailroom.embedded.binaries import Binaries
@@ -94,7 +95,7 @@ class Cluster:
             )
         try:
             port = self._run_server(binaries, account, configuration)
-            self._make_database(port)
+            self.make_database(port, DATABASE)
         except BaseException:
             self.shut_down()
             raise
@@ -180,12 +181,14 @@ class Cluster:
         found = re.search(r"^port = '(\d+)'$", self._conf.read_text(), re.MULTILINE) if self._conf.exists() else None
         return int(found[1]) if found else 0
 
-    def _make_database(self, port: int) -> None:
+    def make_database(self, port: int, database: str) -> None:
+        """Create a database of the running server if it is missing."""
         try:
             with psycopg.connect(self.dsn(port, "postgres"), autocommit=True, sslmode="disable") as connection:
-                found = connection.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE])
+                found = connection.execute("SELECT FROM pg_database WHERE datname = %s", [database])
                 if not found.rowcount:
-                    connection.execute(f"CREATE DATABASE {DATABASE}")
+                    with suppress(psycopg.errors.DuplicateDatabase):  # made by another command meanwhile
+                        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
         except psycopg.Error as error:
             raise EmbeddedServerError(
                 f"The embedded server in {self._directory} runs but could not be used: {error}{self._log_tail()}",

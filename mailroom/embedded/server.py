@@ -157,12 +157,20 @@ class Server:
 
     def dsn(self, database: str = DATABASE) -> str:
         """Return the URL of a database of the started server, password included. `mailroom` exists from the start."""
+        return self._cluster.dsn(self._started(), database)
+
+    def database(self, name: str) -> str:
+        """Return the URL of a database of the started server, which is created if it is missing."""
+        self._cluster.make_database(self._started(), name)
+        return self.dsn(name)
+
+    def _started(self) -> int:
         if self._port is None:
             raise EmbeddedServerError(
                 f"The embedded server in {self.directory} is not started: call start() first.",
                 code="MR-embedded-not-started",
             )
-        return self._cluster.dsn(self._port, database)
+        return self._port
 
     def _stop(self, *, keep: bool) -> bool:
         with _os_errors_explained(self.directory):

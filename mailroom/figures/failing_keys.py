@@ -27,7 +27,8 @@ CHOSEN = f"(%(keys)s::text[] IS NULL OR s.key = ANY (%(keys)s::text[])) AND {FIT
 class FailingKey:
     """A key that is tried again at `retry_at`, or at once if that is over; `reason` is its last failure.
 
-    `attempts` is how often its message has failed. The key '' stands for the whole of a total inbox.
+    `attempts` is how often its message has failed, and `since` when it first did: None if that is not on record any
+    more, or if only its batch has failed. The key '' stands for the whole of a total inbox.
     """
 
     inbox: str
@@ -35,6 +36,7 @@ class FailingKey:
     attempts: int
     retry_at: datetime
     reason: str
+    since: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,14 @@ class FailingError:
 # Inbox by inbox through key_state_due, in the order in which they are tried.
 KEYS = Sql(
     """
-SELECT k.inbox, k.key, k.attempts::bigint, k.retry_at, k.last_error FROM (
+SELECT k.inbox, k.key, k.attempts::bigint, k.retry_at, k.last_error, (
+    SELECT min(a.at) FROM {schema}.attempt AS a
+    WHERE a.inbox = k.inbox AND a.key = k.key AND a.clock = k.clock AND a.outcome <> 'replay')
+FROM (
     SELECT name FROM {schema}.inbox_registry WHERE %(inbox)s::text IS NULL OR name = %(inbox)s::text) AS r
 CROSS JOIN LATERAL (
-    SELECT s.inbox, s.key, s.attempts, s.retry_at, coalesce(s.last_error, '') AS last_error FROM {schema}.key_state AS s
+    SELECT s.inbox, s.key, s.clock, s.attempts, s.retry_at, coalesce(s.last_error, '') AS last_error
+    FROM {schema}.key_state AS s
     WHERE s.inbox = r.name AND {is_failing} AND {chosen}
       AND s.retry_at >= coalesce(%(at)s::timestamptz, '-infinity')
       AND (%(at)s::timestamptz IS NULL

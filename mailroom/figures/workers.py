@@ -12,7 +12,7 @@ from mailroom.figures.alive import ALIVE, DATABASE, HOLDER
 from mailroom.figures.leaders import reading_leaders
 from mailroom.sql import locks
 from mailroom.sql.operation import Operation, Sql, filled
-from mailroom.sql.waits import APPLICATION
+from mailroom.values.names import APPLICATION
 
 NAME_BYTES = 63  # of an application's name; the rest is cut off
 IN_FLIGHT = "worker in flight"  # `inbox.worker.in_flight` calls its sessions so, and `dispatcher.lanes.leading` keepers

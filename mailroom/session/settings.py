@@ -5,19 +5,20 @@ import contextlib
 import os
 import platform
 import re
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import conninfo, pq
 
-import mailroom
 from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.session.connect_times import USUAL_S, ConnectTimes
 from mailroom.session.service_file import service_entry
 from mailroom.sql.pooler import AsyncPooledConnection, PooledConnection, refuses_options
 from mailroom.sql.sight import ADVICE
 from mailroom.sql.sqlstate import Meaning, is_of_row_security, meaning_of_code, primary_message
+from mailroom.values.names import APPLICATION
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -143,7 +144,7 @@ def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION, *, 
     kept = {name for name in client if name in known or os.environ.get(ENVIRONMENT.get(name, ""))}
     return conninfo.make_conninfo(
         text,
-        application_name=f"mailroom {role}"[:63],
+        application_name=f"{APPLICATION}{role}"[:63],
         options=" ".join(options).strip() or None,
         client_encoding="UTF8",  # no other encoding can represent every key
         **{name: value for name, value in client.items() if name not in kept},
@@ -152,7 +153,8 @@ def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION, *, 
 
 def of_this_process(role: str) -> str:
     """Return the role of a session by which others find this process, with its release, id and host (`worker list`)."""
-    return f"{role} {mailroom.__version__} {os.getpid()}@{platform.node()}"
+    release = sys.modules["mailroom"].__version__  # not imported: it names all that is public, and so is above this
+    return f"{role} {release} {os.getpid()}@{platform.node()}"
 
 
 def connect(
@@ -247,12 +249,13 @@ def connection_failed(error: psycopg.OperationalError) -> ConnectionFailed:
     """
     if (refused := refusal(error)) is not None:
         return ConnectionFailed(refused, code="MR-row-security" if is_of_row_security(error) else "MR-server-refused")
-    reason = " ".join(str(error).split()).rstrip(".?") or type(error).__name__
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    reason = "; ".join(filter(None, lines)).rstrip(".") or type(error).__name__
     if "session is read-only" in reason:
         check = "It is a standby or read-only: name the primary. To read only, add target_session_attrs=any."
     else:
         check = f"Check --dsn or {DSN_VARIABLE}, and that the server runs."
-    return ConnectionFailed(f"Cannot connect: {reason}. {check}")
+    return ConnectionFailed(f"Cannot connect: {reason}{'' if reason.endswith('?') else '.'} {check}")
 
 
 def engine(given: str | None = None) -> "Engine":

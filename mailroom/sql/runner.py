@@ -9,6 +9,7 @@ Never begin a pipeline: psycopg ends it with a Flush, after which the server doe
 that idle in a transaction. A process paused at that moment would keep its locks for ever.
 """
 
+import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -649,7 +650,9 @@ def _sqlalchemy_connection(connection: object) -> "Connection":
     if isinstance(connection, Connection) and connection.dialect.name == "postgresql":
         return connection
     raise _unsupported(
-        connection, "psycopg.Connection, a SQLAlchemy Connection or Session on PostgreSQL, or a connection of Django"
+        connection,
+        "psycopg.Connection, a SQLAlchemy Connection or Session on PostgreSQL, or a connection of Django",
+        "an async connection is for the Async form of this, such as AsyncOutbox" if _is_async(connection) else "",
     )
 
 
@@ -663,10 +666,19 @@ async def _async_sqlalchemy_connection(connection: object) -> "AsyncConnection":
         if isinstance(connection, AsyncConnection) and connection.dialect.name == "postgresql":
             return connection
     raise _unsupported(
-        connection, "psycopg.AsyncConnection, or an AsyncConnection or AsyncSession of SQLAlchemy on PostgreSQL"
+        connection,
+        "psycopg.AsyncConnection, or an AsyncConnection or AsyncSession of SQLAlchemy on PostgreSQL",
+        "one that is not async is for the plain form of this, such as Outbox" if _is_async(connection) is False else "",
     )
 
 
-def _unsupported(connection: object, wanted: str) -> UnsupportedConnection:
+def _is_async(connection: object) -> bool | None:
+    """Return whether it is an async connection of some driver; None if it seems to be no connection."""
+    rollback = getattr(type(connection), "rollback", None)
+    return None if rollback is None else inspect.iscoroutinefunction(rollback)
+
+
+def _unsupported(connection: object, wanted: str, otherwise: str) -> UnsupportedConnection:
     kind = type(connection)
-    return UnsupportedConnection(f"Cannot use a {kind.__module__}.{kind.__qualname__} here: give a {wanted}.")
+    text = f"Cannot use a {kind.__module__}.{kind.__qualname__} here: give a {wanted}"
+    return UnsupportedConnection(f"{text}; {otherwise}." if otherwise else f"{text}.")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from mailroom.sql.operation import Operation, Sql
+from mailroom.values.names import APPLICATION
 
-APPLICATION = "mailroom "
 LONG_S = 2.0  # a wait that is worth telling
 GONE_S = 5.0  # a wait that was not seen for that long has ended; shorter gaps are those between two tries
 

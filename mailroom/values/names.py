@@ -15,6 +15,7 @@ MAX_TOPIC_LENGTH = 200
 MAX_AFTER_CLOCK = 2**62
 MAX_COUNT = 1_000_000  # the largest limit that a caller can give
 DEFAULT_SCHEMA = "mailroom"
+APPLICATION = "mailroom "  # what the name of each session of ours begins with
 
 Key: TypeAlias = str | int | UUID
 

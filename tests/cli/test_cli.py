@@ -80,6 +80,8 @@ TYPOS = [
     (["grant", "wirter", "shop"], 2, "Did you mean 'writer'? See: mailroom grant --help"),
     (["inbox", "create", "x", "--rate", "ten"], 2, "'--rate': 'ten' is not a valid number. See"),
     (["inbox", "create", "x", "--burst", "ten"], 2, "'--burst': 'ten' is not a valid whole number. See"),
+    (["failing"], 2, "No such command 'failing'. Did you mean: mailroom inbox failing? See: mailroom --help"),
+    (["trace", "order-42"], 2, "'order-42' is not the id of a message. To find a key: mailroom trace --key order-42"),
     (["inbox", "xyzzy"], 2, "No such command 'xyzzy'. See: mailroom inbox --help"),
 ]
 
@@ -87,7 +89,7 @@ TYPOS = [
 def test_typo_is_told_what_was_meant() -> None:
     assert untold(TYPOS) == []
     meant = ["Did you mean" in error_of(mailroom(*arguments)) for arguments, _, _ in TYPOS]
-    assert meant == [True, True, True, True, True, False, False, False]
+    assert meant == [True, True, True, True, True, False, False, True, False, False]
 
 
 @pytest.mark.slow

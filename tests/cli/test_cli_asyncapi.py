@@ -91,6 +91,7 @@ def test_modules_that_have_no_topic_or_are_no_modules(module: str) -> None:
     assert result.stderr == f"{module}_empty has no Topic of its own: name the module in which they are declared.\n"
     for name, kind, code, text in (
         ("nowhere", ConfigurationError, "MR-module-not-found", "There is no module 'nowhere'"),
+        ("shop/topics.py", ConfigurationError, "MR-module-not-found", "give the name of the module, shop.topics"),
         ("inbox.worker", ConfigurationError, "MR-module-not-found", "inbox is a package of Mailroom's own"),
         (f"{module}_broken", MailroomError, "MR-module-import-failed", "ZeroDivisionError: division by zero"),
     ):

@@ -93,6 +93,9 @@ def test_dsn_starts_the_server_prints_only_that_and_leaves_it_running(home: Home
     again = embedded(home, "dsn")
     assert (again.stdout.strip(), again.stderr) == (dsn, "")
     assert json.loads(embedded(home, "dsn", "--json").stdout) == {"dsn": dsn}
+    other = [embedded(home, "dsn", "--database", "its own").stdout.strip() for _ in range(2)]
+    assert other == [dsn.replace("/mailroom", "/its%20own")] * 2
+    assert is_up(other[0])
     assert mailroom("status", dsn=dsn).exit_code == 0
 
 

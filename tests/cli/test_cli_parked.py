@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from inbox import Inbox, Park, Retry, Skip
+from mailroom import __version__
 from mailroom.sql.runner import run
 from tests.support.command import done, json_of, mailroom, untold
 from tests.support.node import Node, failing
@@ -104,7 +105,9 @@ def test_show_tells_the_history_and_the_messages(held: Node) -> None:
     found = json_of("parked", "show", "shipping", "--key", "a", "--limit", "2", dsn=held.dsn)
     assert [message["value"] for message in found["messages"]] == [0, 1]
     assert [(each["attempt"], each["outcome"]) for each in found["attempts"]] == [(2, "park"), (1, "retry")]
-    assert {each["worker"].rpartition(" ")[2] for each in found["attempts"]} == {f"{os.getpid()}@{platform.node()}"}
+    assert {each["worker"].split(" ", 1)[1] for each in found["attempts"]} == {
+        f"{__version__} {os.getpid()}@{platform.node()}"
+    }
     assert found["parked"]["messages"] == 3
 
 

@@ -145,7 +145,7 @@ ATTRIBUTES = {
     "LaneSeen": "process release role since state",
     "WorkerSeen": "address backend host inbox last_batch_at messages pid release since state",
     "FailingKeys": "errors inbox keys retry schema",
-    "FailingKey": "attempts inbox key reason retry_at",
+    "FailingKey": "attempts inbox key reason retry_at since",
     "FailingError": "attempts error inbox keys reason retry_at waiting",
     "KeyPlaces": "is_nowhere key places states unread unseen",
     "KeyStanding": "attempts error inbox key paused_by retry_at since state",

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,7 @@ from inbox.claims import Claims
 from inbox.handling.batch import Batch
 from inbox.handling.blame import FORGIVEN
 from inbox.worker.in_flight import InFlight
+from mailroom import __version__
 from mailroom.errors import DecodeError
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
@@ -276,6 +279,8 @@ def test_message_is_tried_so_often_and_then_its_key_is_parked(node: Node) -> Non
     assert node.rows(history) == [
         ("bad", 1, nth, "park" if nth == 3 else "retry", "ValueError: no such state") for nth in (1, 2, 3)
     ]
+    recorder = f"mailroom worker {__version__} {os.getpid()}@{platform.node()}"
+    assert node.rows("SELECT DISTINCT worker FROM mailroom.attempt") == [(recorder,)]
 
 
 def test_message_that_is_skipped_goes_alone_to_the_dead_letters(node: Node) -> None:

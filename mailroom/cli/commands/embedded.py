@@ -37,8 +37,9 @@ def embedded() -> None:
 
 
 @embedded.command()
+@click.option("--database", metavar="NAME", help="Another database than mailroom; it is created if it is missing.")
 @pass_call
-def dsn(call: Call) -> None:
+def dsn(call: Call, database: str | None) -> None:
     """Start the server and print its connection string.
 
     The string contains the password. The server runs until `mailroom embedded stop`. After a crash or a restart of the
@@ -47,15 +48,17 @@ def dsn(call: Call) -> None:
     \b
     Examples:
       export MAILROOM_DSN=$(mailroom embedded dsn)
+      export MAILROOM_DSN=$(mailroom embedded dsn --database shop)
       mailroom embedded dsn --json | jq -r .dsn
     """
     with _started(call) as server:
         if server.keep():
             note("The embedded server runs until you stop it: mailroom embedded stop")
+        url = server.dsn() if database is None else server.database(database)
         if call.json:
-            document({"dsn": server.dsn()})
+            document({"dsn": url})
         else:
-            click.echo(server.dsn())
+            click.echo(url)
 
 
 @embedded.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

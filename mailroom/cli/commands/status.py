@@ -182,7 +182,7 @@ def _leader(found: DispatcherStatus | None) -> str:
     fails = "" if found.failing is None else f". It {found.failing}: {found.failing.run or 'mailroom doctor'}"
     if not found.leads:
         return (
-            f"none leads; {found.host} pid {found.pid} did until {duration(-found.lease_left_s)} ago: "
+            f"none leads; {found.host} pid {found.pid} did until {duration(-found.lease_left_s)} ago; start one: "
             f"mailroom dispatcher run{fails}"
         )
     counts = ", ".join(f"{name} {count:,}" for name, count in found.counts.items())

@@ -1,6 +1,7 @@
 """`mailroom trace`."""
 
 from collections.abc import Iterator
+from typing import Any
 from uuid import UUID
 
 import click
@@ -14,10 +15,22 @@ from mailroom.node.key_trace import SHOWN, KeyPlaces, trace_key
 from mailroom.node.trace import Location
 from mailroom.sql.locked import locked_inboxes, reading_locked
 from mailroom.sql.runner import run
+from mailroom.values.shell import quoted
+
+
+class _MessageId(click.ParamType[UUID]):
+    name = "id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> UUID:
+        """Return the id of a text; people know keys better than ids, so what is none is probably a key."""
+        try:
+            return UUID(value)
+        except ValueError:
+            self.fail(f"{value!r} is not the id of a message. To find a key: mailroom trace --key {quoted(value)}")
 
 
 @click.command()
-@click.argument("message_id", metavar="[ID]", type=click.UUID, required=False)
+@click.argument("message_id", metavar="[ID]", type=_MessageId(), required=False)
 @click.option("--key", metavar="K", type=KEY, help="Find the messages of this key instead.")
 @click.option(
     "--limit", type=LIMIT, help=f"With --key: how many messages of each inbox, log, link and table. [{SHOWN}]"
