@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mailroom.doctor.finding import DoctorCheck, Found, Look
+from mailroom.doctor.finding import DoctorCheck, Examination, Found
 from mailroom.sql.operation import Operation, Sql
 from mailroom.values.names import shown
 from mailroom.values.shell import quoted
@@ -37,7 +37,7 @@ ORDER BY s.relation IS NULL, b.at
 )
 
 
-def stuck(look: Look) -> Operation[Found]:
+def stuck(look: Examination) -> Operation[Found]:
     """Return large batches of which nothing has moved for long, first those of which a table is gone."""
     found: Found = []
     asked = STUCK.at(schema=look.schema, node=look.schema)(bulk_s=look.limits.bulk_s)

@@ -17,7 +17,7 @@ from mailroom.doctor import (
     workers,
 )
 from mailroom.doctor.causes import WaitCause, caused, reading_causes
-from mailroom.doctor.finding import DoctorCheck, Finding, Found, Limits, Look, finding
+from mailroom.doctor.finding import DoctorCheck, Examination, Finding, Found, Limits, finding
 from mailroom.doctor.kinds import KINDS
 from mailroom.errors import SchemaError
 from mailroom.roles.advice import grant_command, is_denied
@@ -99,7 +99,7 @@ def _examining(schema: str, limits: Limits) -> Operation[list[Finding]]:
     findings: list[Finding] = []
     not_seen: Found = []
     [(role,)] = me
-    look = Look(schema, limits)
+    look = Examination(schema, limits)
     unseen = yield from _looking(DoctorCheck(NOT_SEEN, _unseen, ""), look, role, not_seen)
     not_seen += unseen
     of_other_shape = False
@@ -129,7 +129,7 @@ def telling(schema: str, ids: Sequence[str], limits: Limits) -> Operation[list[t
     checks = {check.id: check for check in CHECKS}
     findings: list[tuple[str, Finding]] = []
     not_seen: list[tuple[str, Finding]] = []
-    look = Look(schema, limits)
+    look = Examination(schema, limits)
     for check in map(checks.__getitem__, ids):
         try:
             found = yield from check.asking(look)
@@ -155,11 +155,11 @@ def _causes(limits: Limits) -> Operation[dict[str, list[WaitCause]]]:
     return causes
 
 
-def _unseen(look: Look) -> Operation[Found]:
+def _unseen(look: Examination) -> Operation[Found]:
     return [(part, line) for part, line in (yield UNSEEN.at()())]
 
 
-def _looking(check: DoctorCheck, look: Look, role: str, not_seen: Found) -> Operation[Found]:
+def _looking(check: DoctorCheck, look: Examination, role: str, not_seen: Found) -> Operation[Found]:
     """Return what a check finds; if it may not look, add that to `not_seen`."""
     found: Found = []
     try:

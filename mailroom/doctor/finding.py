@@ -74,7 +74,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Look:
+class Examination:
     """One look at a node: which, from which limits on something counts, and what earlier checks have read.
 
     How the readers of logs stand takes long where there are hundreds, and several checks ask for it.
@@ -94,7 +94,7 @@ class Look:
 # What a check finds: for each thing its part of the command, and its line of evidence.
 Found: TypeAlias = list[tuple[str, str]]
 FOUND = ("text", "text")
-Asking: TypeAlias = Callable[[Look], Operation[Found]]
+Asking: TypeAlias = Callable[[Examination], Operation[Found]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def asking(sql: Sql, **values: object) -> Asking:
     """Return how a check looks that is one statement; its values are limits by their names, and those given here."""
     wanted = {match[1] for match in PARAMETER.finditer(sql.template)} - set(values)
 
-    def ask(look: Look) -> Operation[Found]:
+    def ask(look: Examination) -> Operation[Found]:
         given = values | {name: getattr(look.limits, name) for name in wanted}
         rows = yield sql.at(schema=look.schema)(**given)
         return [(part, line) for part, line in rows]

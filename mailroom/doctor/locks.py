@@ -1,12 +1,12 @@
 """Locks: who waits for one on our tables, who has it, and who has one that keeps writers out."""
 
-from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Look, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, Examination, Found, asking
 from mailroom.doctor.sessions import DESCRIBED, TERMINATE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.waits import reading_waits
 
 
-def waiting(look: Look) -> Operation[Found]:
+def waiting(look: Examination) -> Operation[Found]:
     """Return who waits, with the process ids of those that have the lock."""
     found: Found = []
     for wait in (yield from reading_waits(at_least_s=look.limits.lock_s, schema=look.schema)):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 
-from mailroom.doctor.finding import Asking, DoctorCheck, Found, Limits, Look
+from mailroom.doctor.finding import Asking, DoctorCheck, Examination, Found, Limits
 from mailroom.figures.logs import LogReading
 from mailroom.sql.operation import Operation, Sql
 
@@ -46,7 +46,7 @@ def _asking(
 ) -> Asking:
     """Return how a check looks that asks the same of each inbox; not of those that cannot be read now."""
 
-    def ask(look: Look) -> Operation[Found]:
+    def ask(look: Examination) -> Operation[Found]:
         [(now,)] = yield NOW.at()()
         readers = yield from look.readers()
         lines = [(each.inbox, tells(each, lambda at: (now - at).total_seconds(), look.limits)) for each in readers]

@@ -1,6 +1,6 @@
 """The sequences, which give rows their order, and the clock."""
 
-from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Look, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, Examination, Found, asking
 from mailroom.order.clock import WARN_CLOCK
 from mailroom.sql.operation import Operation, Sql
 
@@ -48,7 +48,7 @@ WHERE greatest(c.last_value, n.clock_ceiling) > %(warn_clock)s::bigint
 )
 
 
-def above_ceiling(look: Look) -> Operation[Found]:
+def above_ceiling(look: Examination) -> Operation[Found]:
     """Return the clock if it is above its ceiling.
 
     A sequence is read as it is now, and a row as of the statement's snapshot: a ceiling that is raised in between is

@@ -1,7 +1,7 @@
 """The shape of the schema: indexes, partitions and triggers that are not as a migration has made them."""
 
 from mailroom.doctor.expected import INDEXES, TRIGGERS
-from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Look, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, Examination, Found, asking
 from mailroom.order.total import R_IS_BOUNDED
 from mailroom.sql.operation import Operation, Sql
 
@@ -130,20 +130,20 @@ ORDER BY 2
 )
 
 
-def indexes(look: Look) -> Operation[Found]:
+def indexes(look: Examination) -> Operation[Found]:
     """Return the indexes that are missing."""
     made = [each.replace("{schema}", f'"{look.schema}"') for each in INDEXES.values()]
     rows = yield MISSING.at(schema=look.schema)(names=list(INDEXES), made=made)
     return [(part, line) for part, line in rows]
 
 
-def partitions(look: Look) -> Operation[Found]:
+def partitions(look: Examination) -> Operation[Found]:
     """Return the tables of inboxes that are not partitions."""
     rows = yield DETACHED.at(schema=look.schema, node=look.schema)()
     return [(part, line) for part, line in rows]
 
 
-def triggers(look: Look) -> Operation[Found]:
+def triggers(look: Examination) -> Operation[Found]:
     """Return the triggers that are missing, or fire at other times than they should."""
     tables, names = zip(*TRIGGERS, strict=True)
     enabled, made = zip(*TRIGGERS.values(), strict=True)

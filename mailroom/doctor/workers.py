@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from mailroom.doctor.finding import FOUND, DoctorCheck, Found, Look, asking
+from mailroom.doctor.finding import FOUND, DoctorCheck, Examination, Found, asking
 from mailroom.figures.alive import ALIVE, DATABASE, HOLDER, IS_ALIVE
 from mailroom.figures.waiting import reading_names, reading_oldest
 from mailroom.sql import locks
@@ -91,7 +91,7 @@ ORDER BY o.delivered_at, r.name
 )
 
 
-def unread(look: Look) -> Operation[Found]:
+def unread(look: Examination) -> Operation[Found]:
     """Return inboxes in which messages wait and that no worker reaps, of the ten fullest and those that read logs."""
     names, unread_s = (yield from _fullest(look.schema, is_read=False)), look.limits.unread_s
     rows = (yield UNREAD.at(schema=look.schema, names="', '".join(names))(unread_s=unread_s)) if names else []
@@ -102,7 +102,7 @@ def unread(look: Look) -> Operation[Found]:
     ]
 
 
-def late(look: Look) -> Operation[Found]:
+def late(look: Examination) -> Operation[Found]:
     """Return inboxes whose workers are late, the latest first; failing keys do not count.
 
     They are looked for among the ten fullest, and those that read logs.
@@ -129,7 +129,7 @@ def _fullest(schema: str, kind: str = HAS_ROWS, most: str = "10", *, is_read: bo
     return [name for (name,) in names]
 
 
-def _of_logs(look: Look, least_s: float, *, is_read: bool) -> Operation[dict[str, float]]:
+def _of_logs(look: Examination, least_s: float, *, is_read: bool) -> Operation[dict[str, float]]:
     """Return how long the oldest unread message waits, where that is as long, of inboxes that read logs."""
     names = yield from _fullest(look.schema, READS_LOG, "1000", is_read=is_read)
     readers = (yield from look.readers()) if names else []

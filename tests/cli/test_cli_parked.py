@@ -105,9 +105,8 @@ def test_show_tells_the_history_and_the_messages(held: Node) -> None:
     found = json_of("parked", "show", "shipping", "--key", "a", "--limit", "2", dsn=held.dsn)
     assert [message["value"] for message in found["messages"]] == [0, 1]
     assert [(each["attempt"], each["outcome"]) for each in found["attempts"]] == [(2, "park"), (1, "retry")]
-    assert {each["worker"].split(" ", 1)[1] for each in found["attempts"]} == {
-        f"{__version__} {os.getpid()}@{platform.node()}"
-    }
+    recorder = f"{__version__} {os.getpid()}@{platform.node()}"
+    assert {" ".join(each["worker"].split(" ")[-2:]) for each in found["attempts"]} == {recorder}
     assert found["parked"]["messages"] == 3
 
 

@@ -22,7 +22,7 @@ from mailroom.doctor import Finding, Limits, examine, examine_async, examining
 from mailroom.doctor import locks as doctor_locks
 from mailroom.doctor import settings as doctor_settings
 from mailroom.doctor.examining import CHECKS
-from mailroom.doctor.finding import Look, asking
+from mailroom.doctor.finding import Examination, asking
 from mailroom.embedded import Server
 from mailroom.errors import ConfigurationError, NotInTransaction, SchemaError
 from mailroom.roles import grant
@@ -552,7 +552,7 @@ def test_shares_and_versions_are_found(node: Node) -> None:
     assert set(examined(node, connections_share=0, queue_share=0)) == {"M030", "M031"}
     with node.connection.transaction():
         ask = asking(doctor_settings.SERVER, lowest=98, highest=99)
-        [(_, line)] = run(node.connection, ask(Look("mailroom", Limits())))
+        [(_, line)] = run(node.connection, ask(Examination("mailroom", Limits())))
     assert line.startswith("PostgreSQL 1")
 
 

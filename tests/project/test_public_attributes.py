@@ -166,7 +166,7 @@ ATTRIBUTES = {
     "Mail": "connection handle_all schema sent travel",
     "Binaries": "major path",
     "Condition": "bytes dsn is_kept is_used port",
-    "Server": "condition directory dsn end has_data keep runs start stop",
+    "Server": "condition database directory dsn end has_data keep runs start stop",
     "Books": "bytes count",
     "Executable": (
         "after_clock amount arguments at bytes end_key expected headers id key notify operation row_limit target value"
