@@ -39,7 +39,7 @@ history AS (
     SELECT name, '', $1::bigint, $6::uuid, attempt, outcome,
            CASE outcome WHEN 'retry' THEN retry_at END, $5::text, $7::text,
            pg_catalog.ltrim(pg_catalog.concat(
-               CASE WHEN s.name ^@ 'mailroom worker' THEN 'mailroom worker' ELSE s.name END,
+               CASE WHEN application ^@ 'mailroom worker' THEN 'mailroom worker' ELSE application END,
                $8::text))
-    FROM decided CROSS JOIN pg_catalog.current_setting('application_name'::text) AS s (name))
+    FROM decided CROSS JOIN pg_catalog.current_setting('application_name'::text) AS s (application))
 SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed), max_attempts::bigint FROM decided

@@ -273,7 +273,8 @@ def test_command_runs_several_workers_logs_what_they_reap_and_a_signal_stops_the
     first, *lines = error.splitlines()
     assert "SIGTERM or Ctrl-C" in first
     assert sorted(line.partition("mailroom.worker: ")[2].partition(" of ")[0] for line in lines) == [
-        "billing: running in schema mailroom", "shipping: running in schema mailroom"
+        "billing: running in schema mailroom", "billing: stopped",
+        "shipping: running in schema mailroom", "shipping: stopped",
     ]  # fmt: skip
 
 
