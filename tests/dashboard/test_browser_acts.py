@@ -225,7 +225,7 @@ def test_parked_keys_are_read_ticked_and_acted_on_at_each_width_and_in_both_them
 
 
 # A browser changes the ends of lines in what a form holds, and each of these has another key beside it.
-ODD_KEYS = ("a\nb", "a\r\nb", "  a+b %0A%41&key=c ", "a\"'<b>&amp;")
+ODD_KEYS = ("a\nb", "a\r\nb", "  a+b %0A%41&key=c \"'<b>&amp; ")
 PARKED_ODD = """
 INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, parked_at, last_error)
 SELECT 'quiet', key, 1, 1, 'infinity', now(), E'no\nstreet\r\nthere' FROM unnest(%s::text[]) AS key
