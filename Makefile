@@ -198,7 +198,7 @@ disasters: ## Install what power cuts and jumps of the clock need, where root an
 SOAK_S ?= 1800
 .PHONY: soak
 soak: $(STAMP) pgbouncer disasters ## The same for SOAK_S=1800, with every kind of fault
-	$(FAULTS) --seconds $(SOAK_S) --unknown 1000 --floor 29
+	$(FAULTS) --seconds $(SOAK_S) --unknown 1000 --floor 29 --most-waiting 3000
 
 .PHONY: spark-soak
 spark-soak: $(SPARK_STAMP) ## Kill drivers, tasks, executors, sessions and the server under Spark's writers for SOAK_S=1800

@@ -13,6 +13,7 @@ from tests.faults import disasters
 from tests.faults.campaign import Campaign
 from tests.faults.hunting import hunt_all
 from tests.faults.report import Report
+from tests.faults.stage import MOST_WAITING
 
 DISASTERS = {"F15", "F21", "F22", "F33", "F35"}
 DISASTERS_SHARE = 0.15  # of the time
@@ -26,10 +27,11 @@ DISASTERS_SHARE = 0.15  # of the time
 @click.option("--mutants", "hunts", is_flag=True, help="Break one rule after the other instead: all must be caught.")
 @click.option("--mutant", "names", multiple=True, metavar="NAME", help="This mutant only. Repeatable.")
 @click.option("--logs", metavar="DIR", help="Keep what the processes and the server logged here.")
+@click.option("--most-waiting", default=MOST_WAITING, show_default=True, help="Messages waiting at which writers rest.")
 @click.option("--unknown", default=200, show_default=True, help="How many COMMITs are lost and resolved.")
 def main(
     seconds: float, seed: int | None, floor: int, only: tuple[str, ...], unknown: int, hunts: bool,
-    names: tuple[str, ...], logs: str | None,
+    names: tuple[str, ...], logs: str | None, most_waiting: int,
 ) -> None:  # fmt: skip
     """Break a node under load in every way there is, and hold its ledgers against the guarantees."""
     # Ended like by Ctrl-C, with its processes and its server: by itself SIGTERM would leave them running.
@@ -44,7 +46,7 @@ def main(
     report = Report()
     # First what takes as long as it is told to: `make check` has lint beside it for some minutes.
     if not only or set(only) - DISASTERS:
-        Campaign(report, seed, seconds * (1 - DISASTERS_SHARE), only, logs, floor).run()
+        Campaign(report, seed, seconds * (1 - DISASTERS_SHARE), only, logs, floor, most_waiting).run()
     disasters.run(report, seed, seconds * DISASTERS_SHARE, unknown, only)
     report.print(console)
     click.echo(f"seed {seed}")

@@ -19,7 +19,7 @@ from tests.faults.kinds import FAULTS, FLUSH_S, Skipped
 from tests.faults.matrix import Case, Matrix, cases_of
 from tests.faults.misuse import Violated
 from tests.faults.report import Report
-from tests.faults.stage import NotHandled, Stage, home_of_campaign
+from tests.faults.stage import MOST_WAITING, NotHandled, Stage, home_of_campaign
 from tests.faults.task import READ_COMMITTED
 
 WARM_UP_S = 4.0
@@ -46,7 +46,7 @@ class Campaign:
 
     def __init__(
         self, report: Report, seed: int, seconds: float, only: tuple[str, ...] = (), logs: str | None = None,
-        floor: int = 0,
+        floor: int = 0, most_waiting: int = MOST_WAITING,
     ) -> None:  # fmt: skip
         self._report = report
         self._logs = logs
@@ -54,13 +54,17 @@ class Campaign:
         self._seconds = seconds
         self._only = only
         self._floor = floor
+        self._most_waiting = most_waiting
         self._dice = random.Random(seed)
         self._over = threading.Event()
         self._say: Callable[[str], None] = lambda text: print(text, flush=True)  # noqa: T201 - its progress
 
     def run(self) -> None:
         """Play all rounds and fill the report."""
-        with home_of_campaign() as home, Stage(home, self._seed, pace=PACE) as stage:
+        with (
+            home_of_campaign() as home,
+            Stage(home, self._seed, pace=PACE, most_waiting=self._most_waiting) as stage,
+        ):
             stage.cast()
             stage.probe(what="start")
             time.sleep(WARM_UP_S)

@@ -34,9 +34,9 @@ from tests.faults.scarcity import SlowDisk, busy_cores, family
 from tests.faults.task import USUAL, Habits, Task
 from tests.support.port import free_port
 
-# Messages waiting at which writers rest, and go on: what each probe waits behind. On two busy cores 200 a second are
-# handled, so it is some seconds.
-HIGH_WATER, LOW_WATER = 500, 250
+# Messages waiting at which writers rest; they go on at half of it. Each probe waits behind so many: on two busy cores
+# 200 a second are handled, so it is some seconds.
+MOST_WAITING = 500
 # Of a topic of a log; a topic of any other inbox is named like it.
 RECEIVERS = {topic: [inbox for each, inbox in LOG_ROUTES if each == topic] for topic, _ in LOG_ROUTES}
 WATCH_S = 0.25
@@ -70,7 +70,7 @@ class Stage:
         self, home: Path, seed: int, *, pace: float, habits: Habits = USUAL, roles: Sequence[str] = (),
         environment: Mapping[str, str] | None = None, server_directory: Path | None = None,
         settings: Mapping[str, str] | None = None, timed: bool = True, durable: bool = True,
-        handled_within_s: float = HANDLED_WITHIN_S, patience_s: float = PATIENCE_S,
+        handled_within_s: float = HANDLED_WITHIN_S, patience_s: float = PATIENCE_S, most_waiting: int = MOST_WAITING,
     ) -> None:  # fmt: skip
         self.home = home
         self.host = Host(server_directory or home / "server", settings=settings)
@@ -88,6 +88,7 @@ class Stage:
         self._durable = durable
         self._handled_within_s = handled_within_s
         self._patience_s = patience_s
+        self._most_waiting = most_waiting
         self._flushes: list[float] = []  # how slow the disk is, of each who wants that
         self._roles = roles
         self._environment = dict(environment or {})
@@ -390,7 +391,7 @@ class Stage:
     def _throttle(self, session: psycopg.Connection[Any]) -> None:
         if self._looks % COUNT_EACH == 0:
             [(self._unread,)] = session.execute(
-                f"SELECT count(*) FROM ({invariants.UNREAD} LIMIT {HIGH_WATER + 1}) AS u".encode()
+                f"SELECT count(*) FROM ({invariants.UNREAD} LIMIT {self._most_waiting + 1}) AS u".encode()
             ).fetchall()
         self._looks += 1
         [(waiting,)] = session.execute(
@@ -399,9 +400,9 @@ class Stage:
             [f"{POISON}%"],
         ).fetchall()
         waiting += self._unread
-        if self._resting or waiting > HIGH_WATER:
+        if self._resting or waiting > self._most_waiting:
             rests = True
-        elif waiting < LOW_WATER:
+        elif waiting < self._most_waiting // 2:
             rests = False
         else:
             return
