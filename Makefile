@@ -186,7 +186,7 @@ some-mutants: $(SPARK_STAMP) ## The same with six rules
 FAULTS := $(BIN)/python -m tests.faults $(if $(SEED),--seed $(SEED))
 .PHONY: faults
 faults: $(STAMP) pgbouncer ## Break a node under load for some minutes, and hold its ledgers against the guarantees
-	$(BIN)/python -m tests.faults --seconds 120 --unknown 300 --floor 5 --seed $(CI_SEED)
+	$(BIN)/python -m tests.faults --seconds 90 --unknown 200 --floor 5 --seed $(CI_SEED)
 
 .PHONY: disasters
 disasters: ## Install what power cuts and jumps of the clock need, where root and apt-get can; without it they are skipped

@@ -23,14 +23,14 @@ EFFECTS = 100
 def message(node: ShownNode, asked: Asked) -> dict[str, Any]:
     """Return the page, which asks for the path: no table has an index on ids, so finding one reads them all.
 
-    What was put into the field `find` is an id if it looks like one, and else a key.
+    What was put into the field `find` is an id if it looks like one, and else a key, whose spaces are its own.
     """
-    text = (asked.text("find") or "").strip()
+    text = asked.text("find")
     if not text:
         return {"look": node.look(), "id": asked.id(), "key": asked.text("key")}
     key_text(text)
     try:
-        return {"look": node.look(), "id": UUID(text), "key": text}
+        return {"look": node.look(), "id": UUID(text.strip()), "key": text}
     except ValueError:
         return {"look": node.look(), "id": None, "key": text}
 

@@ -26,8 +26,9 @@ def failing(call: Call, name: str | None, by_error: bool, error: str | None, mat
     """List the failing keys of an inbox or of all: those that are tried again. `mailroom parked list` has the others.
 
     The key that is tried next is first. `since` is when its message first failed. With --by-error keys are counted by
-    their error, the most first: that is the class of what was raised, as the reason has it before its first colon. Of
-    each inbox 100,000 keys are looked through for that.
+    their error, the most first: that is the class of what was raised, as the reason has it before its first colon.
+    `waiting` are those that `mailroom inbox retry` would have tried at once. Of each inbox 100,000 keys are looked
+    through for that.
 
     \b
     Examples:
@@ -50,8 +51,8 @@ def failing(call: Call, name: str | None, by_error: bool, error: str | None, mat
     first = 0 if name is None else 1  # the column with the inbox is left out where there is one only
     if by_error:
         print_listing(
-            errors, ("inbox", "error", "keys", "attempts", "next try", "such as")[first:],
-            lambda each: _error_cells(each)[first:], none=none, json=call.json, numbers=("keys", "attempts"),
+            errors, ("inbox", "error", "keys", "waiting", "attempts", "next try", "such as")[first:],
+            lambda each: _error_cells(each)[first:], none=none, json=call.json, numbers=("keys", "waiting", "attempts"),
         )  # fmt: skip
         return
     print_listing(
@@ -65,7 +66,7 @@ def _cells(each: FailingKey) -> tuple[object, ...]:
 
 
 def _error_cells(each: FailingError) -> tuple[object, ...]:
-    return each.inbox, each.error, each.keys, each.attempts, each.retry_at, each.reason
+    return each.inbox, each.error, each.keys, each.waiting, each.attempts, each.retry_at, each.reason
 
 
 @click.command()

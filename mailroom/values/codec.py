@@ -63,7 +63,7 @@ def encode(value: object, *, max_bytes: int = MAX_VALUE_BYTES) -> bytes:
             "Store it elsewhere and send a reference to it.",
             code="MR-value-too-large",
         )
-    if _has_too_many_items(raw):
+    if len(raw) > MAX_ITEMS and _has_too_many_items(raw):  # an item takes at least one byte
         raise EncodeError(
             f"The value has more than {MAX_ITEMS:,} items: lists, maps, keys, numbers, texts and so on. "
             "Send it in parts, or pack numbers that belong together into bytes.",
@@ -90,7 +90,7 @@ def read_item(raw: bytes) -> object:
     """Do what `decode` does for bytes that are no message's value: the error says no more than what is wrong."""
     if len(raw) > MAX_VALUE_BYTES:
         raise DecodeError(f"it has {len(raw):,} bytes; the limit is {MAX_VALUE_BYTES:,}")
-    if _has_too_many_items(raw):
+    if len(raw) > MAX_ITEMS and _has_too_many_items(raw):
         raise DecodeError(f"it has more than {MAX_ITEMS:,} items")
     framed = _PAIR + raw + _MARKED
     try:
@@ -141,8 +141,6 @@ _STEPS = bytes(
 def _has_too_many_items(raw: bytes) -> bool:
     """Count heads up to the limit, or up to the first byte that is not a head, where the decoder stops too."""
     size = len(raw)
-    if size <= MAX_ITEMS:  # an item takes at least one byte
-        return False
     position = items = 0
     while position < size:
         items += 1

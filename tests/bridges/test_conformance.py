@@ -115,7 +115,7 @@ class WebhookCase(BrokerCase):
         return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # what the suite asks, the tests of Kafka ask one by one
 async def test_kafka_conforms(kafka: Kafka) -> None:
     await conform(KafkaCase(kafka))
 

@@ -333,6 +333,7 @@ def write(kafka: Kafka, topic: str, records: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sample(1)  # the other two cases are those of a topic that was made anew
 @pytest.mark.parametrize("runs", [False, True], ids=["while the dispatcher is stopped", "while it runs"])
 async def test_log_that_a_crash_cut_back_is_not_read_on_however_far_it_was_written_anew(
     node: Node, kafka: Kafka, runs: bool

@@ -56,6 +56,7 @@ SHOWS = {
     "/dead-letters": ("nobody.wants", "no inbox gets this topic", "Requeue", "lost", "2 dead letters</span>"),
     "/dead-letters?stage=reap": ("No dead letter fits.",),
     "/message": ("Give the id of a message, or a key.",),
+    "/message?find=%20tomorrow%20": ('hx-get="/message/key?key=+tomorrow+"',),
     "/message?find=tomorrow": ('hx-get="/message/key?key=tomorrow"',),
     "/message/key?key=tomorrow": ("is in inbox shipping", "is in inbox billing"),
     "/message/key?key=done": ("in inbox billing is paused since", "was reaped from inbox shipping"),

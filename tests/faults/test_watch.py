@@ -5,7 +5,7 @@ import pytest
 from tests.faults.role_writer import GID
 from tests.faults.stage import Stage, home_of_campaign
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly  # of the campaign itself, which a watch that stands still would fail
 
 
 def test_orphan_is_ended_while_somebody_waits_for_its_table() -> None:
