@@ -1,11 +1,10 @@
 """Rows of an inbox as Arrow batches: a range of clocks, page by page, with nothing locked and nothing held between."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, reduce
+from functools import cache
 from itertools import pairwise
-from operator import xor
-from typing import Protocol
+from typing import Any, Protocol
 
 import psycopg
 import pyarrow as pa
@@ -15,9 +14,10 @@ from inbox.by_key.claim import PIN
 from mailroom.errors import ConfigurationError
 from mailroom.message.message import COLUMNS, EXPRESSIONS
 from mailroom.order.expressions import BY_CLOCK
-from mailroom.sql.operation import Operation, Row, Sql, filled
+from mailroom.sql.operation import Operation, Sql, filled
 from mailroom.sql.runner import run
 from spark_jobs.arrow import message_rows
+from spark_jobs.arrow.gathered import arrays, gathered, sent
 from spark_jobs.node import Node
 from spark_jobs.read.numbers import taking_number
 from spark_jobs.seen import Seen
@@ -76,20 +76,25 @@ SIZES = {
     "value_json": "coalesce(octet_length(value_json::text), 0)",
     "headers": "coalesce(octet_length(headers::text), 0)",
 }
+# A page is one row, with what the server has gathered of each column. `first_large` as for `EVEN`. The OFFSET keeps the
+# subquery as it is, so each value is made into what is sent once.
+# D-spark-18: The server gathers the columns of a page.
+GATHERED = """
+SELECT count(*), max(at), {first_large}, {digest}, {gathered} FROM ({rows} OFFSET 0) AS sent"""
 # A page in which each message has at most its share of the bytes needs no running sum, which costs up to a third of the
-# server's time. Of a message with more, nothing large is sent, and `large` is true. The subquery's LIMIT keeps it as it
-# is, so JSON becomes text once, and is measured as text.
+# server's time. Of a message with more, nothing large is sent, and the clock of the first one is returned. The
+# subquery's LIMIT keeps it as it is, so JSON becomes text once, and is measured as text.
 # D-spark-11: A page of a read bounds its bytes without a running sum.
 SHARE = "%(bytes)s::bigint / %(rows)s::bigint"
 EVEN = """
-SELECT {selected}, {size} > {share} AS large FROM (
+SELECT {sent}, {size} > {share} AS large FROM (
     SELECT {named} FROM {schema}.{table}
     WHERE {range} AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
     ORDER BY {order} LIMIT %(rows)s::bigint) AS i"""
 # `before` is the size of the page's earlier messages, so the first one comes however large it is. The window's order is
 # that of the index, which is read no further than the limit.
 PAGE = """
-SELECT {selected} FROM (
+SELECT {sent} FROM (
     SELECT *, coalesce(sum({size}) OVER (
                ORDER BY {order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
     FROM {schema}.{table}
@@ -97,9 +102,10 @@ SELECT {selected} FROM (
     ORDER BY {order} LIMIT %(rows)s::bigint) AS i
 WHERE before < %(bytes)s::bigint"""
 UNBOUNDED = """
-SELECT {selected} FROM {schema}.{table}
-WHERE {range} AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
-ORDER BY {order} LIMIT %(rows)s::bigint"""
+SELECT {sent} FROM (
+    SELECT * FROM {schema}.{table}
+    WHERE {range} AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
+    ORDER BY {order} LIMIT %(rows)s::bigint) AS i"""
 BY_RANGE = f"{BY_CLOCK} > %(above)s::bigint AND {BY_CLOCK} <= %(upto)s::bigint"
 BY_KEY = "key = %(key)s::text AND clock > %(above)s::bigint AND clock <= %(upto)s::bigint"
 OF_INBOX = {"table": "inbox_{inbox}", "order": BY_CLOCK, "range": BY_RANGE}
@@ -118,21 +124,33 @@ OF_LANE = {
 @cache
 def _page(columns: tuple[str, ...], *, is_of_key: bool, is_of_lane: bool, is_digested: bool, is_even: bool) -> Sql:
     """Return the statement of a page of these columns; what they weigh bounds it, if one has no near bound."""
-    behind = {"clock": "clock"} | ({"digested": DIGESTED} if is_digested else {})
-    given = {name: EXPRESSIONS[name] for name in columns}
+    behind = {"at": "clock"} | ({"digested": DIGESTED} if is_digested else {})
     parts = OF_LANE if is_of_lane else OF_KEY if is_of_key else OF_INBOX
-    types = [*(COLUMNS[name] for name in columns), *("bigint" for _ in behind)]
     sizes = {name: SIZES[name] for name in columns if name in SIZES}
-    selected = ", ".join([*given.values(), *behind.values()])
-    if not sizes:
-        return Sql(filled(UNBOUNDED, **parts, selected=selected), types)
     size = f"({' + '.join(sizes.values())})"
-    if not is_even:
-        return Sql(filled(PAGE, **parts, selected=selected, size=size), types)
-    named = ", ".join(f"{expression} AS {name}" for name, expression in (given | behind).items())
-    shared = [f"CASE WHEN {size} <= {SHARE} THEN {name} END" if name in sizes else name for name in columns]
-    parts = parts | {"named": named, "selected": ", ".join([*shared, *behind]), "size": size, "share": SHARE}
-    return Sql(filled(EVEN, **parts), [*types, "boolean"])
+    is_even = is_even and bool(sizes)
+    if is_even:
+        named = {name: EXPRESSIONS[name] for name in columns} | behind
+        parts = parts | {"named": _as(named), "size": size, "share": SHARE}
+        shared = {name: f"CASE WHEN {size} <= {SHARE} THEN {name} END" if name in sizes else name for name in columns}
+        given, behind = [sent(name, value) for name, value in shared.items()], {name: name for name in behind}
+    else:
+        given = [sent(name) for name in columns]
+        parts = parts | ({"size": size} if sizes else {})
+    rows = filled(EVEN if is_even else PAGE if sizes else UNBOUNDED, **parts, sent=", ".join([*given, _as(behind)]))
+    pieces = gathered(columns)
+    return Sql(
+        GATHERED,
+        [*["bigint"] * 4, *(kind for _, kind in pieces)],
+        first_large="min(at) FILTER (WHERE large)" if is_even else "NULL::bigint",
+        digest="bit_xor(digested)" if is_digested else "NULL::bigint",
+        gathered=", ".join(piece for piece, _ in pieces),
+        rows=rows,
+    )
+
+
+def _as(expressions: Mapping[str, str]) -> str:
+    return ", ".join(f"{expression} AS {name}" for name, expression in expressions.items())
 
 
 WALKED = 20_000  # messages that are counted one by one
@@ -184,12 +202,15 @@ def cutting(schema: str, inbox: str, above: int, upto: int, number: int | None) 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The rows of a page: the chosen columns, then the clock, and then what goes into the digest, if it is wanted.
+    """The messages of a page, the clock of the last one, and their digest if it is wanted, which is 0 of none.
 
     It `is_even` if no message had more than its share of the page's bytes, and `is_last` if no other page follows.
     """
 
-    rows: list[Row]
+    messages: int
+    last: int | None
+    digest: int
+    batch: pa.RecordBatch | None
     is_even: bool
     is_last: bool = False
 
@@ -217,15 +238,26 @@ def paging(
     wanted |= {"key": chosen.key, "lane": place.lane}
     yield PIN.at()()
     if even and not SIZES.keys().isdisjoint(chosen.columns):
-        found = yield _page(chosen.columns, **kind, is_even=True).at(**names)(**wanted)
-        clock = len(chosen.columns)
-        first_large = min((row[clock] for row in found if row[-1]), default=None)
+        statement = _page(chosen.columns, **kind, is_even=True).at(**names)
+        [(count, last, first_large, digest, *pieces)] = yield statement(**wanted)
         if first_large is None:
-            return Page(found, is_even=True, is_last=len(found) < rows)
-        if before := [row for row in found if row[clock] < first_large]:
-            return Page(before, is_even=False)
-    found = yield _page(chosen.columns, **kind, is_even=False).at(**names)(**wanted)
-    return Page(found, is_even=False, is_last=not found)
+            return _the_page(chosen, count, last, digest, pieces, is_even=True, is_last=count < rows)
+        [(count, last, _, digest, *pieces)] = yield statement(**wanted | {"upto": first_large - 1})
+        if count:
+            return _the_page(chosen, count, last, digest, pieces, is_even=False)
+    statement = _page(chosen.columns, **kind, is_even=False).at(**names)
+    [(count, last, _, digest, *pieces)] = yield statement(**wanted)
+    return _the_page(chosen, count, last, digest, pieces, is_even=False, is_last=not count)
+
+
+def _the_page(
+    chosen: Chosen, count: int, last: int | None, digest: int | None, pieces: Sequence[Any], *, is_even: bool,
+    is_last: bool = False,
+) -> Page:  # fmt: skip
+    batch = None
+    if count:
+        batch = pa.RecordBatch.from_arrays([*arrays(chosen.columns, count, pieces)], schema=chosen.schema)
+    return Page(count, last, digest or 0, batch, is_even, is_last)
 
 
 def batches(
@@ -284,25 +316,21 @@ def pages(
     """Read the messages of a place page by page, each in a transaction of its own; count them in `read`."""
     # The size of a row costs as much as the row, so a page reads few more than will fit. And pages are even until
     # one is not, or could not be: where there is one large message there are more, each of which would end a page.
-    above, columns = clocks.above, chosen.schema
+    above = clocks.above
     read.limit = max(read.limit, FIRST_ROWS)
     while True:
         with connection.transaction():
             page = run(
                 connection,
                 paging(schema, place, above, clocks.upto, chosen, read.limit, digested=digested, even=read.even),
-                message_rows.RawCursor,
             )
-        rows = page.rows
-        if not rows:
+        if page.batch is None or page.last is None:
             break
-        read.messages += len(rows)
-        if digested:
-            read.digest = reduce(xor, (row[len(columns) + 1] for row in rows), read.digest)
-        above, read.limit = max(row[len(columns)] for row in rows), min(2 * len(rows), PAGE_ROWS)
-        batch = pa.RecordBatch.from_arrays(message_rows.arrays(rows, columns), schema=columns)
-        read.even = page.is_even and _average(batch) <= PAGE_BYTES / read.limit
-        yield batch
+        read.messages += page.messages
+        read.digest ^= page.digest
+        above, read.limit = page.last, min(2 * page.messages, PAGE_ROWS)
+        read.even = page.is_even and _average(page.batch) <= PAGE_BYTES / read.limit
+        yield page.batch
         # In a log a task has many places, with few messages each.
         if page.is_last and place.lane is not None:
             break
