@@ -29,9 +29,10 @@ NO_CHAR = " "
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """How a type is gathered: a value as it is `sent`, `pieces` and their types of all values, and our `array` of them.
+    """How a type is gathered: one value as it is `sent`, what the server makes of all (`pieces`, with their types), and
+    the `array` that we make of those.
 
-    The server knows what becomes of text in the client's encoding only once it has sent it, and so its length.
+    Text is sent in the client's encoding, so its length is that of what is sent.
     """
 
     sent: str
@@ -52,8 +53,8 @@ def _chars(count: int, values: str) -> pa.Array:
     return _array(TEXT, count, np.frombuffer(raw, np.uint8) != ord(NO_CHAR), np.arange(count + 1, dtype=np.int32), raw)
 
 
-def _longs(count: int, values: bytes) -> pa.Array:
-    return _array(LONG, count, np.True_, np.frombuffer(values, ">i8").astype(np.int64))
+def _longs(_: int, values: bytes) -> pa.Array:
+    return pa.array(np.frombuffer(values, ">i8").astype(np.int64), LONG)
 
 
 def _moments(count: int, values: bytes) -> pa.Array:
@@ -61,7 +62,7 @@ def _moments(count: int, values: bytes) -> pa.Array:
     return _array(MOMENT, count, micros != NO_TIME, micros + YEAR_2000_US)
 
 
-def _array(kind: pa.DataType, count: int, is_there: npt.NDArray[np.bool_] | np.bool_, *buffers: Any) -> pa.Array:
+def _array(kind: pa.DataType, count: int, is_there: npt.NDArray[np.bool_], *buffers: Any) -> pa.Array:
     """Return the array that has these buffers, with a null where nothing is there."""
     validity = None if is_there.all() else pa.py_buffer(np.packbits(is_there, bitorder="little"))
     return pa.Array.from_buffers(kind, count, [validity, *map(pa.py_buffer, buffers)])

@@ -76,14 +76,14 @@ SIZES = {
     "value_json": "coalesce(octet_length(value_json::text), 0)",
     "headers": "coalesce(octet_length(headers::text), 0)",
 }
-# A page is one row, with what the server has gathered of each column. `first_large` as for `EVEN`. The OFFSET keeps the
-# subquery as it is, so each value is made into what is sent once.
+# A page is one row, with what the server has gathered of each column. `first_large` is the clock of the first message
+# with more than its share. The OFFSET keeps the subquery as it is, so each value is made into what is sent once.
 # D-spark-18: The server gathers the columns of a page.
 GATHERED = """
 SELECT count(*), max(at), {first_large}, {digest}, {gathered} FROM ({rows} OFFSET 0) AS sent"""
 # A page in which each message has at most its share of the bytes needs no running sum, which costs up to a third of the
-# server's time. Of a message with more, nothing large is sent, and the clock of the first one is returned. The
-# subquery's LIMIT keeps it as it is, so JSON becomes text once, and is measured as text.
+# server's time. Of a message with more, nothing large is sent. The subquery's LIMIT keeps it as it is, so JSON becomes
+# text once, and is measured as text.
 # D-spark-11: A page of a read bounds its bytes without a running sum.
 SHARE = "%(bytes)s::bigint / %(rows)s::bigint"
 EVEN = """
