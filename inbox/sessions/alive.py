@@ -80,7 +80,7 @@ class Processes:
     def __init__(self, schema: str, inbox: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._names = {"schema": schema, "inbox": inbox}
         self._monotonic = monotonic
-        self._number = secrets.randbelow(2**32) - 2**31
+        self.number = secrets.randbelow(2**32) - 2**31
         self._session: psycopg.Connection | None = None
         self._silent: dict[int, float] = {}
         self._checked_at = monotonic()
@@ -89,7 +89,7 @@ class Processes:
     @property
     def mine(self) -> int | None:
         """This process's number, for its entries; None while it does not hold its lock."""
-        return self._number if self._session is not None and not self._session.closed else None
+        return self.number if self._session is not None and not self._session.closed else None
 
     @property
     def undecided(self) -> bool:
@@ -110,7 +110,7 @@ class Processes:
 
     def checking(self) -> Operation[bool]:
         """Update which processes are silent, in a transaction; return whether one is, or an entry has no number."""
-        rows = yield UNLOCKED.at(**self._names)(mine=self._number)
+        rows = yield UNLOCKED.at(**self._names)(mine=self.number)
         silent = {number for (number,) in rows}
         before, self._checked_at = self._checked_at, self._monotonic()
         if self._checked_at - before > DEAD_S:
@@ -146,7 +146,7 @@ class Processes:
         return self._monotonic() - self._silent[number] >= silent_s
 
     def _taking_lock(self) -> Operation[bool]:
-        [(is_held,)] = yield TAKE_LOCK.at()(number=self._number)
+        [(is_held,)] = yield TAKE_LOCK.at()(number=self.number)
         return bool(is_held)
 
     def _open_batches(self, numbers: list[int]) -> Operation[list[Row]]:

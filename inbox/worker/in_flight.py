@@ -76,13 +76,25 @@ WHERE w.id = %(id)s::uuid
     holds=HOLDS,
 )
 # A process that goes on says which batches it has lost: others may have their messages.
+IS_LOST = """CASE WHEN xact < pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+           THEN pg_xact_status(xact::text::xid8) = 'aborted' END"""
 LET_GO = Sql(
     """
 UPDATE {schema}.my_worker SET xact = NULL
 WHERE id = ANY (%(mine)s::uuid[])
-  AND CASE WHEN xact < pg_snapshot_xmax(pg_current_snapshot())::text::bigint
-           THEN pg_xact_status(xact::text::xid8) = 'aborted' END
-"""
+  AND {is_lost}
+""",
+    is_lost=IS_LOST,
+)
+# No removal of an entry is waited for, so a crash of the server may bring back one that this process no longer knows as
+# its own. A crash ends every session, so each new one looks once.
+LET_GO_ALL = Sql(
+    """
+UPDATE {schema}.my_worker SET xact = NULL
+WHERE process_number = %(number)s::integer
+  AND {is_lost}
+""",
+    is_lost=IS_LOST,
 )
 # The lock on an entry's first message tells whether its batch has ended, since a batch is claimed and released as a
 # whole. If that message is gone, either the batch was committed, or another worker has consumed the message since, and
@@ -144,7 +156,8 @@ class InFlight:
         self, home: Home | str, schema: str, inbox: str, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._home = home = Home.of(home)
-        # An entry that is lost in a crash of the server is not missed: the crash ended its batch too.
+        # An entry that is lost in a crash of the server is not missed: the crash ended its batch too. One that was
+        # removed and comes back is let go (`LET_GO_ALL`).
         session = settings.UNATTENDED | PINNED | {"synchronous_commit": "off", "lock_timeout": "100ms"}
         name = settings.of_this_process(f"worker in flight {inbox}")
         self._watcher = Unawaited(home, name, session | WATCH_SESSION)
@@ -153,6 +166,7 @@ class InFlight:
         self._mine: set[UUID] = set()
         self._removed: set[UUID] = set()  # nobody waits for that, so they may still be there
         self._left: set[UUID] = set()  # of batches that have ended
+        self._looked_on: psycopg.Connection | None = None  # the session that has looked for what a crash brought back
         self._without_until = 0.0
         self._processes = Processes(schema, inbox, monotonic)
         self._closing = threading.Event()
@@ -342,7 +356,8 @@ class InFlight:
         with self._watcher.session() as connection:
             self._processes.hold_lock(connection)
             with connection.transaction():
-                found = run(connection, self._taking_over())
+                found = run(connection, self._taking_over(is_new=connection is not self._looked_on))
+            self._looked_on = connection
             self._processes.end_paused(connection)
             self._repeats.over()
             return found
@@ -397,7 +412,9 @@ class InFlight:
                     self._sender.settle()
             return self.take_over()
 
-    def _taking_over(self) -> Operation[bool]:
+    def _taking_over(self, *, is_new: bool) -> Operation[bool]:
+        if is_new:
+            yield LET_GO_ALL.at(**self._names)(number=self._processes.number)
         if self._mine:
             yield LET_GO.at(**self._names)(mine=list(self._mine))
         if not (yield from self._processes.checking()):

@@ -188,6 +188,7 @@ ENDING = {
     "in-flight-remove": Hot(in_flight.REMOVE, session=PINNED),
     "in-flight-holders": Hot(in_flight.HOLDERS, session=PINNED),
     "in-flight-let-go": Hot(in_flight.LET_GO, session=PINNED),
+    "in-flight-let-go-all": Hot(in_flight.LET_GO_ALL, session=PINNED),
     "in-flight-take-over": Hot(in_flight.TAKE_OVER, {"found": BY_ROW["found"], "is_gone": BY_ROW["is_gone"]}, PINNED),
     "in-flight-was-in-batch": Hot(
         failure.WAS_IN_BATCH, {"there": "{schema}.inbox_{inbox}", "failing": "i.key", "upto": "i.clock"}, PINNED

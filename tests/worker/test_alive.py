@@ -150,7 +150,7 @@ def test_number_is_in_entries_only_while_its_lock_is_held(node: Node, mine: InFl
     """A process that could never take the lock would look paused."""
     deliver(node, "k")
     fall_silent(node, mine)
-    lock = [locks.ALIVE, mine._processes._number]
+    lock = [locks.ALIVE, mine._processes.number]
     node.connection.execute("SELECT pg_advisory_lock(%s, %s)", lock)
     mine.take_over()
     mine.add(Entry(), Inbox("shipping").peek(node.connection))

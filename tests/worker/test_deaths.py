@@ -25,7 +25,7 @@ from inbox.sessions.unawaited import Unawaited
 from inbox.worker import in_flight, loop
 from inbox.worker.in_flight import ADD, DIED, DIED_IN_BATCH, REMOVE, Entry, InFlight
 from mailroom.session import backoff, listener
-from mailroom.sql.operation import Execute, Operation
+from mailroom.sql.operation import Execute, Operation, Sql
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
@@ -403,6 +403,28 @@ def test_worker_that_lives_gives_up_the_keys_of_a_batch_that_it_has_lost(node: N
     assert claimed(node) == ["k"]
     assert len(node.rows("SELECT FROM mailroom.worker")) == 1  # if it dies all the same, that counts
     worker.close()
+
+
+@pytest.mark.parametrize("way", ["removed", "recorded"])
+def test_worker_that_lives_gives_up_the_keys_of_an_entry_that_a_crash_of_the_server_brings_back(
+    node: Node, connect: Connect, way: str
+) -> None:
+    """Its removal was not on disk yet. Its loop may never get another batch, which would overwrite it."""
+    deliver(node, "k")
+    worker, entry = dying(node, connect())
+    node.connection.execute("CREATE TEMP TABLE on_disk AS TABLE mailroom.worker")
+    worker.remove(entry) if way == "removed" else worker.replace(entry, recording_nothing())
+    worker._watcher.settle()
+    node.connection.execute("INSERT INTO mailroom.worker TABLE on_disk")
+    node.end_sessions("mailroom worker in flight")
+    assert claimed(node) == []
+    worker.take_over()
+    assert claimed(node) == ["k"]
+    worker.close()
+
+
+def recording_nothing() -> Operation[None]:
+    yield Sql("SELECT").at()()
 
 
 def test_keys_of_an_entry_whose_transaction_this_server_does_not_know_are_left_out(node: Node) -> None:
