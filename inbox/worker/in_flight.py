@@ -356,7 +356,9 @@ class InFlight:
         with self._watcher.session() as connection:
             self._processes.hold_lock(connection)
             with connection.transaction():
-                found = run(connection, self._taking_over(is_new=connection is not self._looked_on))
+                if connection is not self._looked_on:
+                    run(connection, self._letting_go_all())
+                found = run(connection, self._taking_over())
             self._looked_on = connection
             self._processes.end_paused(connection)
             self._repeats.over()
@@ -412,9 +414,10 @@ class InFlight:
                     self._sender.settle()
             return self.take_over()
 
-    def _taking_over(self, *, is_new: bool) -> Operation[bool]:
-        if is_new:
-            yield LET_GO_ALL.at(**self._names)(number=self._processes.number)
+    def _letting_go_all(self) -> Operation[None]:
+        yield LET_GO_ALL.at(**self._names)(number=self._processes.number)
+
+    def _taking_over(self) -> Operation[bool]:
         if self._mine:
             yield LET_GO.at(**self._names)(mine=list(self._mine))
         if not (yield from self._processes.checking()):

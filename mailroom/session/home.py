@@ -6,6 +6,7 @@ and that is compared with the batches.
 """
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -73,6 +74,8 @@ class Home:
         self._found: str | ConfigurationError = unknown("No connection of this source has been seen")
         self._monotonic = monotonic
         self._places: WeakKeyDictionary[Any, HomeDatabase] = WeakKeyDictionary()
+        self._beside: list[psycopg.Connection | psycopg.AsyncConnection] = []  # never changed, but replaced
+        self._lock = threading.Lock()
         self._refused: str | None = None
         self._renewed_at = -RENEWED_AFTER_S
         self._room_until = 0.0
@@ -151,9 +154,11 @@ class Home:
     def missed(self) -> None:
         """Note that a batch got none. If no other one got one for some time either, give up the sessions beside them.
 
-        That is for a while: perhaps the server gives too few.
+        That is for a while: perhaps the server gives too few. Where none is open there is nothing to give up: the
+        server is away, and once it is back they are needed at once.
         """
-        if self._wanted_at is not None and self._monotonic() - self._wanted_at >= MISSED_S:
+        is_long = self._wanted_at is not None and self._monotonic() - self._wanted_at >= MISSED_S
+        if is_long and not all(each.closed for each in self._beside):
             self._room_until = self._monotonic() + ROOM_S
 
     def check_room(self) -> None:
@@ -170,10 +175,12 @@ class Home:
         self.check_room()
         dsn = self.dsn
         try:
-            return settings.connect(dsn, role, session, autocommit=True)
+            connection = settings.connect(dsn, role, session, autocommit=True)
         except ConnectionFailed:
             self._refused = dsn
             raise
+        self._opened(connection)
+        return connection
 
     async def connect_async(self, role: str, session: Mapping[str, str]) -> psycopg.AsyncConnection:
         """Open one of our autocommit sessions. Raises `ConnectionFailed`, and `Elsewhere` if it is not at home."""
@@ -184,6 +191,7 @@ class Home:
         except ConnectionFailed:
             self._refused = dsn
             raise
+        self._opened(connection)
         if self.place is None:
             return connection
         try:
@@ -194,6 +202,10 @@ class Home:
             await connection.close()
             raise
         return connection
+
+    def _opened(self, connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
+        with self._lock:
+            self._beside = [*(each for each in self._beside if not each.closed), connection]
 
     def compare(self, found: HomeDatabase, wanted: HomeDatabase | None = None) -> None:
         """Raise `Elsewhere` unless one of our sessions is where the batches are."""

@@ -300,7 +300,7 @@ class Stage:
         with self.host.session() as session:
             while left := self._left(session):
                 if (took := time.monotonic() - began) > within_s and not patience.lasts():
-                    raise NotHandled(f"not drained after {took:.0f} s: {left}")
+                    raise NotHandled(f"not drained after {took:.0f} s: {left}; {self.situation()}")
                 time.sleep(0.05)
 
     def go_on(self) -> None:

@@ -10,6 +10,9 @@ from psycopg.conninfo import make_conninfo
 from sqlalchemy import create_engine
 
 from inbox import AsyncWorker, Message, Worker
+from mailroom.errors import ConnectionFailed
+from mailroom.session.home import MISSED_S, ROOM_S, Home
+from mailroom.session.settings import SESSION
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import (
@@ -141,3 +144,20 @@ def test_sessions_beside_the_batches_make_room_for_a_lane(
         deliver(node, "a")
         eventually(lambda: ledger_keys(node) == ["a"], WITHIN_S)
     assert "batches get no session" in caplog.text
+
+
+def test_sessions_beside_the_batches_that_an_outage_has_ended_are_back_with_the_server(node: Node) -> None:
+    """What they had could be given to nobody, and without them nobody counts deaths or hears of deliveries."""
+    now = [100.0]
+    home = Home(node.dsn, monotonic=lambda: now[0])
+    home.connect("worker in flight shipping", SESSION).close()
+    home.wanted()
+    now[0] += MISSED_S
+    home.missed()
+    with home.connect("worker in flight shipping", SESSION):
+        home.missed()
+        with pytest.raises(ConnectionFailed, match="given up"):
+            home.check_room()
+    now[0] += ROOM_S
+    home.missed()
+    home.check_room()
