@@ -7,8 +7,8 @@ from mailroom.sql.operation import Sql, filled
 # As far as 100 of an inbox: what there is to do is the same, and counting all may take seconds.
 PARKED = Sql(
     """
-SELECT r.name, pg_catalog.format('inbox %%s: %%s parked keys%%s, the first since %%s', r.name, k.keys,
-       CASE WHEN k.keys = 100 THEN ' or more' END, date_trunc('second'::text, clock_timestamp() - k.since))
+SELECT r.name, pg_catalog.format('inbox %%s: %%s parked key%%s, the first since %%s', r.name, k.keys,
+       CASE k.keys WHEN 1 THEN NULL WHEN 100 THEN 's or more' ELSE 's' END, date_trunc('second'::text, clock_timestamp() - k.since))
 FROM {schema}.inbox_registry AS r CROSS JOIN LATERAL (
     SELECT count(*) AS keys, min(s.parked_at) AS since FROM (
         SELECT s.parked_at FROM {schema}.key_state AS s WHERE s.inbox = r.name AND {parked} LIMIT 100
@@ -29,8 +29,9 @@ tried AS MATERIALIZED (
     SELECT f.name, f.key, a.at, a.error_class FROM failing AS f CROSS JOIN LATERAL (
         SELECT t.at, t.error_class FROM {schema}.attempt AS t
         WHERE t.inbox = f.name AND t.key = f.key AND t.clock = f.clock AND t.outcome <> 'replay') AS a)
-SELECT t.name, pg_catalog.format('inbox %%s: %%s failing keys%%s, the first for %%s, mostly by %%s', t.name,
-       pg_catalog.count(DISTINCT t.key), CASE WHEN pg_catalog.count(DISTINCT t.key) = 100 THEN ' or more' END,
+SELECT t.name, pg_catalog.format('inbox %%s: %%s failing key%%s, the first for %%s, mostly by %%s', t.name,
+       pg_catalog.count(DISTINCT t.key),
+       CASE pg_catalog.count(DISTINCT t.key) WHEN 1 THEN NULL WHEN 100 THEN 's or more' ELSE 's' END,
        date_trunc('second'::text, clock_timestamp() - min(t.at)),
        pg_catalog.mode() WITHIN GROUP (ORDER BY coalesce(t.error_class, 'an unknown error')))
 FROM tried AS t GROUP BY t.name
@@ -51,7 +52,7 @@ GROUP BY d.stage ORDER BY d.stage
 # An operator who has set a breaker wants to know; it closes by itself once a message is handled.
 OPEN = Sql(
     """
-SELECT l.inbox, pg_catalog.format('inbox %%s: open for %%s, %%s; %%s tries were made, the next in %%s', l.inbox,
+SELECT l.inbox, pg_catalog.format('inbox %%s: open for %%s, %%s; tries so far: %%s, the next in %%s', l.inbox,
        date_trunc('second'::text, greatest(clock_timestamp() - l.opened_at, interval '0')), l.opened_why, l.tries,
        date_trunc('second'::text, greatest(l.try_at - clock_timestamp(), interval '0')))
 FROM {open} AS l

@@ -197,7 +197,7 @@ def test_each_trouble_is_named_with_what_helps(troubled: Node) -> None:
     assert {AGE.sub("AGE", what): command for what, command in troubles.items()} == {
         "a batch is of a worker that is silent: inbox shipping, worker h7 pid 7: 3 messages since AGE, "
         "its transaction has ended": "mailroom worker run MODULE:WORKER",
-        "keys are parked: inbox shipping: 1 parked keys, the first since AGE":
+        "keys are parked: inbox shipping: 1 parked key, the first since AGE":
             "mailroom parked list shipping --schema mailroom",
         "there are dead letters: stage reap: 1, the last AGE ago": "mailroom dead-letter list --schema mailroom",
     }  # fmt: skip
@@ -260,7 +260,7 @@ def test_what_waits_and_what_fails_is_a_trouble_within_seconds(node: Node, conne
                  "h pid 1 leads, awake, backend 1")),
         *(("M027", (f"no worker reaps an inbox: inbox {each}: the oldest message was delivered AGE ago, and no worker "
                     "is there")) for each in ("billing", "shipping")),
-        ("M045", ("messages fail at each try: inbox billing: 1 failing keys, the first for AGE, mostly by "
+        ("M045", ("messages fail at each try: inbox billing: 1 failing key, the first for AGE, mostly by "
                  "ConnectionError")),
     ]  # fmt: skip
     with connect(autocommit=True) as worker:  # asleep at the inbox

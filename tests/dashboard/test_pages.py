@@ -31,7 +31,7 @@ ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;"
 HTMX = "2.0.11", "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"
 
 SHOWS = {
-    "/": ("something waits, and no process leads", 'inbox <a href="/inboxes/shipping">shipping</a>: 1 parked keys',
+    "/": ("something waits, and no process leads", 'inbox <a href="/inboxes/shipping">shipping</a>: 1 parked key',
           "a log dropped messages", "mailroom parked list shipping", '<a href="/workers">Workers</a>',
           '<a href="/parked">Parked keys</a>',
           "ValueError: no such street", '<div class="scale" aria-hidden="true">',

@@ -168,7 +168,7 @@ BROKEN = [
     (
         ("INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, parked_at, paused_at) "
         f"VALUES ('shipping', 'k', 1, 16, 'infinity', {OLD}, NULL), ('shipping', 'p', 1, 0, 'infinity', NULL, {OLD})"),
-        "M040", "inbox shipping: 1 parked keys, the first since 01:00:0", "DELETE FROM mailroom.key_state",
+        "M040", "inbox shipping: 1 parked key, the first since 01:00:0", "DELETE FROM mailroom.key_state",
     ),
     (
         ("INSERT INTO mailroom.dead_letter (stage, reason, message_id, topic, key, kind, message_type, sent_at, value) "
