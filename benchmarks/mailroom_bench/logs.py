@@ -7,7 +7,8 @@ sessions that deliver and claim, for each message and inbox; `WAL` is what deliv
 claims write, for each message and inbox.
 
 `deliver` and `claim` are the same sessions' time, 1,000 messages at a time, where all that was delivered is read, and
-where ten times `--messages` are unread: 10^6 unless it is given. Then the outbox is vacuumed. Claims of lanes take the one message that has come.
+where ten times `--messages` are unread: 10^6 unless it is given. Then the outbox is vacuumed. Claims of lanes take
+the one message that has come.
 
 `p50` is that of `latency`, from COMMIT to the handler at 200 messages/s.
 """
