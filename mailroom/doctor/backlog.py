@@ -8,7 +8,8 @@ from mailroom.sql.operation import Sql, filled
 PARKED = Sql(
     """
 SELECT r.name, pg_catalog.format('inbox %%s: %%s parked key%%s, the first since %%s', r.name, k.keys,
-       CASE k.keys WHEN 1 THEN NULL WHEN 100 THEN 's or more' ELSE 's' END, date_trunc('second'::text, clock_timestamp() - k.since))
+       CASE k.keys WHEN 1 THEN NULL WHEN 100 THEN 's or more' ELSE 's' END,
+       date_trunc('second'::text, clock_timestamp() - k.since))
 FROM {schema}.inbox_registry AS r CROSS JOIN LATERAL (
     SELECT count(*) AS keys, min(s.parked_at) AS since FROM (
         SELECT s.parked_at FROM {schema}.key_state AS s WHERE s.inbox = r.name AND {parked} LIMIT 100
