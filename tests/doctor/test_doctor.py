@@ -188,7 +188,7 @@ BROKEN = [
     (
         ("INSERT INTO mailroom.breaker (inbox, prefix, separator, opened_at, opened_why, try_at, tries) "
         f"VALUES ('shipping', 'tenant-7', '/', {OLD}, 'all failed', now(), 3)"),
-        "M043", "prefix tenant-7: all failed; 3 tries", "DELETE FROM mailroom.breaker",
+        "M043", "prefix tenant-7: all failed; tries so far: 3", "DELETE FROM mailroom.breaker",
     ),
     (
         ("WITH l AS (INSERT INTO mailroom.link (name) VALUES ('to-kafka') RETURNING number) "
